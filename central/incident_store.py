@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central import incident_tables as tables
 from central.incident_totals import IncidentTotals, count_open, read_totals
-from central.triggers import TriggerRow
+from central.validation.triggers import TriggerRow
 from central.webhooks.tables import METADATA
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import or_nan

@@ -40,7 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from central.triggers import TriggerRow, first_suspect
+from central.validation.triggers import TriggerRow, first_suspect
 from whitepanda.v1 import agent_pb2
 
 __all__ = [

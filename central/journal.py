@@ -38,7 +38,6 @@ from central.journal_tables import (
     SCHEMA,
     SCHEMA_VERSION,
     TRIGGERS_SCHEMA,
-    EventRow,
     Group,
     HostRecord,
     JournalStats,
@@ -57,8 +56,9 @@ from central.journal_tables import (
 )
 from central.lake import segment_stem
 from central.ranges import SequenceRanges
-from central.triggers import TriggerRow
-from central.validate import StoredBatch
+from central.validation.events import EventRow
+from central.validation.rows import StoredBatch
+from central.validation.triggers import TriggerRow
 from whitepanda.common import log
 from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError

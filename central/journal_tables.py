@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from central.triggers import TriggerRow
-from central.validate import StoredBatch
+from central.validation.events import EventRow
+from central.validation.rows import StoredBatch
+from central.validation.triggers import TriggerRow
 
 __all__ = [
     "EVENTS_SCHEMA",
@@ -24,7 +25,6 @@ __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
     "TRIGGERS_SCHEMA",
-    "EventRow",
     "Group",
     "HostRecord",
     "JournalStats",
@@ -151,20 +151,6 @@ class JournalStats:
     def rejected(self, kind: str) -> Counter[str]:
         """Return the counts of a kind: "row", "event" or "batch"."""
         return {"row": self.rejected_rows, "event": self.rejected_events}.get(kind, self.rejected_batches)
-
-
-@dataclass(frozen=True, slots=True)
-class EventRow:
-    """An event of a host: what it is found by, and the message `whitepanda.v1.VmEvent`."""
-
-    host: str
-    received_unix_ns: int
-    unix_ns: int
-    vm: str
-    name: str
-    behaviour: int
-    before: int
-    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import IO, Any
 from central import worker_process
 from central.journal_tables import Roll, read_roll
 from central.lake import Lake
-from central.validate import samples_table
+from central.validation.rows import samples_table
 
 __all__ = ["RollWorker", "main", "write_roll"]
 

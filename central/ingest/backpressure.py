@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from central.columns import Layout
 from central.config import IngestSection
 from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
 from central.journal import HostRecord, Journal
+from central.validation.wire_columns import Layout
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Flow", "Room"]

@@ -1,7 +1,7 @@
 """Batches: checked, handed to the journal, and acknowledged once they are on disk.
 
 A batch like its stream's last one differs in numbers only; those of all batches that came at once are checked
-together (`central.columns`).
+together (`central.validation.wire_columns`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from central.batch_reader import ReadBatch, Sender, read_batch
-from central.columns import CHECKED, Layout, sound
 from central.config import CentralConfig
 from central.ingest.backpressure import Flow, Room
 from central.ingest.handshake import SHOWN
@@ -22,7 +20,9 @@ from central.ingest.log_limit import LogLimit
 from central.ingest.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.ingest.sessions import StreamRegistry
 from central.journal import Journal, Submission
-from central.validate import Limits, bounds
+from central.validation.reader import ReadBatch, Sender, read_batch
+from central.validation.rows import Limits, bounds
+from central.validation.wire_columns import CHECKED, Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 

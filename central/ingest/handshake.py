@@ -13,7 +13,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from central.batch_reader import ReadBatch, Sender
 from central.config import CentralConfig
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
@@ -21,7 +20,8 @@ from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
 from central.journal import HostRecord, Journal
 from central.revoked import Revoked, revoked_text
-from central.validate import Limits, is_name
+from central.validation.reader import ReadBatch, Sender
+from central.validation.rows import Limits, is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
 from whitepanda.common.tls import peer_serial, shown_names

@@ -26,8 +26,8 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from central import worker_process
-from central.batch_reader import ReadBatch, Sender, read_batch
 from central.ingest.peers import Peer
+from central.validation.reader import ReadBatch, Sender, read_batch
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]

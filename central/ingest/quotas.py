@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import numpy as np
 
 from central.config import QuotaSection
-from central.triggers import TriggerRow
+from central.validation.triggers import TriggerRow
 
 __all__ = ["OVER_QUOTA_REPORTS", "OverQuotaError", "Quotas"]
 

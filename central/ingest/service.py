@@ -17,7 +17,6 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from central.batch_reader import ReadBatch
 from central.config import CentralConfig
 from central.ingest.backpressure import Flow, Room
 from central.ingest.batches import Intake
@@ -29,7 +28,8 @@ from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal import Journal
 from central.revoked import Revoked
-from central.validate import is_name
+from central.validation.reader import ReadBatch
+from central.validation.rows import is_name
 from whitepanda.common import log
 from whitepanda.common.tls import peer_names
 from whitepanda.v1 import agent_pb2

@@ -15,7 +15,7 @@ import grpc
 
 from central.ranges import merged
 from central.revoked import revoked_text
-from central.vm_names import VmNames
+from central.validation.vm_names import VmNames
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["MAX_QUEUED_BYTES", "MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]

@@ -16,12 +16,12 @@ import grpc
 import psutil
 import pytest
 
-from central.batch_reader import Sender
 from central.ingest import service as ingest_module
 from central.ingest.handshake import RefusedError
 from central.ingest.large_messages import Answer
 from central.ingest.peers import Peer
 from central.ingest.quotas import OverQuotaError
+from central.validation.reader import Sender
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
 from tests.support.spoken_streams import CONNECT

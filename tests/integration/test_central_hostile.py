@@ -25,14 +25,14 @@ import pytest
 from bench.ingest_agents import frame, opening
 from central.builds import Builder
 from central.config import BuildSection, IngestSection
-from central.events import EVENT_REASONS
 from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import Journal
 from central.lake import Lake
 from central.rolls import Roller
 from central.slots import SlotStore
-from central.triggers import TRIGGER_REASONS, TriggerRow
-from central.validate import is_name
+from central.validation.events import EVENT_REASONS
+from central.validation.rows import is_name
+from central.validation.triggers import TRIGGER_REASONS, TriggerRow
 from tests.support.central_process import CentralProcess
 from tests.support.honest_host import HOST, HonestHost, memory_mib
 from tests.support.hostile_http import send_requests

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from central.journal import HostRecord
-from central.triggers import TriggerRow
+from central.validation.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size
 from whitepanda.v1 import agent_pb2

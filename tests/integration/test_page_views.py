@@ -16,7 +16,7 @@ import pytest_asyncio
 from central.api.http import HttpApi
 from central.journal import HostRecord
 from central.page import files
-from central.triggers import TriggerRow
+from central.validation.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size, vm_id
 from whitepanda.common.tls import TlsFiles

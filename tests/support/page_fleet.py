@@ -26,7 +26,7 @@ from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal import HostRecord, Journal
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
-from central.triggers import TriggerRow
+from central.validation.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2

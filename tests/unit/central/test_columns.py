@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central.columns import CHECKED, Layout, column, locate, sound
-from central.validate import Limits, bounds, check
+from central.validation.rows import Limits, bounds, check
+from central.validation.wire_columns import CHECKED, Layout, column, locate, sound
 from tests.unit.central.test_validate import NOW, a_batch
 from whitepanda.v1 import agent_pb2
 

@@ -11,9 +11,9 @@ import pytest
 from agent.antagonists.events import VmEvent
 from agent.detection.verdicts import Degradation, Shown
 from agent.uplink.batches import encode
-from central.events import check_events
 from central.journal import Journal, Submission
-from central.validate import Limits
+from central.validation.events import check_events
+from central.validation.rows import Limits
 from whitepanda.v1 import agent_pb2
 
 NOW = 1_800_000_000 * 10**9

@@ -24,10 +24,11 @@ from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal import HostRecord, Journal
-from central.journal_tables import EventRow, Submission
+from central.journal_tables import Submission
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
-from central.triggers import TriggerRow
+from central.validation.events import EventRow
+from central.validation.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli
 from whitepanda.common.errors import TlsError, UnavailableError

@@ -28,8 +28,8 @@ from central.config import IncidentsSection
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.incidents import IncidentRecorder
 from central.journal import Journal, Roll, Submission
-from central.triggers import TriggerRow, check_triggers, first_suspect
-from central.validate import Limits
+from central.validation.rows import Limits
+from central.validation.triggers import TriggerRow, check_triggers, first_suspect
 from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from central.batch_reader import Sender, read_batch
 from central.ingest.large_messages import LARGE, LargeMessages, read
 from central.ingest.peers import Peer, Peers
-from central.validate import Limits
+from central.validation.reader import Sender, read_batch
+from central.validation.rows import Limits
 from whitepanda.v1 import agent_pb2
 
 NOW = time.time_ns()

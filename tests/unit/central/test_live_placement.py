@@ -20,7 +20,7 @@ from central.config import PlacementSection
 from central.lake import Lake, segment_stem
 from central.placement.live import LiveFleet
 from central.schema import SAMPLES
-from central.validate import StoredBatch, samples_table
+from central.validation.rows import StoredBatch, samples_table
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures
 from whitepanda.common import fleets
 from whitepanda.common.errors import InputError

@@ -19,9 +19,10 @@ from central.config import BuildSection
 from central.incident_store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
 from central.journal import HostRecord
-from central.journal_tables import EventRow, Submission
+from central.journal_tables import Submission
 from central.lake import DAY_NS, Lake, LakeError, segment_stem
 from central.schema import SAMPLES
+from central.validation.events import EventRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.unit.central.test_http_api import Served, get
 from tests.unit.central.test_incidents import GAP, over, row, slower, told

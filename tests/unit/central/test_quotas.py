@@ -14,7 +14,7 @@ from agent.uplink.batches import encode
 from agent.uplink.recommendation_messages import recommendation_message
 from central.config import IngestSection, QuotaSection
 from central.ingest.quotas import OverQuotaError, Quotas
-from central.triggers import TriggerRow
+from central.validation.triggers import TriggerRow
 from whitepanda.v1 import agent_pb2
 
 DAY_S = 86_400

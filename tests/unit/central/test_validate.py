@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from central.schema import SAMPLES
-from central.validate import (
+from central.validation.rows import (
     BATCH_REASONS,
     ROW_REASONS,
     BatchError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from central.vm_names import VmNames, named
+from central.validation.vm_names import VmNames, named
 from whitepanda.v1 import agent_pb2
 
 

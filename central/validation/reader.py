@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from central.columns import Layout
-from central.events import check_events
-from central.journal_tables import EventRow
-from central.triggers import TriggerRow, check_triggers
-from central.validate import BatchError, Checked, Limits, check
-from central.vm_names import MAX_NAMES, named
+from central.validation.events import EventRow, check_events
+from central.validation.rows import BatchError, Checked, Limits, check
+from central.validation.triggers import TriggerRow, check_triggers
+from central.validation.vm_names import MAX_NAMES, named
+from central.validation.wire_columns import Layout
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["ReadBatch", "Sender", "read_batch"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
-from central.journal_tables import EventRow
-from central.reports import good_reports
-from central.validate import Limits, is_name
+from central.validation.reports import good_reports
+from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["EVENT_REASONS", "check_events"]
+__all__ = ["EVENT_REASONS", "EventRow", "check_events"]
 
 #: Why an event is refused, in the order in which reasons are tried.
 EVENT_REASONS = ("too_many_events", "bad_event", "bad_event_time")
@@ -82,3 +82,17 @@ def _is_good(event: agent_pb2.VmEvent) -> bool:
         and event.before in _BEHAVIOURS
         and _ANALYSES.issuperset(event.found_by)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event of a host: what it is found by, and the message `whitepanda.v1.VmEvent`."""
+
+    host: str
+    received_unix_ns: int
+    unix_ns: int
+    vm: str
+    name: str
+    behaviour: int
+    before: int
+    payload: bytes

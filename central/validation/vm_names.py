@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from central.validate import is_name
+from central.validation.rows import is_name
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["MAX_NAMES", "VmNames", "named"]

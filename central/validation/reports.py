@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from central.validate import Limits, is_name
+from central.validation.rows import Limits, is_name
 
 __all__ = ["good_reports"]
 

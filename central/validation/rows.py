@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from central.columns import Bounds, Located, column, locate
-from central.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
 from central.schema import SAMPLES
+from central.validation.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
+from central.validation.wire_columns import Bounds, Located, column, locate
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from central.plausible import absurd_counters
+from central.validation.plausible import absurd_counters
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["CHECKED", "Bounds", "Layout", "Located", "column", "locate", "sound"]
@@ -214,7 +214,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between which values every number of a batch is good; `central.validate` says why a row is not."""
+    """Between which values every number of a batch is good; `central.validation.rows` says why a row is not."""
 
     earliest_unix_ns: int
     latest_unix_ns: int

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from central.reports import good_reports
-from central.validate import Limits, is_name
+from central.validation.reports import good_reports
+from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["TRIGGER_REASONS", "TriggerRow", "check_triggers", "first_suspect"]
