@@ -16,8 +16,8 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, Model, parse
-from central.csv_tables import write_csv
 from central.degradation.runs import Table, baselines_of
+from central.tables.csv_files import write_csv
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 

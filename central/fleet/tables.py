@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from central.csv_tables import read_texts, write_csv
 from central.models.groups import Column, Floats, Ints, group, sums
 from central.models.wsmeter import Observed, Shares
+from central.tables.csv_files import read_texts, write_csv
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from central.csv_tables import write_csv
 from central.runtime.model import Model
 from central.runtime.tables import read_rows
+from central.tables.csv_files import write_csv
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 

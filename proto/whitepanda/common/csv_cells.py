@@ -2,7 +2,7 @@ r"""Cells of CSV files that people may open in a spreadsheet.
 
 A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula. Whoever may start a VM
 chooses names that do. Such texts are written with a quote (') before them, and what reads such a file takes it away.
-Every file is written by this module or `central.csv_tables`.
+Every file is written by this module or `central.tables.csv_files`.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central.csv_tables import read_texts, write_csv
 from central.degradation.runs import Table
 from central.fleet.tables import read_machines, write_machines
 from central.placement.tables import read_rows
 from central.synth.write import SCHEMA
+from central.tables.csv_files import read_texts, write_csv
 from whitepanda.common.csv_cells import csv_cell, csv_line, csv_text
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,5 +129,5 @@ def test_every_csv_file_is_written_by_the_two_modules():
         if writing.search(path.read_text(encoding="utf-8"))
     }
     numbers_alone = {"central/synth/write.py"}
-    assert found == {"proto/whitepanda/common/csv_cells.py", "central/csv_tables.py", *numbers_alone}
+    assert found == {"proto/whitepanda/common/csv_cells.py", "central/tables/csv_files.py", *numbers_alone}
     assert all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in SCHEMA.types)
