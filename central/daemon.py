@@ -30,15 +30,15 @@ from central.ingest import gc_tuning
 from central.ingest.service import Ingest
 from central.ingest.sessions import StreamRegistry
 from central.ingest.tls_rejections import Refusals, reading_standard_error
-from central.journal import Journal
-from central.journal_reserve import reserve_bytes
+from central.journal.flush import Roller
+from central.journal.flush_worker import RollWorker
+from central.journal.reserve import reserve_bytes
+from central.journal.writer import Journal
 from central.lake import Lake
 from central.own_threads import in_own_thread
 from central.publish import Publisher
 from central.replicas import other_journals, replica_of
 from central.revoked import LOOK_S, Revoked
-from central.roll_worker import RollWorker
-from central.rolls import Roller
 from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from central.config import IncidentsSection
 from central.incident_store import IncidentStore, StoreError
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.own_threads import in_own_thread
 from whitepanda.common import log
 

@@ -46,8 +46,8 @@ class Lease:
 
     Args:
         objects: of the lake.
-        holder: who this is and nobody else, a replica's `central.journal.Journal.origin`; who starts again with its
-            journal takes over from itself at once. Another replica of the same name has another journal.
+        holder: who this is and nobody else, a replica's `central.journal.writer.Journal.origin`; who starts again
+            with its journal takes over from itself at once. Another replica of the same name has another journal.
         ttl_s: for how long this replica may be silent as the holder, and one that did not say it for itself.
         monotonic_s: for tests.
 

@@ -23,7 +23,7 @@ from central.api.work import Worker
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore
 from central.ingest.sessions import StreamRegistry
-from central.journal import HostRecord, Journal
+from central.journal.writer import HostRecord, Journal
 from central.lake import Lake, LakeError
 from central.models.groups import Floats
 from whitepanda.common.protocol import or_nan

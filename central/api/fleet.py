@@ -14,7 +14,6 @@ import grpc
 import msgspec
 import pyarrow as pa
 
-from central.ack_times import BOUNDS_S
 from central.api.details import DetailQueries
 from central.api.history import CoefficientHistory
 from central.api.incidents import IncidentQueries
@@ -41,7 +40,8 @@ from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
-from central.journal import HostRecord, Journal
+from central.journal.latency import BOUNDS_S
+from central.journal.writer import HostRecord, Journal
 from central.lake import Lake, LakeError, Segment
 from central.placement.live import LiveFleet
 from central.revoked import Revoked, revoked_text

@@ -16,7 +16,7 @@ from central.api.paging import Context, Token, abort, check_times, encode, read_
 from central.api.vm_windows import SlowError, VmWindows
 from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.lake import LakeError
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2

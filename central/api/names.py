@@ -12,7 +12,7 @@ from central.api.paging import Context, abort
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
-from central.journal import Journal
+from central.journal.writer import Journal
 
 __all__ = ["NameChecks"]
 

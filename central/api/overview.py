@@ -18,7 +18,7 @@ from central.builds import Builder
 from central.incident_store import IncidentStore
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.lake import Lake, LakeError, Segment
 from whitepanda.common import log
 from whitepanda.v1 import fleet_pb2

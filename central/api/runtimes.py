@@ -14,7 +14,7 @@ import numpy as np
 from central.api.limits import MAX_BESIDE, MAX_EPSILON, MAX_EPSILONS
 from central.api.paging import Context, abort
 from central.api.work import Worker
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.models.pitot import ALONE, Rows
 from central.placement.live import LiveFleet
 from whitepanda.common.errors import InputError

@@ -10,7 +10,7 @@ import grpc
 
 from central.api.paging import Context, abort
 from central.api.work import NotThereError, Worker
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.lake import Lake, LakeError
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2

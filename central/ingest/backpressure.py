@@ -12,7 +12,7 @@ from collections import deque
 from central.config import IngestSection
 from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
-from central.journal import HostRecord, Journal
+from central.journal.writer import HostRecord, Journal
 from central.validation.wire_columns import Layout
 from whitepanda.v1 import agent_pb2
 

@@ -19,7 +19,7 @@ from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.ingest.sessions import StreamRegistry
-from central.journal import Journal, Submission
+from central.journal.writer import Journal, Submission
 from central.validation.reader import ReadBatch, Sender, read_batch
 from central.validation.rows import Limits, bounds
 from central.validation.wire_columns import CHECKED, Layout, sound

@@ -18,7 +18,7 @@ from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
-from central.journal import HostRecord, Journal
+from central.journal.writer import HostRecord, Journal
 from central.revoked import Revoked, revoked_text
 from central.validation.reader import ReadBatch, Sender
 from central.validation.rows import Limits, is_name

@@ -26,7 +26,7 @@ from central.ingest.log_limit import LogLimit
 from central.ingest.peers import Peer, Peers
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.revoked import Revoked
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from central.ranges import merged
+from central.journal.sequence_ranges import merged
 from central.revoked import revoked_text
 from central.validation.vm_names import VmNames
 from whitepanda.v1 import agent_pb2

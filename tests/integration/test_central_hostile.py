@@ -26,9 +26,9 @@ from bench.ingest_agents import frame, opening
 from central.builds import Builder
 from central.config import BuildSection, IngestSection
 from central.incident_store import IncidentQuery, IncidentStore
-from central.journal import Journal
+from central.journal.flush import Roller
+from central.journal.writer import Journal
 from central.lake import Lake
-from central.rolls import Roller
 from central.slots import SlotStore
 from central.validation.events import EVENT_REASONS
 from central.validation.rows import is_name

@@ -20,9 +20,9 @@ from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from central.config import IngestSection
-from central.journal import Journal
+from central.journal.flush import Roller
+from central.journal.writer import Journal
 from central.lake import Lake
-from central.rolls import Roller
 from tests.support.central_process import ROOT, CentralProcess
 from whitepanda.v1 import agent_pb2
 

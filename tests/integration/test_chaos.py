@@ -22,10 +22,10 @@ import pyarrow as pa
 import pytest
 
 from central.config import IngestSection
-from central.journal import Journal
+from central.journal.flush import Roller
+from central.journal.writer import Journal
 from central.lake import Lake, segment_stem
 from central.replicas import replica_of
-from central.rolls import Roller
 from central.schema import SAMPLES
 from tests.support.central_process import MAIN, ROOT
 from tests.support.chaos_fleet import Fleet, Versions, ip

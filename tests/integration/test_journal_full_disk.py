@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.config import IngestSection
-from central.journal import Journal, Submission
-from central.journal_reserve import Reserve
+from central.journal.flush import Roller
+from central.journal.reserve import Reserve
+from central.journal.writer import Journal, Submission
 from central.lake import Lake
-from central.rolls import Roller
 from tests.integration.test_central_kill import MUTANTS, Host, _drained, _rolled
 from tests.support.central_process import CentralProcess
 from tests.support.small_disk import fill, mounted, remount

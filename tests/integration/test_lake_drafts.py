@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from central import drafts
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.lake import DAY_NS, Lake, segment_stem
 from central.schema import SAMPLES
 from central.slots import SlotStore

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
-from central.journal import HostRecord
+from central.journal.writer import HostRecord
 from central.validation.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from central.api.http import HttpApi
-from central.journal import HostRecord
+from central.journal.writer import HostRecord
 from central.page import files
 from central.validation.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched

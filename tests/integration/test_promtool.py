@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from central.ack_times import BOUNDS_S
 from central.api import metrics
+from central.journal.latency import BOUNDS_S
 from central.webhooks.dispatcher import DROP_REASONS
 from tests.support.prometheus_server import promtool, queries
 from tests.unit.agent.test_cardinality import documented, everything, page

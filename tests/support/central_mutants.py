@@ -6,51 +6,52 @@ import dataclasses
 import sys
 import time
 
-from central import build_worker, journal, journal_reserve, lease
+from central import build_worker, lease
+from central.journal import reserve, writer
 from whitepanda.common import cli
 
 
 def synchronous_off() -> None:
     """Commits are not flushed to the disk."""
-    original = journal.Journal._set_pragmas
+    original = writer.Journal._set_pragmas
 
     def set_pragmas(connection) -> None:
         original(connection)
         connection.execute("PRAGMA synchronous=OFF")
 
-    journal.Journal._set_pragmas = staticmethod(set_pragmas)
+    writer.Journal._set_pragmas = staticmethod(set_pragmas)
 
 
 def acknowledge_first() -> None:
     """Batches are acknowledged, and then committed."""
-    original = journal.Journal._commit
+    original = writer.Journal._commit
 
     def commit(self, items, calls) -> bool:
-        group = journal.Group()
-        group.outcomes = [(item, True) for item in items if isinstance(item, journal.Submission)]
+        group = writer.Group()
+        group.outcomes = [(item, True) for item in items if isinstance(item, writer.Submission)]
         self._on_loop(self._committed, group)
         time.sleep(0.1)
         quiet = [
-            dataclasses.replace(item, done=lambda _: None) if isinstance(item, journal.Submission) else item
+            dataclasses.replace(item, done=lambda _: None) if isinstance(item, writer.Submission) else item
             for item in items
         ]
         return original(self, quiet, calls)
 
-    journal.Journal._commit = commit
+    writer.Journal._commit = commit
 
 
 def forget_duplicates() -> None:
     """A central that was started anew does not know what it has taken before."""
-    journal.Journal._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
-        (host, spool_id), journal.SequenceRanges()
+    writer.Journal._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
+        (host, spool_id), writer.SequenceRanges()
     )
-    original = journal.Journal._on_loop
+    original = writer.Journal._on_loop
 
     def on_loop(self, *arguments) -> None:
         time.sleep(0.05)  # so that a kill finds batches that are committed and not yet acknowledged
         original(self, *arguments)
 
-    journal.Journal._on_loop = on_loop
+    writer.Journal._on_loop = on_loop
 
 
 def no_lease() -> None:
@@ -68,7 +69,7 @@ def no_lease() -> None:
 
 def no_reserve() -> None:
     """On a full disk the journal's reserve is not given up."""
-    journal_reserve.Reserve.draw = lambda _self: False
+    reserve.Reserve.draw = lambda _self: False
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.journal import HostRecord, Journal
+from central.journal.writer import HostRecord, Journal
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
 from central.validation.triggers import TriggerRow

@@ -11,7 +11,7 @@ import pytest
 from agent.antagonists.events import VmEvent
 from agent.detection.verdicts import Degradation, Shown
 from agent.uplink.batches import encode
-from central.journal import Journal, Submission
+from central.journal.writer import Journal, Submission
 from central.validation.events import check_events
 from central.validation.rows import Limits
 from whitepanda.v1 import agent_pb2

@@ -23,8 +23,8 @@ from central.cli._fleet import asking, explained
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.journal import HostRecord, Journal
-from central.journal_tables import Submission
+from central.journal.tables import Submission
+from central.journal.writer import HostRecord, Journal
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
 from central.validation.events import EventRow

@@ -29,7 +29,7 @@ from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import StreamRegistry
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.lake import Lake, LakeError
 from central.pki import describe, issue, make_ca, renew
 from tests.unit.central.test_incidents import GAP, NOW, row, trigger

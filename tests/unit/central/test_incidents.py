@@ -27,7 +27,7 @@ from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.incidents import IncidentRecorder
-from central.journal import Journal, Roll, Submission
+from central.journal.writer import Journal, Roll, Submission
 from central.validation.rows import Limits
 from central.validation.triggers import TriggerRow, check_triggers, first_suspect
 from whitepanda.common.cli import PlainConsole

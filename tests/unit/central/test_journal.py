@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from central import journal as journal_module
-from central import roll_worker
 from central.config import IngestSection
-from central.journal import HostRecord, Journal, JournalStats, Roll, Submission
-from central.journal_tables import finish_roll, forget_some
+from central.journal import flush_worker
+from central.journal import writer as journal_module
+from central.journal.flush import Roller
+from central.journal.tables import finish_roll, forget_some
+from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
 from central.lake import Lake
-from central.rolls import Roller
 from tests.unit.central.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
 
@@ -157,7 +157,7 @@ async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
     assert pieces == [[1, 2], [3, 4], [5]]
     assert [len(piece) for piece in journal.read_roll(roll, 1)] == [1] * 5
     assert [len(piece) for piece in journal.read_roll(roll, 10**6)] == [5]
-    monkeypatch.setattr(roll_worker, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(flush_worker, "_PIECE_ROWS", 5)
     assert await Roller(IngestSection(), journal, lake).roll_all() == 12
     [segment] = lake.segments()
     assert (segment.rows, segment.footer.num_row_groups) == (12, 3)

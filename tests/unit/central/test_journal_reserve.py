@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from central.journal import Journal
-from central.journal_reserve import Reserve, reserve_bytes
+from central.journal.reserve import Reserve, reserve_bytes
+from central.journal.writer import Journal
 
 MIB = 1 << 20
 

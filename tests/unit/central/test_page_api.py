@@ -18,8 +18,8 @@ from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
-from central.journal import HostRecord
-from central.journal_tables import Submission
+from central.journal.tables import Submission
+from central.journal.writer import HostRecord
 from central.lake import DAY_NS, Lake, LakeError, segment_stem
 from central.schema import SAMPLES
 from central.validation.events import EventRow

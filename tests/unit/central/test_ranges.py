@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central.ranges import RangeChange, SequenceRanges, merged
+from central.journal.sequence_ranges import RangeChange, SequenceRanges, merged
 
 numbers = st.lists(st.integers(1, 60), max_size=80)
 

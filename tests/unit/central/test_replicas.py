@@ -11,7 +11,7 @@ import pytest
 
 from central.config import CentralConfig, CentralSection, IncidentsSection
 from central.daemon import Central
-from central.journal import Journal
+from central.journal.writer import Journal
 from central.lake import Lake, segment_stem
 from central.replicas import RECENT_S, other_journals
 from whitepanda.common import log

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from central.config import IngestSection
-from central.journal import Journal
+from central.journal.flush import Roller
+from central.journal.flush_worker import RollWorker
+from central.journal.writer import Journal
 from central.lake import Lake
-from central.roll_worker import RollWorker
-from central.rolls import Roller
 from tests.unit.central.test_journal import Sender, opened
 
 
@@ -73,7 +73,7 @@ async def test_a_lake_that_cannot_be_written_is_told_by_it(tmp_path: Path) -> No
 _PARENT = """
 import sys, time
 from pathlib import Path
-from central.roll_worker import RollWorker
+from central.journal.flush_worker import RollWorker
 lock = open(sys.argv[1], "a+")
 import fcntl
 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -186,7 +186,7 @@ def test_every_reason_code_has_a_row_with_a_meaning_in_the_guide() -> None:
 
 
 def test_what_leaves_the_journals_lists_is_called_so_in_the_code() -> None:
-    tables = (ROOT / "central" / "journal_tables.py").read_text(encoding="utf-8")
+    tables = (ROOT / "central" / "journal" / "tables.py").read_text(encoding="utf-8")
     assert all(f'"{reason}"' in tables for reason in ("trigger_backlog_full", "over_quota_events"))
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from importlib import metadata
 
 from central.config import IngestSection
-from central.journal import Journal, Roll
+from central.journal.flush_worker import RollWorker, write_roll
+from central.journal.writer import Journal, Roll
 from central.lake import Lake
 from central.own_threads import in_own_thread
-from central.roll_worker import RollWorker, write_roll
 from whitepanda.common import log
 
 __all__ = ["Roller"]

@@ -9,7 +9,7 @@ A roll moves rows to the lake in three steps: the intent (name and range of rows
 under exactly that name; that they are there is committed. A kill before that repeats the roll into the same files.
 Then the rows are deleted, a few at a time, as batches wait for each transaction.
 
-On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal_reserve`). So that it
+On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal.reserve`). So that it
 suffices, transactions and the log are kept smaller than it. Once rows are deleted the file gives space back.
 """
 
@@ -29,9 +29,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from central.ack_times import AckTimes
-from central.journal_reserve import Reserve, free_bytes, is_full
-from central.journal_tables import (
+from central.journal.latency import AckTimes
+from central.journal.reserve import Reserve, free_bytes, is_full
+from central.journal.sequence_ranges import SequenceRanges
+from central.journal.tables import (
     EVENTS_SCHEMA,
     FORGOTTEN_BYTES,
     PACKS_SCHEMA,
@@ -55,7 +56,6 @@ from central.journal_tables import (
     write_group,
 )
 from central.lake import segment_stem
-from central.ranges import SequenceRanges
 from central.validation.events import EventRow
 from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow

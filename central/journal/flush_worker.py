@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from central import worker_process
-from central.journal_tables import Roll, read_roll
+from central.journal.tables import Roll, read_roll
 from central.lake import Lake
 from central.validation.rows import samples_table
 
@@ -72,7 +72,7 @@ class RollWorker:
             return
         self.close()
         self._process = worker_process.start(
-            [sys.executable, "-m", "central.roll_worker", str(os.getpid()), *self._arguments],
+            [sys.executable, "-m", "central.journal.flush_worker", str(os.getpid()), *self._arguments],
             pass_fds=(self._lock.fileno(),),
         )
 
