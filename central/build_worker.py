@@ -24,7 +24,7 @@ import msgspec
 from central import worker_process
 from central.builds import Builder, BuildStoppedError
 from central.config import BuildSection, CentralConfig
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.left_out import LeftOut
 from central.own_threads import in_own_thread
 from whitepanda.common import log

@@ -5,7 +5,7 @@ by the digest of its slots' names (`central.states`), so it is computed anew onl
 new day costs that day alone. State is a cache; it can be deleted at any time. Where the lake is no folder it is in a
 folder of its own.
 
-What is read is held against its digest (`central.seals`): of a damaged segment or slots no version is made.
+What is read is held against its digest (`central.lake.checksums`): of a damaged segment or slots no version is made.
 
 Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.
 """
@@ -37,12 +37,12 @@ from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
 from central.day_states import CROWDED_FILE, MAX_JOBS
-from central.drafts import OwnedFolder
 from central.failing_machines import failing, is_of_memory, is_of_rows
-from central.lake import DAY_NS, Lake, Segment
-from central.lake_errors import DamagedError
+from central.lake.drafts import OwnedFolder
+from central.lake.errors import DamagedError
+from central.lake.lease import Lease
+from central.lake.segments import DAY_NS, Lake, Segment
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
-from central.lease import Lease
 from central.left_out import LeftOut, LeftOutDays, OlderDay
 from central.other_settings import OtherSettings
 from central.own_threads import in_own_thread

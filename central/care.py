@@ -19,8 +19,8 @@ import msgspec
 
 from central.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
 from central.config import LakeSection
-from central.lake import Lake, day_of
-from central.lake_errors import DamagedError
+from central.lake.errors import DamagedError
+from central.lake.segments import Lake, day_of
 from central.slots import SlotStore
 
 __all__ = ["CareDone", "LakeCare"]

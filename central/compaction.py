@@ -1,8 +1,9 @@
 """Small segments of a day into few, and old days' samples deleted.
 
 Only what has been rolled up to slots is touched. A compacted segment has the rows of its sources in their order, and
-counts from the moment it is there (`central.lake.without_superseded`); its sources are deleted later, when no reader
-that listed them before can still be at work. So whatever is killed between any two steps leaves every row there once.
+counts from the moment it is there (`central.lake.segments.without_superseded`); its sources are deleted later, when
+no reader that listed them before can still be at work. So whatever is killed between any two steps leaves every row
+there once.
 
 Where a segment is gone that the slots' book has, nothing is merged from before it to behind it: a merged segment would
 stand for it too, and it could not come back from a copy.
@@ -20,10 +21,10 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.lake import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
-from central.lake_errors import DamagedError
-from central.lake_losses import note_deletion
-from central.schema import SAMPLES
+from central.lake.errors import DamagedError
+from central.lake.retention import note_deletion
+from central.lake.schema import SAMPLES
+from central.lake.segments import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
 from central.slots import RolledSegment, SlotManifest, SlotStore
 
 __all__ = ["Compacted", "compact_day", "drop_samples", "drop_slots", "remove_superseded"]

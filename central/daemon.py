@@ -34,10 +34,10 @@ from central.journal.flush import Roller
 from central.journal.flush_worker import RollWorker
 from central.journal.reserve import reserve_bytes
 from central.journal.writer import Journal
-from central.lake import Lake
+from central.lake.replicas import other_journals, replica_of
+from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from central.publish import Publisher
-from central.replicas import other_journals, replica_of
 from central.revoked import LOOK_S, Revoked
 from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify

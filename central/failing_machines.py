@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from central.versions import NotFiniteError
+from central.lake.errors import NotFiniteError
 
 __all__ = ["MAX_LEFT_OUT", "failing", "is_of_memory", "is_of_rows"]
 

@@ -15,10 +15,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.lake import Lake, LakeError, Segment
+from central.lake.lease import lease_problem
+from central.lake.replicas import replica_of
+from central.lake.segments import Lake, LakeError, Segment
 from central.lake_losses import losses
-from central.lease import lease_problem
-from central.replicas import replica_of
 from central.slots import SlotManifest, SlotStore
 from central.versions import VersionStore
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from central.lake import Lake, LakeError
+from central.lake.segments import Lake, LakeError
 from central.lake_checks import slot_lengths
 from central.slots import SlotStore
 from central.states import check_state, has_digests, state_folders

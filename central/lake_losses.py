@@ -13,64 +13,23 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
-from typing import Literal
 
 import msgspec
 
-from central.lake import Lake, LakeError, Segment
+from central.lake.retention import deleted_through
+from central.lake.segments import Lake, LakeError, Segment
 from central.slots import RolledSegment, SlotManifest, SlotStore
 from central.versions import Manifest, VersionStore
 
-__all__ = ["deleted_through", "losses", "note_deletion"]
+__all__ = ["losses"]
 
-_FOLDER = "retention"
 _LOOKS = 5  # at what changes while it is looked at
 _REMEDY = (
     "the slots have their sums, the rows are lost: restore them from a copy; if they were meant to go, "
     "`whitepanda lake compact --raw-days` of that day's age says so"
 )
-
-_What = Literal["samples", "slots"]
-
-
-def note_deletion(lake: Lake, what: _What, until: date) -> None:
-    """Note that all of that day and of those before it may be deleted; to be called before anything is.
-
-    Raises:
-        OSError: the lake cannot be read or written.
-
-    """
-    if deleted_through(lake, what) >= until:
-        return
-    text = msgspec.json.encode({"through": until, "noted_unix_ns": time.time_ns()}) + b"\n"
-    with contextlib.suppress(FileExistsError):  # another one was quicker
-        lake.objects.create(f"{_FOLDER}/{what}-through-{until}.json", text)
-    for name, day in _notes(lake, what):
-        if day < until:
-            lake.objects.remove(name)
-
-
-def deleted_through(lake: Lake, what: _What) -> date:
-    """Return the last day through which retention deletes; the first of all days where it never did.
-
-    Raises:
-        OSError: the lake cannot be read.
-
-    """
-    return max((day for _, day in _notes(lake, what)), default=date.min)
-
-
-def _notes(lake: Lake, what: _What) -> list[tuple[str, date]]:
-    start, end = f"{_FOLDER}/{what}-through-", ".json"
-    notes = []
-    for entry in lake.objects.entries(_FOLDER):
-        if entry.name.startswith(start) and entry.name.endswith(end):
-            with contextlib.suppress(ValueError):  # somebody else's
-                notes.append((entry.name, date.fromisoformat(entry.name[len(start) : -len(end)])))
-    return notes
 
 
 def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:

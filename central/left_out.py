@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 
-from central.lake import Segment
+from central.lake.segments import Segment
 from central.slots import SlotManifest
 from whitepanda.common import log
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from central.config import BuildSection
-from central.lake_errors import LakeError
-from central.replicas import RECENT_S
+from central.lake.errors import LakeError
+from central.lake.replicas import RECENT_S
 from central.versions import Manifest, VersionStore
 from whitepanda.common import log
 
@@ -27,7 +27,7 @@ class OtherSettings:
     Args:
         section: this replica's settings.
         versions: of the lake.
-        holder: this replica in the lease, see `central.lease.Lease`.
+        holder: this replica in the lease, see `central.lake.lease.Lease`.
         clock_unix_ns: for tests.
 
     """

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from central.builds import Builder
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.lake import LakeError
+from central.lake.segments import LakeError
 from central.versions import BuiltVersion
 from whitepanda.common import log
 from whitepanda.common.job_tags import tag_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from central.lake import Lake, Segment
+from central.lake.segments import Lake, Segment
 
 if TYPE_CHECKING:
     import duckdb

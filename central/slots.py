@@ -7,7 +7,7 @@ exclusively and stands for all before it, so a window is counted once also where
 at any point leaves nothing but files that no manifest names. A part has sums per task and slot, which add up exactly
 with those of other parts; and the batches that it has, so that one which another replica took too is left out, also
 when the samples themselves are gone. A manifest has a seal and the digests of its files, which are looked at whenever
-these are read (`central.seals`).
+these are read (`central.lake.checksums`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central import seals
 from central.failing_machines import failing, is_of_memory, is_of_rows
-from central.lake import Lake, LakeError, Segment, day_in
-from central.lake_errors import DamagedError
-from central.objects import NotRegularError
+from central.lake import checksums
+from central.lake.errors import DamagedError
+from central.lake.objects import NotRegularError
+from central.lake.segments import Lake, LakeError, Segment, day_in
 from central.roll_up import KEYS, MOST, SLOTS, SUMS, write_part
 from whitepanda.common import log
 
@@ -256,7 +256,7 @@ class SlotStore:
     def _check(self, name: str, written: str) -> None:
         if written:
             path = self._lake.objects.local(name)
-            seals.check_digest(self._lake.name, name, path, written, self._remedy(name))
+            checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
 
     def _read_through(self, name: str) -> None:
         try:
@@ -360,8 +360,8 @@ class SlotStore:
                 batches=batches,
                 slot_rows=int(pq.read_metadata(drafts[slots]).num_rows),
                 slots_bytes=drafts[slots].stat().st_size,
-                slots_sha256=seals.digest_of(drafts[slots]),
-                batches_sha256=seals.digest_of(drafts[batches]),
+                slots_sha256=checksums.digest_of(drafts[slots]),
+                batches_sha256=checksums.digest_of(drafts[batches]),
             )
             for name, draft in drafts.items():
                 self._lake.objects.publish(draft, name)
@@ -386,10 +386,10 @@ class SlotStore:
                     sorted({*(before.machines_left_out if before is not None else ()), *left_out})
                 ),
                 rolled=rolled,
-                seal=seals.PLACE,
+                seal=checksums.PLACE,
             )
             name = self._name(day, number)
-            data = seals.sealed(msgspec.json.encode(manifest) + b"\n", name)
+            data = checksums.sealed(msgspec.json.encode(manifest) + b"\n", name)
             self._lake.objects.create(name, data)
         except BaseException as error:
             for draft in drafts.values():
@@ -434,7 +434,7 @@ class SlotStore:
             data = self._lake.objects.read(name)
         except NotRegularError as error:
             raise DamagedError(self._lake.name, name, "it is no regular file", self._remedy(name)) from error
-        seals.check_text(self._lake.name, name, data, self._remedy(name))
+        checksums.check_text(self._lake.name, name, data, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
             if schema > SLOT_SCHEMA_VERSION:

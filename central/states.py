@@ -2,9 +2,9 @@
 
     <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, digests.json
 
-`digests.json` is sealed and has the digests of the files (`central.seals`). State is a cache: what is damaged is told
-of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is read as it is, where
-all of it is there.
+`digests.json` is sealed and has the digests of the files (`central.lake.checksums`). State is a cache: what is
+damaged is told of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is
+read as it is, where all of it is there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from central import engine, estimator, seals
-from central.lake_errors import DamagedError
-from central.objects import NotRegularError, check_regular
+from central import engine, estimator
+from central.lake import checksums
+from central.lake.errors import DamagedError
+from central.lake.objects import NotRegularError, check_regular
 from whitepanda.common import log
 
 __all__ = ["StateFolders", "check_state", "has_digests", "state_folders"]
@@ -58,14 +59,14 @@ def check_state(folder: Path) -> None:
     try:
         check_regular(path)
         data = path.read_bytes()
-        if not seals.check_text(root, name, data, _REMEDY):
+        if not checksums.check_text(root, name, data, _REMEDY):
             raise DamagedError(root, name, "it has no seal", _REMEDY)
         files = msgspec.json.decode(data, type=_Digests).files
     except (msgspec.MsgspecError, NotRegularError) as error:
         raise DamagedError(root, name, str(error), _REMEDY) from error
     for file, digest in files.items():
         try:
-            seals.check_digest(root, f"{day}/{file}", folder / file, digest, _REMEDY)
+            checksums.check_digest(root, f"{day}/{file}", folder / file, digest, _REMEDY)
         except FileNotFoundError as error:
             raise DamagedError(root, f"{day}/{file}", "it is gone", _REMEDY) from error
         except NotRegularError as error:
@@ -141,9 +142,11 @@ class StateFolders:
             OSError: it cannot be renamed, and no other builder has put the very same there.
 
         """
-        files = {path.name: seals.digest_of(path) for path in sorted(written.iterdir())}
-        data = msgspec.json.encode(_Digests(files=files, seal=seals.PLACE)) + b"\n"
-        (written / _DIGESTS).write_bytes(seals.sealed(data, f"{folder.parent.name}/{folder.name}/{_DIGESTS}"))
+        files = {path.name: checksums.digest_of(path) for path in sorted(written.iterdir())}
+        data = msgspec.json.encode(_Digests(files=files, seal=checksums.PLACE)) + b"\n"
+        (written / _DIGESTS).write_bytes(
+            checksums.sealed(data, f"{folder.parent.name}/{folder.name}/{_DIGESTS}")
+        )
         folder.parent.mkdir(exist_ok=True)
         try:
             written.rename(folder)

@@ -3,10 +3,10 @@
     <lake>/versions/00000042/{<random>-job_statistics.parquet,<random>-coefficients.parquet,manifest.json}
 
 A version is there once its manifest is. The manifest comes last, at once and never over another one, and names the
-version's two files, of which every builder writes its own, and their digests; it is sealed itself (`central.seals`).
-It has the token of the builder's lease: a builder that finds a version of a higher token than its own gives up. So
-numbers never go back, nobody reads half a version or a damaged one, and a builder that stalled publishes nothing after
-the one that took over.
+version's two files, of which every builder writes its own, and their digests; it is sealed itself
+(`central.lake.checksums`). It has the token of the builder's lease: a builder that finds a version of a higher token
+than its own gives up. So numbers never go back, nobody reads half a version or a damaged one, and a builder that
+stalled publishes nothing after the one that took over.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central import seals
-from central.lake_errors import DamagedError, LakeError
-from central.lease import FencedError
-from central.objects import Folder, Objects
+from central.lake import checksums
+from central.lake.errors import DamagedError, NotFiniteError
+from central.lake.lease import FencedError
+from central.lake.objects import Folder, Objects
 from whitepanda.common import log
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "NotFiniteError", "VersionStore"]
+__all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "VersionStore"]
 
 #: Equation (1): CPI of a job on a platform, sorted by both. The last two are null where the method has none.
 JOB_STATISTICS = pa.schema(
@@ -65,10 +65,6 @@ _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
 _MANIFEST_FILE = "manifest.json"
 _REMEDY = "the version before it counts, and the next build makes another; its folder may be deleted"
-
-
-class NotFiniteError(LakeError):
-    """What was computed is no version: a number of it is none."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,7 +277,7 @@ class VersionStore:
         """
         name = self._name(number, _MANIFEST_FILE)
         data = self._objects.read(name)
-        seals.check_text(self._objects.root, name, data, _REMEDY)
+        checksums.check_text(self._objects.root, name, data, _REMEDY)
         return msgspec.json.decode(data, type=Manifest)
 
     def write(
@@ -319,7 +315,7 @@ class VersionStore:
                 coefficients=len(coefficients),
                 files=f"{secrets.token_hex(4)}-",
                 digests={},
-                seal=seals.PLACE,
+                seal=checksums.PLACE,
             )
             written: list[str] = []
             is_asked = False
@@ -329,7 +325,7 @@ class VersionStore:
                     manifest.digests[file] = self._put(written[-1], table)
                 check()
                 name = self._name(number, _MANIFEST_FILE)
-                text = seals.sealed(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", name)
+                text = checksums.sealed(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", name)
                 is_asked = True
                 self._objects.create(name, text)
             except BaseException as error:
@@ -382,7 +378,7 @@ class VersionStore:
         draft = self._objects.draft(name)
         try:
             pq.write_table(table, draft, compression="zstd")
-            digest = seals.digest_of(draft)
+            digest = checksums.digest_of(draft)
             self._objects.publish(draft, name)
         finally:
             draft.unlink(missing_ok=True)
@@ -392,7 +388,7 @@ class VersionStore:
         name = self._name(number, manifest.files + file)
         data = self._objects.read(name)
         written = manifest.digests.get(file, "")
-        seals.check_digest(self._objects.root, name, io.BytesIO(data), written, _REMEDY)
+        checksums.check_digest(self._objects.root, name, io.BytesIO(data), written, _REMEDY)
         return _completed(pq.read_table(pa.BufferReader(data)), schema)
 
     def _name(self, number: int, file: str) -> str:

@@ -17,14 +17,14 @@ from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
 from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
-from central.api.segment_times import SegmentTimes
-from central.api.vm_windows import SlowError
 from central.api.work import Worker
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import HostRecord, Journal
-from central.lake import Lake, LakeError
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import Lake, LakeError
+from central.lake.vm_windows import SlowError
 from central.models.groups import Floats
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2

@@ -32,9 +32,7 @@ from central.api.paging import (
 from central.api.placement import PlacementQueries
 from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
-from central.api.segment_times import SegmentTimes
 from central.api.sides import SideQueries
-from central.api.vm_windows import VmWindows
 from central.api.work import Worker
 from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
@@ -42,7 +40,9 @@ from central.incident_store import IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.latency import BOUNDS_S
 from central.journal.writer import HostRecord, Journal
-from central.lake import Lake, LakeError, Segment
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import Lake, LakeError, Segment
+from central.lake.vm_windows import VmWindows
 from central.placement.live import LiveFleet
 from central.revoked import Revoked, revoked_text
 from central.versions import BuiltVersion

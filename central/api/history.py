@@ -9,7 +9,7 @@ from collections import OrderedDict
 import msgspec
 import pyarrow as pa
 
-from central.lake_errors import LakeError
+from central.lake.errors import LakeError
 from central.versions import VersionStore
 from whitepanda.v1 import fleet_pb2
 

@@ -13,11 +13,11 @@ import grpc
 from central.api.limits import MAX_WINDOWS
 from central.api.names import NameChecks
 from central.api.paging import Context, Token, abort, check_times, encode, read_page
-from central.api.vm_windows import SlowError, VmWindows
 from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-from central.lake import LakeError
+from central.lake.segments import LakeError
+from central.lake.vm_windows import SlowError, VmWindows
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
 

@@ -13,13 +13,13 @@ from central.api.incidents import ask_store, mark_open
 from central.api.limits import MAX_TOP
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
-from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.incident_store import IncidentStore
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-from central.lake import Lake, LakeError, Segment
+from central.lake.segments import Lake, LakeError, Segment
+from central.lake.vm_windows import SlowError
 from whitepanda.common import log
 from whitepanda.v1 import fleet_pb2
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from central.api.segment_times import SegmentTimes
-from central.api.vm_windows import SlowError
 from central.engine import answering
-from central.lake import Lake, LakeError
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import Lake, LakeError
+from central.lake.vm_windows import SlowError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir

@@ -11,7 +11,7 @@ import grpc
 from central.api.paging import Context, abort
 from central.api.work import NotThereError, Worker
 from central.journal.writer import Journal
-from central.lake import Lake, LakeError
+from central.lake.segments import Lake, LakeError
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 

@@ -32,7 +32,7 @@ from central.fleet.tables import (
     write_machines,
     write_rows,
 )
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
 from whitepanda.common.cli import console, errors, print_json

@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.runtime.checkpoint import Checkpoint
 from central.runtime.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
 from central.runtime.evaluate import measure_model

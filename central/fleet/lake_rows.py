@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from central.engine import answering
 from central.fleet.tables import Rows, read_machines
-from central.lake import Lake, LakeError, day_of
+from central.lake.schema import SAMPLES
+from central.lake.segments import Lake, LakeError, day_of
 from central.models.groups import group, sums
 from central.models.wsmeter import Observed, Shares
-from central.schema import SAMPLES
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:

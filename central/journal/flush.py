@@ -11,7 +11,7 @@ from importlib import metadata
 from central.config import IngestSection
 from central.journal.flush_worker import RollWorker, write_roll
 from central.journal.writer import Journal, Roll
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from whitepanda.common import log
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from central import worker_process
 from central.journal.tables import Roll, read_roll
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.validation.rows import samples_table
 
 __all__ = ["RollWorker", "main", "write_roll"]

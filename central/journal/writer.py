@@ -55,7 +55,7 @@ from central.journal.tables import (
     upgrade,
     write_group,
 )
-from central.lake import segment_stem
+from central.lake.segments import segment_stem
 from central.validation.events import EventRow
 from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
@@ -175,7 +175,7 @@ class Journal:
 
     @property
     def origin(self) -> str:
-        """What this journal's segments start with; see `central.lake.Segment.origin`."""
+        """What this journal's segments start with; see `central.lake.segments.Segment.origin`."""
         return f"{self.replica}-{self.journal_id}"
 
     @property

@@ -23,7 +23,7 @@ import numpy as np
 
 from central.config import PlacementSection
 from central.engine import answering
-from central.lake import Lake, day_of
+from central.lake.segments import Lake, day_of
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from central.engine import answering
-from central.lake import Lake, LakeError
+from central.lake.segments import Lake, LakeError
 from central.placement.live import BUSY_CORES
 from central.slots import SlotStore
 from whitepanda.common.errors import InputError

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
 from central.validation.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
 from central.validation.wire_columns import Bounds, Located, column, locate
 from whitepanda.common.protocol import UNKNOWN_COUNT
@@ -345,7 +345,7 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
 
 
 def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
-    """Return the accepted rows of checked batches, in their order, in `central.schema.SAMPLES`.
+    """Return the accepted rows of checked batches, in their order, in `central.lake.schema.SAMPLES`.
 
     It depends on nothing but its argument: the same batches give the same table, whatever the configuration is now.
     """

@@ -28,7 +28,7 @@ from central.config import BuildSection, IngestSection
 from central.incident_store import IncidentQuery, IncidentStore
 from central.journal.flush import Roller
 from central.journal.writer import Journal
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.slots import SlotStore
 from central.validation.events import EVENT_REASONS
 from central.validation.rows import is_name

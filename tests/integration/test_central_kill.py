@@ -22,7 +22,7 @@ from agent.uplink.stream import Timing
 from central.config import IngestSection
 from central.journal.flush import Roller
 from central.journal.writer import Journal
-from central.lake import Lake
+from central.lake.segments import Lake
 from tests.support.central_process import ROOT, CentralProcess
 from whitepanda.v1 import agent_pb2
 

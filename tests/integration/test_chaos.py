@@ -24,9 +24,9 @@ import pytest
 from central.config import IngestSection
 from central.journal.flush import Roller
 from central.journal.writer import Journal
-from central.lake import Lake, segment_stem
-from central.replicas import replica_of
-from central.schema import SAMPLES
+from central.lake.replicas import replica_of
+from central.lake.schema import SAMPLES
+from central.lake.segments import Lake, segment_stem
 from tests.support.central_process import MAIN, ROOT
 from tests.support.chaos_fleet import Fleet, Versions, ip
 

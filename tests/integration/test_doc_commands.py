@@ -20,8 +20,8 @@ import pyarrow as pa
 import pytest
 
 from central.incident_store import IncidentStore
-from central.lake import Lake, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segments import Lake, segment_stem
 from tests.support.doc_commands import ROOT, Script, all_scripts, exceptions
 from tests.support.fleet_cli import samples
 

@@ -14,7 +14,7 @@ from central.config import IngestSection
 from central.journal.flush import Roller
 from central.journal.reserve import Reserve
 from central.journal.writer import Journal, Submission
-from central.lake import Lake
+from central.lake.segments import Lake
 from tests.integration.test_central_kill import MUTANTS, Host, _drained, _rolled
 from tests.support.central_process import CentralProcess
 from tests.support.small_disk import fill, mounted, remount

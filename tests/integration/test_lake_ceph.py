@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from central.builds import Builder
-from central.lake import Lake
-from central.lease import Lease
-from central.objects import Bucket
+from central.lake.lease import Lease
+from central.lake.objects import Bucket
+from central.lake.segments import Lake
 from central.versions import VersionStore
 from tests.integration.test_lake_s3 import (  # noqa: F401 - the same tests, on this module's store
     SECTION,

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from central import drafts
 from central.journal.writer import Journal
-from central.lake import DAY_NS, Lake, segment_stem
-from central.schema import SAMPLES
+from central.lake import drafts
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.slots import SlotStore
 from tests.support.central_process import MAIN, ROOT, CentralProcess
 from tests.support.waiting import wait_until

@@ -21,16 +21,16 @@ import pyarrow as pa
 import pytest
 
 from central.api.recent import RecentVms
-from central.api.segment_times import SegmentTimes
 from central.builds import Builder
 from central.compaction import compact_day, drop_samples, remove_superseded
 from central.config import BuildSection, PlacementSection
-from central.lake import DAY_NS, Lake, segment_stem
+from central.lake.lease import FencedError, Lease
+from central.lake.objects import Bucket
+from central.lake.schema import SAMPLES
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.lake_checks import problems, stats
-from central.lease import FencedError, Lease
-from central.objects import Bucket
 from central.placement.live import LiveFleet
-from central.schema import SAMPLES
 from central.slots import SlotStore
 from central.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from tests.support.losing_proxy import losing_proxy

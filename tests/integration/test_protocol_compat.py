@@ -15,7 +15,7 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
-from central.lake import Lake
+from central.lake.segments import Lake
 from central.pki import issue, make_ca
 from tests.support.central_process import ROOT, CentralProcess
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS

@@ -15,8 +15,8 @@ from agent.config import UplinkSection
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
-from central.lake import DAY_NS, Lake, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.support.central_process import CentralProcess
 from whitepanda.common.tls import TlsFiles

@@ -6,8 +6,9 @@ import dataclasses
 import sys
 import time
 
-from central import build_worker, lease
+from central import build_worker
 from central.journal import reserve, writer
+from central.lake import lease
 from whitepanda.common import cli
 
 

@@ -12,8 +12,8 @@ import typer
 
 from central.cli import fleet as command
 from central.fleet import show
-from central.lake import DAY_NS, Lake, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
 

@@ -6,7 +6,7 @@ import json
 
 import pyarrow.parquet as pq
 
-from central.lake import Lake
+from central.lake.segments import Lake
 
 __all__ = ["no_digests"]
 

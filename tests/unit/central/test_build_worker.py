@@ -19,8 +19,8 @@ from central import build_worker
 from central.build_worker import BuildFailedError, BuildProcess
 from central.builds import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection, CentralConfig, CentralSection
-from central.lake import DAY_NS, Lake, segment_stem
-from central.lease import Lease
+from central.lake.lease import Lease
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from tests.unit.central.test_builds import samples, write_day
 from whitepanda.common.tls import TlsFiles
 
@@ -175,7 +175,7 @@ def test_what_asks_all_of_central_to_stop_is_left_to_central(
 _PARENT = """
 import sys, time
 from pathlib import Path
-from central.lake import DAY_NS, Lake, segment_stem
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from tests.unit.central.test_build_worker import made
 builder = made(Path(sys.argv[1]), Lake(sys.argv[2]))
 builder.start()

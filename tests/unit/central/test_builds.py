@@ -20,14 +20,14 @@ import pytest
 from central import engine
 from central.builds import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection
-from central.lake import DAY_NS, Lake, LakeError, segment_stem
-from central.lease import FencedError
+from central.lake.lease import FencedError
+from central.lake.objects import Folder
+from central.lake.replicas import RECENT_S
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
 from central.models import panda
 from central.models.slots import TaskSlots
 from central.models.whitepanda import WhitepandaState
-from central.objects import Folder
-from central.replicas import RECENT_S
-from central.schema import SAMPLES
 from central.versions import VersionStore
 from tests.support.older_lake import no_digests
 from whitepanda.common import log

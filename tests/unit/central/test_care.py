@@ -16,11 +16,11 @@ from central.builds import Builder, BuildStoppedError
 from central.care import CareDone, LakeCare
 from central.compaction import drop_samples, drop_slots
 from central.config import BuildSection, LakeSection
-from central.lake import DAY_NS, Lake, LakeError
+from central.lake.errors import DamagedError
+from central.lake.lease import FencedError
+from central.lake.objects import Folder
+from central.lake.segments import DAY_NS, Lake, LakeError
 from central.lake_checks import problems
-from central.lake_errors import DamagedError
-from central.lease import FencedError
-from central.objects import Folder
 from central.slots import SlotStore
 from tests.support.older_lake import no_digests
 from tests.unit.central.test_builds import FIRST_DAY, write_day

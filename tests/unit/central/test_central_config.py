@@ -7,7 +7,7 @@ import pytest
 
 from central.config import RANGES, CentralConfig, load
 from central.incident_store import IncidentStore
-from central.objects import open_objects
+from central.lake.objects import open_objects
 from whitepanda.common.errors import ConfigError, UnavailableError
 
 URL = 'incidents.url must be postgresql://user:password@host/database, or "" for SQLite'

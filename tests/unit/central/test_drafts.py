@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from central import drafts
-from central.drafts import OwnedFolder
-from central.objects import Bucket
+from central.lake import drafts
+from central.lake.drafts import OwnedFolder
+from central.lake.objects import Bucket
 from tests.support.waiting import wait_until
 
 PREFIX = ".objects-"
 _BUCKET = """
 import os, signal, sys
 from pathlib import Path
-from central.objects import Bucket
+from central.lake.objects import Bucket
 bucket = Bucket("memory://lake", Path(sys.argv[1]))
 bucket.draft("samples/one").write_bytes(b"draft")
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -93,7 +93,7 @@ def test_a_folder_goes_at_exit_and_no_pipe_is_waited_for(tmp_path: Path) -> None
     os.mkfifo(tmp_path / f"{PREFIX}x.tmp")
     code = f"""
 from pathlib import Path
-from central.drafts import OwnedFolder
+from central.lake.drafts import OwnedFolder
 kept = OwnedFolder(Path({str(tmp_path)!r}), {PREFIX!r})
 (kept.path / "file").write_bytes(b"x")
 """

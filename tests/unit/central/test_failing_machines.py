@@ -13,8 +13,8 @@ from central.builds import Builder
 from central.config import BuildSection
 from central.engine import Engine
 from central.failing_machines import MAX_LEFT_OUT, failing
-from central.lake import DAY_NS, Lake, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.slots import SlotStore
 from tests.unit.central.test_builds import OURS, rows_of, samples
 

@@ -25,8 +25,8 @@ from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.tables import Submission
 from central.journal.writer import HostRecord, Journal
-from central.lake import Lake, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
 from central.validation.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest

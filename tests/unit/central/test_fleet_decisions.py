@@ -17,7 +17,7 @@ from central.api.runtimes import ModelFile
 from central.api.work import Worker
 from central.fleet.lake_rows import Side, read_side
 from central.journal.writer import HostRecord
-from central.lake import DAY_NS, Lake
+from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty, Pool, Scatter
 from central.runtime.model import Model, write_model

@@ -24,13 +24,13 @@ from central.api.fleet import Fleet
 from central.api.http import HttpApi, is_loopback
 from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
 from central.api.paging import Admitted
-from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-from central.lake import Lake, LakeError
+from central.lake.segments import Lake, LakeError
+from central.lake.vm_windows import SlowError
 from central.pki import describe, issue, make_ca, renew
 from tests.unit.central.test_incidents import GAP, NOW, row, trigger
 from whitepanda.common.errors import UnavailableError

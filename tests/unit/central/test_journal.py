@@ -14,7 +14,7 @@ from central.journal import writer as journal_module
 from central.journal.flush import Roller
 from central.journal.tables import finish_roll, forget_some
 from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
-from central.lake import Lake
+from central.lake.segments import Lake
 from tests.unit.central.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import lake as lake_module
-from central.lake import DAY_NS, Lake, day_of, segment_stem
-from central.schema import SAMPLES
+from central.lake import segments as lake_module
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, day_of, segment_stem
 
 
 def table(*rows: tuple[str, int, int]) -> pa.Table:

@@ -17,10 +17,10 @@ from central.builds import Builder
 from central.cli import lake as lake_cli
 from central.compaction import compact_day, remove_superseded
 from central.config import BuildSection
-from central.lake import Lake
+from central.lake.lease import Lease
+from central.lake.objects import Folder
+from central.lake.segments import Lake
 from central.lake_checks import problems
-from central.lease import Lease
-from central.objects import Folder
 from central.slots import SlotStore
 from tests.unit.central.test_compaction import DAY, rolled, write
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
@@ -63,7 +63,7 @@ def test_a_dead_builder_is_outwaited_and_a_living_one_is_not(
 
     living = Lease(lake.objects, "central-7", 60.0)
     assert living.acquire()
-    monkeypatch.setattr("central.lease._LOOK_S", 0.001)
+    monkeypatch.setattr("central.lake.lease._LOOK_S", 0.001)
     original = Lease.acquire
 
     def acquire(self: Lease) -> bool:

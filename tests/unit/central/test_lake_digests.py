@@ -17,15 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central import day_states, seals
+from central import day_states
 from central.builds import Builder
 from central.cli import lake as lake_cli
 from central.compaction import compact_day, drop_samples
 from central.config import BuildSection, LakeSection
-from central.lake import Lake, Segment, segment_stem
-from central.lake_errors import DamagedError
+from central.lake import checksums
+from central.lake.errors import DamagedError, NotFiniteError
+from central.lake.segments import Lake, Segment, segment_stem
 from central.slots import SlotStore
-from central.versions import NotFiniteError, VersionStore
+from central.versions import VersionStore
 from tests.support.older_lake import no_digests
 from tests.unit.central.test_builds import FIRST_DAY, write_day
 from tests.unit.central.test_compaction import DAY, rolled, write
@@ -124,17 +125,17 @@ def test_whatever_byte_of_a_manifest_changes_is_seen(small: Lake) -> None:
 def test_a_long_file_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "long"
     body = bytes(range(256)) * (5 << 12)  # more than is looked through for the seal, and than one read
-    path.write_bytes(body + seals.PLACE.encode() + body[:3])
-    seals.seal_file(path, "a")
+    path.write_bytes(body + checksums.PLACE.encode() + body[:3])
+    checksums.seal_file(path, "a")
     for name, is_same in (("a", True), ("b", False)):
         with path.open("rb") as file:
             if is_same:
-                assert seals.check_file("lake", name, file, "remedy")
+                assert checksums.check_file("lake", name, file, "remedy")
             else:
                 with pytest.raises(DamagedError, match=r"^lake/b is damaged: its SHA-256 is .*; remedy$"):
-                    seals.check_file("lake", name, file, "remedy")
+                    checksums.check_file("lake", name, file, "remedy")
     with pytest.raises(ValueError, match="has no place for a seal"):
-        seals.seal_file(Path(__file__), "a")
+        checksums.seal_file(Path(__file__), "a")
 
 
 def test_verify_names_what_is_swapped_or_damaged(lake: Lake) -> None:
@@ -349,7 +350,7 @@ def test_the_draft_of_a_segment_is_sealed_before_it_has_its_name(
     def full(_path: Path, _name: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(seals, "seal_file", full)
+    monkeypatch.setattr(checksums, "seal_file", full)
     table = pq.read_table(small.segments()[0].path, partitioning=None)
     with pytest.raises(OSError, match="No space left"):
         small.write_segment(table, segment_stem("central-0", "0badcafe", 9))

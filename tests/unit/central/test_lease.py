@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from central.lease import FencedError, Lease
-from central.objects import Folder
+from central.lake.lease import FencedError, Lease
+from central.lake.objects import Folder
 
 
 class Clock:

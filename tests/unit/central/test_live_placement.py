@@ -17,9 +17,9 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
 from central.cli import place as place_cli
 from central.config import PlacementSection
-from central.lake import Lake, segment_stem
+from central.lake.schema import SAMPLES
+from central.lake.segments import Lake, segment_stem
 from central.placement.live import LiveFleet
-from central.schema import SAMPLES
 from central.validation.rows import StoredBatch, samples_table
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures
 from whitepanda.common import fleets

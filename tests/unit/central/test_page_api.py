@@ -13,15 +13,15 @@ from central.api import recent
 from central.api.history import CoefficientHistory
 from central.api.http import HttpApi
 from central.api.recent import RecentVms, read_lines
-from central.api.segment_times import SegmentTimes
 from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
 from central.journal.tables import Submission
 from central.journal.writer import HostRecord
-from central.lake import DAY_NS, Lake, LakeError, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
 from central.validation.events import EventRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.unit.central.test_http_api import Served, get

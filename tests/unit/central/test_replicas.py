@@ -12,8 +12,8 @@ import pytest
 from central.config import CentralConfig, CentralSection, IncidentsSection
 from central.daemon import Central
 from central.journal.writer import Journal
-from central.lake import Lake, segment_stem
-from central.replicas import RECENT_S, other_journals
+from central.lake.replicas import RECENT_S, other_journals
+from central.lake.segments import Lake, segment_stem
 from whitepanda.common import log
 
 NOW_S = 1_800_000_000.0

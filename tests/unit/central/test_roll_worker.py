@@ -16,7 +16,7 @@ from central.config import IngestSection
 from central.journal.flush import Roller
 from central.journal.flush_worker import RollWorker
 from central.journal.writer import Journal
-from central.lake import Lake
+from central.lake.segments import Lake
 from tests.unit.central.test_journal import Sender, opened
 
 

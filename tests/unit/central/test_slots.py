@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from central import engine, seals, slots
+from central import engine, slots
 from central.compaction import compact_day, drop_samples, remove_superseded
-from central.lake import DAY_NS, Lake, LakeError, segment_stem
-from central.objects import Folder
-from central.schema import SAMPLES
+from central.lake import checksums
+from central.lake.objects import Folder
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
 from central.slots import SLOTS, SlotStore
 
 DAY = date(1970, 1, 2)
@@ -271,8 +272,8 @@ def test_what_is_newer_or_damaged_is_told_in_a_line(tmp_path, connection) -> Non
     write(lake, 0, 1, [1])
     manifest = store.roll_up(DAY, connection)
     path = tmp_path / "slots/slot=300/day=1970-01-02/00000001.json"
-    newer = msgspec.json.encode(msgspec.structs.replace(manifest, schema=2, seal=seals.PLACE))
-    path.write_bytes(seals.sealed(newer, str(path.relative_to(tmp_path))))
+    newer = msgspec.json.encode(msgspec.structs.replace(manifest, schema=2, seal=checksums.PLACE))
+    path.write_bytes(checksums.sealed(newer, str(path.relative_to(tmp_path))))
     with pytest.raises(
         LakeError, match=r"00000001\.json has schema 2, this central reads up to 1; update central"
     ):

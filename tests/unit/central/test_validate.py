@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
 from central.validation.rows import (
     BATCH_REASONS,
     ROW_REASONS,

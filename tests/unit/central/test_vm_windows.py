@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from central.api.vm_windows import SlowError, VmWindows
-from central.lake import DAY_NS, Lake, LakeError, segment_stem
-from central.schema import SAMPLES
+from central.lake.schema import SAMPLES
+from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.lake.vm_windows import SlowError, VmWindows
 
 A, B = segment_stem("central-0", "0000000a", 1), segment_stem("central-1", "0000000b", 1)
 A2 = segment_stem("central-0", "0000000a", 2)

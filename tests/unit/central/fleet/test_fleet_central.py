@@ -12,7 +12,7 @@ from central.fleet.asked import comparison_request, plan_request
 from central.fleet.lake_rows import Side, parse_side, read_side
 from central.fleet.plan import PlanOptions
 from central.fleet.tables import jobs_of, write_jobs, write_rows
-from central.lake import DAY_NS, Lake
+from central.lake.segments import DAY_NS, Lake
 from tests.unit.central.test_fleet_api import certificates, served  # noqa: F401 - fixtures
 from whitepanda.common.errors import InputError
 

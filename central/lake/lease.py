@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from central.objects import NotRegularError, Objects
+from central.lake.objects import NotRegularError, Objects
 from whitepanda.common.errors import WhitepandaError
 
 __all__ = ["UNREADABLE", "FencedError", "Lease", "lease_problem"]

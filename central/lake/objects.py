@@ -22,7 +22,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, Protocol, cast
 
-from central.drafts import OwnedFolder
+from central.lake.drafts import OwnedFolder
 from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install

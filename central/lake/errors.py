@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whitepanda.common.errors import WhitepandaError
 
-__all__ = ["DamagedError", "LakeError"]
+__all__ = ["DamagedError", "LakeError", "NotFiniteError"]
 
 
 class LakeError(WhitepandaError):
@@ -22,3 +22,7 @@ class DamagedError(LakeError):
     def __init__(self, root: str, name: str, why: str, remedy: str = "") -> None:
         super().__init__(f"{root}/{name} is damaged: {why}{'; ' if remedy else ''}{remedy}")
         self.name = name
+
+
+class NotFiniteError(LakeError):
+    """What was computed is no version: a number of it is none."""

@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from central.lake_errors import DamagedError
-from central.objects import check_regular
+from central.lake.errors import DamagedError
+from central.lake.objects import check_regular
 
 __all__ = [
     "PLACE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from central.lake import Lake, day_of
+from central.lake.segments import Lake, day_of
 
 __all__ = ["RECENT_S", "other_journals", "replica_of"]
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central.api.segment_times import SegmentTimes
-from central.lake import DAY_NS, Lake, LakeError, Segment
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import DAY_NS, Lake, LakeError, Segment
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 

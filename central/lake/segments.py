@@ -10,7 +10,8 @@ A compacted segment is named `<first row>_<last row>` and takes the place of the
 first rows are in that range, whether they are still there or not (`central.compaction`): its name alone makes it count,
 so it counts from the moment it is there.
 
-Segments are whole objects of a folder or an object store (`central.objects`). `central.slots` has what builds read.
+Segments are whole objects of a folder or an object store (`central.lake.objects`). `central.slots` has what builds
+read.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import drafts, seals
-from central.lake_errors import DamagedError, LakeError
-from central.objects import Folder, NotRegularError, Objects, open_objects
-from central.schema import SAMPLES, SCHEMA_VERSION
+from central.lake import checksums, drafts
+from central.lake.errors import DamagedError, LakeError
+from central.lake.objects import Folder, NotRegularError, Objects, open_objects
+from central.lake.schema import SAMPLES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -118,7 +119,7 @@ class Segment:
     @property
     def has_seal(self) -> bool:
         """Whether there is a digest of it; older releases wrote none."""
-        return seals.SEGMENT_KEY.encode() in (self.footer.metadata or {})
+        return checksums.SEGMENT_KEY.encode() in (self.footer.metadata or {})
 
     def check(self, file: BinaryIO | None = None) -> None:
         """Hold all of its bytes against its digest, if it has one.
@@ -133,7 +134,7 @@ class Segment:
         """
         try:
             with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
-                seals.check_file(self.objects.root, self.key, opened, _REMEDY)
+                checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
         except NotRegularError as error:
             raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
 
@@ -155,7 +156,7 @@ class Segment:
         return int(self.footer.num_rows)
 
     def columns(self) -> tuple[str, ...]:
-        """Return the names of its columns; older segments may lack some of `central.schema.SAMPLES`.
+        """Return the names of its columns; older segments may lack some of `central.lake.schema.SAMPLES`.
 
         Raises:
             LakeError: a newer central wrote it.
@@ -188,7 +189,7 @@ class Lake:
     Args:
         root: a folder, or `s3://bucket/prefix`.
         copies: folder for copies of an object store's objects; None takes the system's for temporary files.
-        options: of the object store's client, see `central.objects.Bucket`.
+        options: of the object store's client, see `central.lake.objects.Bucket`.
 
     """
 
@@ -270,7 +271,7 @@ class Lake:
         never many files open, a roll of many days is gone through more than once.
 
         Args:
-            pieces: begins anew at each call, with the same tables; rows of schema `central.schema.SAMPLES`. Pieces
+            pieces: begins anew at each call, with the same tables; rows of schema `central.lake.schema.SAMPLES`. Pieces
                 without rows write nothing.
             stem: from `segment_stem`. Files of that name are replaced: the caller repeats the very same roll.
             provenance: goes into the footers as `whitepanda.<key>`, beside the schema's and the product's version.
@@ -328,7 +329,7 @@ class Lake:
     def samples(
         self, connection: Any, days: Iterable[date] | None = None, segments: Iterable[Segment] | None = None
     ) -> ir.Table:
-        """Return the reading view as an Ibis table with the columns of `central.schema.SAMPLES`: every batch once.
+        """Return the reading view as an Ibis table with the columns of `central.lake.schema.SAMPLES`: every batch once.
 
         A batch (host, spool_id, sequence) that more than one journal took (an agent went from one replica to another
         before it got its acknowledgement) is read from one of them; within a journal there are no duplicates. So one
@@ -443,7 +444,7 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 class SegmentFile:
     """A segment on its way: written as a draft; `finish` makes it whole and gives it its name.
 
-    What is left without `finish` leaves nothing. The file has a seal (`central.seals`), and its pages have
+    What is left without `finish` leaves nothing. The file has a seal (`central.lake.checksums`), and its pages have
     checksums, which other readers can look at.
     """
 
@@ -475,8 +476,8 @@ class SegmentFile:
 
     def finish(self) -> None:
         """Close the draft, seal it and publish it."""
-        self._writer.add_key_value_metadata({seals.SEGMENT_KEY: seals.PLACE})
+        self._writer.add_key_value_metadata({checksums.SEGMENT_KEY: checksums.PLACE})
         self._writer.close()
         self._file.close()
-        seals.seal_file(self._draft.path, self._segment.key)
+        checksums.seal_file(self._draft.path, self._segment.key)
         self._segment.objects.publish(self._draft.path, self._segment.key)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pyarrow.parquet as pq
 
-from central.lake import Lake, Segment, day_of
+from central.lake.segments import Lake, Segment, day_of
 
 __all__ = ["SegmentTimes"]
 

@@ -1,0 +1,54 @@
+"""Through which day retention deletes, noted in the lake before anything is deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import date
+from typing import Literal
+
+import msgspec
+
+from central.lake.segments import Lake
+
+__all__ = ["deleted_through", "note_deletion"]
+
+_FOLDER = "retention"
+_What = Literal["samples", "slots"]
+
+
+def note_deletion(lake: Lake, what: _What, until: date) -> None:
+    """Note that all of that day and of those before it may be deleted; to be called before anything is.
+
+    Raises:
+        OSError: the lake cannot be read or written.
+
+    """
+    if deleted_through(lake, what) >= until:
+        return
+    text = msgspec.json.encode({"through": until, "noted_unix_ns": time.time_ns()}) + b"\n"
+    with contextlib.suppress(FileExistsError):  # another one was quicker
+        lake.objects.create(f"{_FOLDER}/{what}-through-{until}.json", text)
+    for name, day in _notes(lake, what):
+        if day < until:
+            lake.objects.remove(name)
+
+
+def deleted_through(lake: Lake, what: _What) -> date:
+    """Return the last day through which retention deletes; the first of all days where it never did.
+
+    Raises:
+        OSError: the lake cannot be read.
+
+    """
+    return max((day for _, day in _notes(lake, what)), default=date.min)
+
+
+def _notes(lake: Lake, what: _What) -> list[tuple[str, date]]:
+    start, end = f"{_FOLDER}/{what}-through-", ".json"
+    notes = []
+    for entry in lake.objects.entries(_FOLDER):
+        if entry.name.startswith(start) and entry.name.endswith(end):
+            with contextlib.suppress(ValueError):  # somebody else's
+                notes.append((entry.name, date.fromisoformat(entry.name[len(start) : -len(end)])))
+    return notes
