@@ -1,9 +1,9 @@
 """Builds: the lake's new days into pair state, all days' state into a version of statistics and coefficients.
 
-Segments that are new are rolled up to slots (`central.slots`), and state is computed from those. A day's state is named
-by the digest of its slots' names (`central.states`), so it is computed anew only when the day has got other slots: a
-new day costs that day alone. State is a cache; it can be deleted at any time. Where the lake is no folder it is in a
-folder of its own.
+Segments that are new are rolled up to slots (`central.roll_ups.store`), and state is computed from those. A day's
+state is named by the digest of its slots' names (`central.states`), so it is computed anew only when the day has got
+other slots: a new day costs that day alone. State is a cache; it can be deleted at any time. Where the lake is no
+folder it is in a folder of its own.
 
 What is read is held against its digest (`central.lake.checksums`): of a damaged segment or slots no version is made.
 
@@ -34,10 +34,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central import day_states, engine, quiet_duckdb
-from central.care import LakeCare
 from central.config import BuildSection, LakeSection
 from central.day_states import CROWDED_FILE, MAX_JOBS
-from central.failing_machines import failing, is_of_memory, is_of_rows
 from central.lake.drafts import OwnedFolder
 from central.lake.errors import DamagedError
 from central.lake.lease import Lease
@@ -46,7 +44,9 @@ from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.left_out import LeftOut, LeftOutDays, OlderDay
 from central.other_settings import OtherSettings
 from central.own_threads import in_own_thread
-from central.slots import SlotManifest, SlotStore
+from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
+from central.roll_ups.maintenance import LakeCare
+from central.roll_ups.store import SlotManifest, SlotStore
 from central.spark import SparkEngine
 from central.states import StateFolders
 from central.versions import BuiltVersion, Manifest, VersionStore

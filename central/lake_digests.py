@@ -9,7 +9,7 @@ import msgspec
 
 from central.lake.segments import Lake, LakeError
 from central.lake_checks import slot_lengths
-from central.slots import SlotStore
+from central.roll_ups.store import SlotStore
 from central.states import check_state, has_digests, state_folders
 from central.versions import VersionStore
 

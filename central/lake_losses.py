@@ -20,7 +20,7 @@ import msgspec
 
 from central.lake.retention import deleted_through
 from central.lake.segments import Lake, LakeError, Segment
-from central.slots import RolledSegment, SlotManifest, SlotStore
+from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
 from central.versions import Manifest, VersionStore
 
 __all__ = ["losses"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from central.lake.segments import Segment
-from central.slots import SlotManifest
+from central.roll_ups.store import SlotManifest
 from whitepanda.common import log
 
 __all__ = ["LeftOut", "LeftOutDays", "OlderDay"]

@@ -7,11 +7,11 @@ journal row that was rolled, so that repeating a roll after a crash writes the s
 anew never writes over an older one's. One roll writes at most one file per day.
 
 A compacted segment is named `<first row>_<last row>` and takes the place of the day's segments of that journal whose
-first rows are in that range, whether they are still there or not (`central.compaction`): its name alone makes it count,
-so it counts from the moment it is there.
+first rows are in that range, whether they are still there or not (`central.roll_ups.compaction`): its name alone
+makes it count, so it counts from the moment it is there.
 
-Segments are whole objects of a folder or an object store (`central.lake.objects`). `central.slots` has what builds
-read.
+Segments are whole objects of a folder or an object store (`central.lake.objects`). `central.roll_ups.store` has what
+builds read.
 """
 
 from __future__ import annotations

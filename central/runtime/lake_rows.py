@@ -16,7 +16,7 @@ import pyarrow as pa
 from central.engine import answering
 from central.lake.segments import Lake, LakeError
 from central.placement.live import BUSY_CORES
-from central.slots import SlotStore
+from central.roll_ups.store import SlotStore
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from central.incident_store import IncidentQuery, IncidentStore
 from central.journal.flush import Roller
 from central.journal.writer import Journal
 from central.lake.segments import Lake
-from central.slots import SlotStore
+from central.roll_ups.store import SlotStore
 from central.validation.events import EVENT_REASONS
 from central.validation.rows import is_name
 from central.validation.triggers import TRIGGER_REASONS, TriggerRow

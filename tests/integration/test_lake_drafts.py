@@ -18,7 +18,7 @@ from central.journal.writer import Journal
 from central.lake import drafts
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
-from central.slots import SlotStore
+from central.roll_ups.store import SlotStore
 from tests.support.central_process import MAIN, ROOT, CentralProcess
 from tests.support.waiting import wait_until
 

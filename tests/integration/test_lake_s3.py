@@ -22,7 +22,6 @@ import pytest
 
 from central.api.recent import RecentVms
 from central.builds import Builder
-from central.compaction import compact_day, drop_samples, remove_superseded
 from central.config import BuildSection, PlacementSection
 from central.lake.lease import FencedError, Lease
 from central.lake.objects import Bucket
@@ -31,7 +30,8 @@ from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.lake_checks import problems, stats
 from central.placement.live import LiveFleet
-from central.slots import SlotStore
+from central.roll_ups.compaction import compact_day, drop_samples, remove_superseded
+from central.roll_ups.store import SlotStore
 from central.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from tests.support.losing_proxy import losing_proxy
 

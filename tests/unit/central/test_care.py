@@ -11,17 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import day_states, slots
+from central import day_states
 from central.builds import Builder, BuildStoppedError
-from central.care import CareDone, LakeCare
-from central.compaction import drop_samples, drop_slots
 from central.config import BuildSection, LakeSection
 from central.lake.errors import DamagedError
 from central.lake.lease import FencedError
 from central.lake.objects import Folder
 from central.lake.segments import DAY_NS, Lake, LakeError
 from central.lake_checks import problems
-from central.slots import SlotStore
+from central.roll_ups import store as slots
+from central.roll_ups.compaction import drop_samples, drop_slots
+from central.roll_ups.maintenance import CareDone, LakeCare
+from central.roll_ups.store import SlotStore
 from tests.support.older_lake import no_digests
 from tests.unit.central.test_builds import FIRST_DAY, write_day
 from whitepanda.common import log

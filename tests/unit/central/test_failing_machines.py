@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central import day_states, slots
+from central import day_states
 from central.builds import Builder
 from central.config import BuildSection
 from central.engine import Engine
-from central.failing_machines import MAX_LEFT_OUT, failing
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
-from central.slots import SlotStore
+from central.roll_ups import store
+from central.roll_ups.failing_machines import MAX_LEFT_OUT, failing
+from central.roll_ups.store import SlotStore
 from tests.unit.central.test_builds import OURS, rows_of, samples
 
 ERROR = ValueError("it is of rows")
@@ -79,14 +80,14 @@ def lake(tmp_path) -> Lake:
 @pytest.mark.parametrize("where", ["roll_up", "state"])
 def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatch, where) -> None:
     if where == "roll_up":
-        original = slots.write_part
+        original = store.write_part
 
         def fail_of_host_1(*arguments):
             if "host-1" not in arguments[-1]:
                 raise MemoryError("too much for one slot")
             return original(*arguments)
 
-        monkeypatch.setattr(slots, "write_part", fail_of_host_1)
+        monkeypatch.setattr(store, "write_part", fail_of_host_1)
     else:
         state = day_states.write
 

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central import slots
 from central.builds import Builder
 from central.cli import lake as lake_cli
-from central.compaction import compact_day, remove_superseded
 from central.config import BuildSection
 from central.lake.lease import Lease
 from central.lake.objects import Folder
 from central.lake.segments import Lake
 from central.lake_checks import problems
-from central.slots import SlotStore
+from central.roll_ups import store as slots
+from central.roll_ups.compaction import compact_day, remove_superseded
+from central.roll_ups.store import SlotStore
 from tests.unit.central.test_compaction import DAY, rolled, write
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 
@@ -216,7 +216,9 @@ def test_what_central_does_meanwhile_is_no_problem(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """After each listing of samples and slots, and before slots are opened, central does all that it does, once."""
-    monkeypatch.setattr("central.slots._MAX_PARTS", 1)  # so each roll-up makes the part before it superfluous
+    monkeypatch.setattr(
+        "central.roll_ups.store._MAX_PARTS", 1
+    )  # so each roll-up makes the part before it superfluous
     rolled(lake)
     left = {"samples": 2, "slots": 2, "open": 1}
     originals = Folder.entries, Folder.open

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from central import engine, slots
-from central.compaction import compact_day, drop_samples, remove_superseded
+from central import engine
 from central.lake import checksums
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
-from central.slots import SLOTS, SlotStore
+from central.roll_ups import store as slots
+from central.roll_ups.compaction import compact_day, drop_samples, remove_superseded
+from central.roll_ups.store import SLOTS, SlotStore
 
 DAY = date(1970, 1, 2)
 SLOT_NS = 300 * 10**9

@@ -17,11 +17,11 @@ from datetime import date
 
 import msgspec
 
-from central.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
 from central.config import LakeSection
 from central.lake.errors import DamagedError
 from central.lake.segments import Lake, day_of
-from central.slots import SlotStore
+from central.roll_ups.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
+from central.roll_ups.store import SlotStore
 
 __all__ = ["CareDone", "LakeCare"]
 

@@ -25,7 +25,7 @@ from central.lake.errors import DamagedError
 from central.lake.retention import note_deletion
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
-from central.slots import RolledSegment, SlotManifest, SlotStore
+from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
 
 __all__ = ["Compacted", "compact_day", "drop_samples", "drop_slots", "remove_superseded"]
 

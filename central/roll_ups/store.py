@@ -27,12 +27,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central.failing_machines import failing, is_of_memory, is_of_rows
 from central.lake import checksums
 from central.lake.errors import DamagedError
 from central.lake.objects import NotRegularError
 from central.lake.segments import Lake, LakeError, Segment, day_in
-from central.roll_up import KEYS, MOST, SLOTS, SUMS, write_part
+from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
+from central.roll_ups.sql import KEYS, MOST, SLOTS, SUMS, write_part
 from whitepanda.common import log
 
 if TYPE_CHECKING:
