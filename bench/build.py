@@ -26,7 +26,7 @@ import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import day_states, engine, lanes, quiet_duckdb
+from central.build import day_states, duckdb_connection, engine, worker_pool
 
 SLOT_NS = 300 * 10**9
 SLOTS = 288
@@ -103,7 +103,7 @@ def plain(paths: list[Path], memory_limit_mib: int, folder: Path) -> Times:
         "memory_limit": f"{memory_limit_mib}MiB", "threads": 2, "temp_directory": str(folder / "plain"),
         "preserve_insertion_order": False,
     }  # fmt: skip
-    with quiet_duckdb.connect(**config) as con:
+    with duckdb_connection.connect(**config) as con:
         con.read_parquet([str(path) for path in paths]).create_view("slots")
 
         def work() -> None:
@@ -149,8 +149,8 @@ def by_days(
 
     def build(days: list[Path], into: Path) -> None:
         settings: dict[str, Any] = {"memory_limit_mib": memory_limit_mib, "threads": 2, "spill_dir": folder}
-        with lanes.duckdb_lanes(len(days), **settings) as running:
-            made = lanes.in_lanes(
+        with worker_pool.duckdb_lanes(len(days), **settings) as running:
+            made = worker_pool.in_lanes(
                 running, days, lambda lane, path: day_state(method, lane, path, into / path.stem)
             )
         states.extend(made)
@@ -205,7 +205,7 @@ def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[st
 
 def with_spark(path: Path, folder: Path) -> None:
     """One day on Spark."""
-    from central.spark import SparkEngine
+    from central.build.spark import SparkEngine
 
     with SparkEngine(master="local[2]", memory_limit_mib=4096, partitions=8, spill_dir=folder) as opened:
         timed(

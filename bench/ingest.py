@@ -91,7 +91,7 @@ class Load:
         found = [self.server]
         for child in self.server.children():
             with suppress(psutil.NoSuchProcess):
-                if "central.build_worker" not in child.cmdline():
+                if "central.build.worker" not in child.cmdline():
                     found.append(child)
         return found
 

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
-from central.build_worker import BuildProcess
+from central.build.worker import BuildProcess
 from central.config import CentralConfig
 from central.incident_store import IncidentStore
 from central.incidents import IncidentRecorder

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from central.build.state_cache import check_state, has_digests, state_folders
 from central.lake.segments import Lake, LakeError
 from central.lake_checks import slot_lengths
 from central.roll_ups.store import SlotStore
-from central.states import check_state, has_digests, state_folders
 from central.versions import VersionStore
 
 __all__ = ["not_covered", "state_problems"]

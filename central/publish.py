@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from central.builds import Builder
+from central.build.builder import Builder
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.lake.segments import LakeError
 from central.versions import BuiltVersion

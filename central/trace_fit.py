@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import engine, estimator
+from central.build import engine, estimator
+from central.build.spark import SparkEngine
 from central.models.slots import SLOT_S
-from central.spark import SparkEngine
 from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import engine
-from central.engine import Engine
+from central.build import engine
+from central.build.engine import Engine
+from central.build.spark import SparkEngine, is_spark_error
 from central.models.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
-from central.spark import SparkEngine, is_spark_error
 from collector.traces.google import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 

@@ -18,7 +18,7 @@ from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
 from central.api.work import Worker
-from central.builds import Builder
+from central.build.builder import Builder
 from central.incident_store import IncidentQuery, IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import HostRecord, Journal

@@ -34,7 +34,7 @@ from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
 from central.api.sides import SideQueries
 from central.api.work import Worker
-from central.builds import Builder
+from central.build.builder import Builder
 from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 import grpc
 
 from central.api.paging import Context, abort
-from central.builds import Builder
+from central.build.builder import Builder
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal

@@ -13,7 +13,7 @@ from central.api.incidents import ask_store, mark_open
 from central.api.limits import MAX_TOP
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
-from central.builds import Builder
+from central.build.builder import Builder
 from central.incident_store import IncidentStore
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry

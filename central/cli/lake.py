@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central import quiet_duckdb
+from central.build import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
 from central.lake_checks import DayStats, problems, slot_lengths, stats
@@ -53,7 +53,7 @@ def verify(
 ) -> None:
     """Read everything, and say one line per problem; exit code 1 if there is any."""
     found = []
-    with _opened(lake) as opened, quiet_duckdb.connect() as connection:
+    with _opened(lake) as opened, duckdb_connection.connect() as connection:
         segments = len(opened.segments())
         states = () if quick else state_problems(opened)
         for line in itertools.chain(problems(opened, connection, is_quick=quick), states):
@@ -79,7 +79,7 @@ def verify(
 @app.command("stats")
 def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
     """Count days, rows, bytes, duplicates and replicas; name the machines that the newest version leaves out."""
-    with _opened(lake) as opened, quiet_duckdb.connect() as connection:
+    with _opened(lake) as opened, duckdb_connection.connect() as connection:
         length = _slot_length(opened, slot_s)
         found = stats(opened, connection, length)
     if json:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, group_key
-from central import quiet_duckdb
+from central.build import duckdb_connection
 from whitepanda.common.csv_cells import QUOTED, csv_text
 from whitepanda.common.errors import InputError
 
@@ -51,7 +51,7 @@ class Table:
 
         """
         self.path = path
-        self._duckdb = quiet_duckdb.connect()
+        self._duckdb = duckdb_connection.connect()
         name = str(path)
         if any(c in name for c in "*?["):
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from central.engine import answering
+from central.build.engine import answering
 from central.fleet.tables import Rows, read_machines
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, LakeError, day_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from central.engine import answering
+from central.build.engine import answering
 from central.lake.segments import Lake, LakeError
 from central.placement.live import BUSY_CORES
 from central.roll_ups.store import SlotStore

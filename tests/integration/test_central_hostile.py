@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.ingest_agents import frame, opening
-from central.builds import Builder
+from central.build.builder import Builder
 from central.config import BuildSection, IngestSection
 from central.incident_store import IncidentQuery, IncidentStore
 from central.journal.flush import Roller

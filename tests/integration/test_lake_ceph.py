@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from central.builds import Builder
+from central.build.builder import Builder
 from central.lake.lease import Lease
 from central.lake.objects import Bucket
 from central.lake.segments import Lake

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from central.api.recent import RecentVms
-from central.builds import Builder
+from central.build.builder import Builder
 from central.config import BuildSection, PlacementSection
 from central.lake.lease import FencedError, Lease
 from central.lake.objects import Bucket

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 
-from central import build_worker
+from central.build import worker
 from central.journal import reserve, writer
 from central.lake import lease
 from whitepanda.common import cli
@@ -62,7 +62,7 @@ def no_lease() -> None:
         self.token = 1
         return True
 
-    build_worker.COMMAND = [sys.executable, __file__, "no-lease", "--build-worker"]
+    worker.COMMAND = [sys.executable, __file__, "no-lease", "--build-worker"]
     lease.Lease.acquire = acquire
     lease.Lease.check = lambda _self: None
     lease.Lease.release = lambda _self: None
@@ -82,6 +82,6 @@ if __name__ == "__main__":
         "no-reserve": no_reserve,
     }[sys.argv.pop(1)]()
     if sys.argv[1] == "--build-worker":  # builds are another process's, which must be as broken
-        build_worker.main()
+        worker.main()
     else:
         cli.main()

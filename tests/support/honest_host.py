@@ -77,6 +77,6 @@ def memory_mib(central: CentralProcess) -> float:
     found = 0
     for each in (server, *server.children()):
         with suppress(psutil.Error):
-            if "central.build_worker" not in each.cmdline():
+            if "central.build.worker" not in each.cmdline():
                 found += each.memory_info().rss
     return found / 2**20

@@ -19,7 +19,7 @@ from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect
 from agent.uplink.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
-from central.builds import Builder
+from central.build.builder import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry

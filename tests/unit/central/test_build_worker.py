@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from central import build_worker
-from central.build_worker import BuildFailedError, BuildProcess
-from central.builds import Builder, BuildStoppedError, LeftOut
+from central.build import worker
+from central.build.builder import Builder, BuildStoppedError, LeftOut
+from central.build.worker import BuildFailedError, BuildProcess
 from central.config import BuildSection, CentralConfig, CentralSection
 from central.lake.lease import Lease
 from central.lake.segments import DAY_NS, Lake, segment_stem
@@ -101,7 +101,7 @@ async def test_a_stop_ends_a_build_and_gives_the_lease_back(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "central.build_worker._STOP_S", 60.0
+        "central.build.worker._STOP_S", 60.0
     )  # builds wait for whatever else this machine does
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
@@ -125,7 +125,7 @@ async def test_a_stop_ends_a_build_and_gives_the_lease_back(
 def test_a_build_that_does_not_stop_is_killed_and_its_lease_given_back(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("central.build_worker._STOP_S", 0.1)
+    monkeypatch.setattr("central.build.worker._STOP_S", 0.1)
     builder = made(tmp_path, lake)
     builder.start()
     assert builder._process is not None
@@ -157,7 +157,7 @@ def test_what_asks_all_of_central_to_stop_is_left_to_central(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd sends SIGTERM and a terminal SIGINT; also while it loads its modules."""
-    monkeypatch.setattr("central.build_worker._STOP_S", 60.0)  # it ends at nice 10, beside all other tests
+    monkeypatch.setattr("central.build.worker._STOP_S", 60.0)  # it ends at nice 10, beside all other tests
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     for number in (1, 2):
@@ -260,7 +260,7 @@ def test_after_a_process_that_died_the_next_one_does_less_at_a_time(
 ) -> None:
     builder = made(tmp_path, lake)
     asked = []
-    monkeypatch.setattr(build_worker, "_tell", lambda _process, line: asked.append(line))
+    monkeypatch.setattr(worker, "_tell", lambda _process, line: asked.append(line))
     for _ in range(2):
         builder.start()
         assert builder._process is not None

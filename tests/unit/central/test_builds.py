@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import engine
-from central.builds import Builder, BuildStoppedError, LeftOut
+from central.build import engine
+from central.build.builder import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection
 from central.lake.lease import FencedError
 from central.lake.objects import Folder

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import day_states
-from central.builds import Builder, BuildStoppedError
+from central.build import day_states
+from central.build.builder import Builder, BuildStoppedError
 from central.config import BuildSection, LakeSection
 from central.lake.errors import DamagedError
 from central.lake.lease import FencedError

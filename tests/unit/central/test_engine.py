@@ -1,4 +1,4 @@
-"""central.engine on DuckDB against plain numpy written for these tests, and against the model."""
+"""central.build.engine on DuckDB against plain numpy written for these tests, and against the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import engine
+from central.build import engine
 from central.models import panda
 
 SLOT_NS = 300 * 10**9

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import engine, estimator
+from central.build import engine, estimator
+from central.build.spark import SparkEngine
 from central.models import panda
 from central.models.slots import TaskSlots
 from central.models.whitepanda import WhitepandaState
-from central.spark import SparkEngine
 
 # PySpark 4.3 says so of pandas 3, which nothing here goes through.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")

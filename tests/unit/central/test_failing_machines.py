@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central import day_states
-from central.builds import Builder
+from central.build import day_states
+from central.build.builder import Builder
+from central.build.engine import Engine
 from central.config import BuildSection
-from central.engine import Engine
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.roll_ups import store

@@ -17,7 +17,7 @@ import pytest
 
 from central import pki
 from central.api.fleet import Fleet
-from central.builds import Builder, LeftOut
+from central.build.builder import Builder, LeftOut
 from central.cli import antagonists
 from central.cli._fleet import asking, explained
 from central.config import BuildSection

@@ -24,7 +24,7 @@ from central.api.fleet import Fleet
 from central.api.http import HttpApi, is_loopback
 from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
 from central.api.paging import Admitted
-from central.builds import Builder
+from central.build.builder import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import StreamRegistry

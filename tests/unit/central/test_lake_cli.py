@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central.builds import Builder
+from central.build.builder import Builder
 from central.cli import lake as lake_cli
 from central.config import BuildSection
 from central.lake.lease import Lease

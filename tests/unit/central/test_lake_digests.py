@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central import day_states
-from central.builds import Builder
+from central.build import day_states
+from central.build.builder import Builder
 from central.cli import lake as lake_cli
 from central.config import BuildSection, LakeSection
 from central.lake import checksums
@@ -245,7 +245,7 @@ def test_damaged_state_is_made_anew_and_told_and_changes_no_coefficient(
     doubled(lake, "2026-11-01")
     write_day(lake, 3, 4)
     write_day(other, 3, 4)
-    monkeypatch.setattr("central.states.check_state", lambda _folder: None)
+    monkeypatch.setattr("central.build.state_cache.check_state", lambda _folder: None)
     assert (builder.build_once(), right.build_once()) == (3, 3)
     assert coefficients(builder) != pytest.approx(coefficients(right), rel=1e-3)
 

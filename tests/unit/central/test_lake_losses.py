@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central import quiet_duckdb
+from central.build import duckdb_connection
 from central.cli.lake import app
 from central.lake.objects import Folder
 from central.lake.retention import deleted_through, note_deletion
@@ -48,7 +48,7 @@ def lake(made: Path, tmp_path: Path) -> Lake:
 
 def roll_up(lake: Lake) -> SlotStore:
     slots = SlotStore(lake, SLOT_NS)
-    with quiet_duckdb.connect(threads=1) as connection:
+    with duckdb_connection.connect(threads=1) as connection:
         for day in lake.days():
             slots.roll_up(day, connection)
     return slots
@@ -75,7 +75,7 @@ def build(lake: Lake) -> int:
 
 
 def verified(lake: Lake) -> list[str]:
-    with quiet_duckdb.connect(threads=1) as connection:
+    with duckdb_connection.connect(threads=1) as connection:
         return list(problems(Lake(lake.root), connection, is_quick=True))
 
 
@@ -313,7 +313,7 @@ def test_after_another_length_of_slots_each_book_is_held_against_the_lake_by_its
     manifest = SlotStore(lake, SLOT_NS).manifest(DAYS[0])
     compact_day(lake, DAYS[0], manifest, min_sources=2)
     remove_superseded(lake, grace_s=0)
-    with quiet_duckdb.connect(threads=1) as connection:
+    with duckdb_connection.connect(threads=1) as connection:
         for day in DAYS:  # its book has one entry of the first day, the other one's four
             SlotStore(lake, 2 * SLOT_NS).roll_up(day, connection)
     assert verified(lake) == []

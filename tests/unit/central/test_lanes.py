@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from central.lanes import duckdb_lanes, in_lanes
+from central.build.worker_pool import duckdb_lanes, in_lanes
 
 
 class Lane:

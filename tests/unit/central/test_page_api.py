@@ -13,7 +13,7 @@ from central.api import recent
 from central.api.history import CoefficientHistory
 from central.api.http import HttpApi
 from central.api.recent import RecentVms, read_lines
-from central.builds import Builder
+from central.build.builder import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream

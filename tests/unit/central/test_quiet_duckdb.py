@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from central import quiet_duckdb
-from central.engine import Engine
+from central.build import duckdb_connection
+from central.build.engine import Engine
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +57,7 @@ def test_a_long_query_shows_nothing_on_a_terminal(opened_by, is_quiet):
 
 def test_engines_are_quiet_and_fetch_nothing(tmp_path):
     query = "SELECT current_setting('enable_progress_bar'), current_setting('autoinstall_known_extensions')"
-    with quiet_duckdb.connect() as connection:
+    with duckdb_connection.connect() as connection:
         assert connection.execute(query).fetchall() == [(False, False)]
     with Engine(memory_limit_mib=128, threads=1, spill_dir=tmp_path / "spill") as engine:
         assert engine.connection.con.execute(query).fetchall() == [(False, False)]
@@ -73,5 +73,5 @@ def test_nothing_else_opens_duckdb():
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("duckdb.connect")
     ]
     elsewhere = [each for each in found if each[1] != "quiet_duckdb.connect"]
-    assert elsewhere == [("central/quiet_duckdb.py", "duckdb.connect")]
+    assert elsewhere == [("central/build/duckdb_connection.py", "duckdb.connect")]
     assert len(found) > len(elsewhere)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from central import engine
+from central.build import engine
 from central.lake import checksums
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from central import engine, estimator
+from central.build import engine, estimator
 from central.lake import checksums
 from central.lake.errors import DamagedError
 from central.lake.objects import NotRegularError, check_regular
@@ -30,7 +30,7 @@ _DIGESTS = "digests.json"
 _REMEDY = "delete its folder: the next build computes the day anew"
 
 
-# What each method's state has (`central.day_states`).
+# What each method's state has (`central.build.day_states`).
 _OLDER = (
     frozenset(f"{name}.parquet" for name in engine.STATE),
     frozenset((*estimator.STATE_FILES, "cpi.parquet")),

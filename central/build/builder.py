@@ -1,9 +1,9 @@
 """Builds: the lake's new days into pair state, all days' state into a version of statistics and coefficients.
 
 Segments that are new are rolled up to slots (`central.roll_ups.store`), and state is computed from those. A day's
-state is named by the digest of its slots' names (`central.states`), so it is computed anew only when the day has got
-other slots: a new day costs that day alone. State is a cache; it can be deleted at any time. Where the lake is no
-folder it is in a folder of its own.
+state is named by the digest of its slots' names (`central.build.state_cache`), so it is computed anew only when the
+day has got other slots: a new day costs that day alone. State is a cache; it can be deleted at any time. Where the
+lake is no folder it is in a folder of its own.
 
 What is read is held against its digest (`central.lake.checksums`): of a damaged segment or slots no version is made.
 
@@ -33,22 +33,22 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import day_states, engine, quiet_duckdb
+from central.build import day_states, duckdb_connection, engine
+from central.build.day_states import CROWDED_FILE, MAX_JOBS
+from central.build.left_out import LeftOut, LeftOutDays, OlderDay
+from central.build.other_settings import OtherSettings
+from central.build.spark import SparkEngine
+from central.build.state_cache import StateFolders
+from central.build.worker_pool import Interruptible, duckdb_lanes, in_lanes
 from central.config import BuildSection, LakeSection
-from central.day_states import CROWDED_FILE, MAX_JOBS
 from central.lake.drafts import OwnedFolder
 from central.lake.errors import DamagedError
 from central.lake.lease import Lease
 from central.lake.segments import DAY_NS, Lake, Segment
-from central.lanes import Interruptible, duckdb_lanes, in_lanes
-from central.left_out import LeftOut, LeftOutDays, OlderDay
-from central.other_settings import OtherSettings
 from central.own_threads import in_own_thread
 from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.maintenance import LakeCare
 from central.roll_ups.store import SlotManifest, SlotStore
-from central.spark import SparkEngine
-from central.states import StateFolders
 from central.versions import BuiltVersion, Manifest, VersionStore
 from whitepanda.common import log
 
@@ -431,7 +431,7 @@ class Builder:
         self._state.mkdir(parents=True, exist_ok=True)
         with (
             OwnedFolder(self._state, ".roll-") as spill,
-            quiet_duckdb.connect(
+            duckdb_connection.connect(
                 memory_limit=f"{self._section.memory_limit_mib}MiB",
                 threads=self._section.threads,
                 temp_directory=str(spill),

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from central.engine import Engine
+from central.build.engine import Engine
 
 __all__ = ["Interruptible", "duckdb_lanes", "in_lanes"]
 

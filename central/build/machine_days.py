@@ -4,8 +4,8 @@ Pairs of jobs that share a machine slot are some twenty times as many as the tas
 to sum them. A machine day is one matrix (slots x jobs) instead, and all of its sums are products of such matrices.
 Kernels take whole machine days in any order: those of many machines on DuckDB, one machine day on Spark.
 
-Names are numbers here (`central.coded`). The sums come in one table, `PRODUCTS`, that engines can add up by key
-(`kind`, `a`, `b`).
+Names are numbers here (`central.build.dictionary_encoding`). The sums come in one table, `PRODUCTS`, that engines
+can add up by key (`kind`, `a`, `b`).
 """
 
 from __future__ import annotations

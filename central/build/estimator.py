@@ -1,4 +1,4 @@
-"""Our estimator on an engine: robust scales as Ibis expressions, machine days by `central.machine_days`, sums again.
+"""Our estimator on an engine: robust scales as Ibis expressions, machine days by `central.build.machine_days`, sums again.
 
 What days leave is a folder each (`write_state`). Folders of any days, made by any engine, are added up and solved here
 in numpy (`merged_state`, `coefficients`): no row of task slots is read again. The result is that of
@@ -21,16 +21,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central import machine_days
-from central.coded import coded, numbered
+from central.build import machine_days
+from central.build.dictionary_encoding import coded, numbered
 from central.models.groups import Floats, Ints, group, sums
 from central.models.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-    from central.engine import Engine
-    from central.spark import SparkEngine
+    from central.build.engine import Engine
+    from central.build.spark import SparkEngine
 
 __all__ = [
     "STATE_FILES",

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import machine_days, quiet_duckdb
-from central.coded import coded, numbered
-from central.machine_days import PRODUCTS, Kernel
+from central.build import duckdb_connection, machine_days
+from central.build.dictionary_encoding import coded, numbered
+from central.build.machine_days import PRODUCTS, Kernel
 from central.models.panda import (
     HISTOGRAM_BINS_PER_E,
     HISTOGRAM_MAX_BIN,
@@ -36,7 +36,7 @@ from central.models.panda import (
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-    from central.spark import SparkEngine
+    from central.build.spark import SparkEngine
 
 __all__ = [
     "STATE",
@@ -100,7 +100,7 @@ class Engine:
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
         spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
-        opened = quiet_duckdb.connect(
+        opened = duckdb_connection.connect(
             memory_limit=f"{memory_limit_mib}MiB",
             threads=threads,
             temp_directory=str(spill_dir),
@@ -137,7 +137,7 @@ class Engine:
         return write_parquet(table, path)
 
     def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Run a kernel of `central.machine_days` on parts of whole machines, and write what they leave.
+        """Run a kernel of `central.build.machine_days` on parts of whole machines, and write what they leave.
 
         Args:
             rows: what the kernel reads; better of one day. Python holds some `_PART_ROWS` of them at a time.

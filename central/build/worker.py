@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 
 from central import worker_process
-from central.builds import Builder, BuildStoppedError
+from central.build.builder import Builder, BuildStoppedError
+from central.build.left_out import LeftOut
 from central.config import BuildSection, CentralConfig
 from central.lake.segments import Lake
-from central.left_out import LeftOut
 from central.own_threads import in_own_thread
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
@@ -33,7 +33,7 @@ from whitepanda.common.errors import WhitepandaError
 __all__ = ["COMMAND", "BuildFailedError", "BuildProcess", "bound_mib", "main"]
 
 #: What runs in the process; it gets central's process id as its argument.
-COMMAND = [sys.executable, "-m", "central.build_worker"]
+COMMAND = [sys.executable, "-m", "central.build.worker"]
 
 #: One BLAS thread: days are computed beside each other, each of small matrices. The rest keeps allocators from taking
 #: address space ahead, as all of it counts against the bound on memory.

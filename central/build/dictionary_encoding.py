@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-    from central.engine import Engine
-    from central.spark import SparkEngine
+    from central.build.engine import Engine
+    from central.build.spark import SparkEngine
 
 __all__ = ["CodedSlots", "coded", "numbered"]
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import engine, estimator
+from central.build import engine, estimator
 from central.models.robust_cpi import over_days
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-    from central.spark import SparkEngine
+    from central.build.spark import SparkEngine
 
 __all__ = ["CROWDED_FILE", "FORMATS", "MAX_JOBS", "solved", "write"]
 

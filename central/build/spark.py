@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.machine_days import Kernel
+from central.build.machine_days import Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
@@ -35,7 +35,7 @@ def is_spark_error(error: BaseException) -> bool:
 
 
 class SparkEngine:
-    """A Spark session with the methods of `central.engine.Engine`.
+    """A Spark session with the methods of `central.build.engine.Engine`.
 
     Args:
         master: `local[2]`, `spark://host:7077`, `yarn`, `k8s://...`.
@@ -118,7 +118,7 @@ class SparkEngine:
         return self._write(frame, path)
 
     def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Run a kernel of `central.machine_days` on each machine day, on the workers, and write what they leave."""
+        """Run a kernel of `central.build.machine_days` on each machine day, on the workers, and write what they leave."""
 
         def run(part: pa.Table) -> pa.Table:
             return kernel(part.drop_columns(["_day"]), slot_ns)
