@@ -23,6 +23,7 @@ from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
 from central.build.worker import BuildProcess
+from central.coefficients.publish import Publisher
 from central.config import CentralConfig
 from central.incident_store import IncidentStore
 from central.incidents import IncidentRecorder
@@ -37,7 +38,6 @@ from central.journal.writer import Journal
 from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
-from central.publish import Publisher
 from central.revoked import LOOK_S, Revoked
 from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify

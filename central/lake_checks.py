@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central.coefficients.versions import VersionStore
 from central.lake.lease import lease_problem
 from central.lake.replicas import replica_of
 from central.lake.segments import Lake, LakeError, Segment
 from central.lake_losses import losses
 from central.roll_ups.store import SlotManifest, SlotStore
-from central.versions import VersionStore
 
 __all__ = ["DayStats", "LakeStats", "duplicates", "problems", "slot_lengths", "stats"]
 

@@ -18,10 +18,10 @@ from datetime import date
 
 import msgspec
 
+from central.coefficients.versions import Manifest, VersionStore
 from central.lake.retention import deleted_through
 from central.lake.segments import Lake, LakeError, Segment
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
-from central.versions import Manifest, VersionStore
 
 __all__ = ["losses"]
 

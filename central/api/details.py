@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from central.api.history import CoefficientHistory
 from central.api.incidents import ask_store, mark_open
 from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
 from central.api.overview import read_top
@@ -19,6 +18,7 @@ from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
 from central.api.work import Worker
 from central.build.builder import Builder
+from central.coefficients.history import CoefficientHistory
 from central.incident_store import IncidentQuery, IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import HostRecord, Journal

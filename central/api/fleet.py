@@ -15,7 +15,6 @@ import msgspec
 import pyarrow as pa
 
 from central.api.details import DetailQueries
-from central.api.history import CoefficientHistory
 from central.api.incidents import IncidentQueries
 from central.api.overview import OverviewQueries
 from central.api.paging import (
@@ -35,6 +34,8 @@ from central.api.runtimes import ModelFile, RuntimeQueries
 from central.api.sides import SideQueries
 from central.api.work import Worker
 from central.build.builder import Builder
+from central.coefficients.history import CoefficientHistory
+from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
@@ -45,7 +46,6 @@ from central.lake.segments import Lake, LakeError, Segment
 from central.lake.vm_windows import VmWindows
 from central.placement.live import LiveFleet
 from central.revoked import Revoked, revoked_text
-from central.versions import BuiltVersion
 from whitepanda.common.protocol import PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial, shown_names
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc

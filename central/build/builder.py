@@ -40,6 +40,7 @@ from central.build.other_settings import OtherSettings
 from central.build.spark import SparkEngine
 from central.build.state_cache import StateFolders
 from central.build.worker_pool import Interruptible, duckdb_lanes, in_lanes
+from central.coefficients.versions import BuiltVersion, Manifest, VersionStore
 from central.config import BuildSection, LakeSection
 from central.lake.drafts import OwnedFolder
 from central.lake.errors import DamagedError
@@ -49,7 +50,6 @@ from central.own_threads import in_own_thread
 from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.maintenance import LakeCare
 from central.roll_ups.store import SlotManifest, SlotStore
-from central.versions import BuiltVersion, Manifest, VersionStore
 from whitepanda.common import log
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from central.coefficients.versions import Manifest, VersionStore
 from central.config import BuildSection
 from central.lake.errors import LakeError
 from central.lake.replicas import RECENT_S
-from central.versions import Manifest, VersionStore
 from whitepanda.common import log
 
 __all__ = ["OtherSettings"]

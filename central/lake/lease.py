@@ -6,7 +6,7 @@ A token is taken by creating its file exclusively, one higher than the last, so 
 holder. The holder renews by writing its own file anew. Others take over once they have seen it unchanged by their own
 monotonic clock for as long as the holder said that it may be silent: no two machines' clocks are compared. A stalled
 holder that wakes up finds a higher token and must stop; what it could still publish at that moment is stopped by the
-exclusive manifests (`central.versions`, `central.roll_ups.store`).
+exclusive manifests (`central.coefficients.versions`, `central.roll_ups.store`).
 """
 
 from __future__ import annotations

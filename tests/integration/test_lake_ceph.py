@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from central.build.builder import Builder
+from central.coefficients.versions import VersionStore
 from central.lake.lease import Lease
 from central.lake.objects import Bucket
 from central.lake.segments import Lake
-from central.versions import VersionStore
 from tests.integration.test_lake_s3 import (  # noqa: F401 - the same tests, on this module's store
     SECTION,
     bucket_lake,

@@ -22,6 +22,7 @@ import pytest
 
 from central.api.recent import RecentVms
 from central.build.builder import Builder
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from central.config import BuildSection, PlacementSection
 from central.lake.lease import FencedError, Lease
 from central.lake.objects import Bucket
@@ -32,7 +33,6 @@ from central.lake_checks import problems, stats
 from central.placement.live import LiveFleet
 from central.roll_ups.compaction import compact_day, drop_samples, remove_superseded
 from central.roll_ups.store import SlotStore
-from central.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from tests.support.losing_proxy import losing_proxy
 
 pytestmark = pytest.mark.integration

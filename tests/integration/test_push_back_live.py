@@ -15,9 +15,9 @@ from agent.config import UplinkSection
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
-from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.support.central_process import CentralProcess
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2

@@ -20,6 +20,7 @@ from agent.uplink.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
 from central.build.builder import Builder
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
@@ -27,7 +28,6 @@ from central.journal.writer import HostRecord, Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.triggers import TriggerRow
-from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 

@@ -19,6 +19,7 @@ import pytest
 
 from central.build import engine
 from central.build.builder import Builder, BuildStoppedError, LeftOut
+from central.coefficients.versions import VersionStore
 from central.config import BuildSection
 from central.lake.lease import FencedError
 from central.lake.objects import Folder
@@ -28,7 +29,6 @@ from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
 from central.models import panda
 from central.models.slots import TaskSlots
 from central.models.whitepanda import WhitepandaState
-from central.versions import VersionStore
 from tests.support.older_lake import no_digests
 from whitepanda.common import log
 
@@ -507,7 +507,7 @@ def test_a_stalled_builder_publishes_nothing_after_the_one_that_took_over(lake):
 
 
 def _schemas():
-    from central.versions import COEFFICIENTS, JOB_STATISTICS  # noqa: PLC0415 - this test alone needs it
+    from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS  # noqa: PLC0415 - this test alone needs it
 
     return JOB_STATISTICS, COEFFICIENTS
 

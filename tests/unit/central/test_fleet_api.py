@@ -20,6 +20,7 @@ from central.api.fleet import Fleet
 from central.build.builder import Builder, LeftOut
 from central.cli import antagonists
 from central.cli._fleet import asking, explained
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
@@ -29,7 +30,6 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
 from central.validation.triggers import TriggerRow
-from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.fleets import Asked

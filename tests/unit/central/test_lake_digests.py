@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from central.build import day_states
 from central.build.builder import Builder
 from central.cli import lake as lake_cli
+from central.coefficients.versions import VersionStore
 from central.config import BuildSection, LakeSection
 from central.lake import checksums
 from central.lake.errors import DamagedError, NotFiniteError
 from central.lake.segments import Lake, Segment, segment_stem
 from central.roll_ups.compaction import compact_day, drop_samples
 from central.roll_ups.store import SlotStore
-from central.versions import VersionStore
 from tests.support.older_lake import no_digests
 from tests.unit.central.test_builds import FIRST_DAY, write_day
 from tests.unit.central.test_compaction import DAY, rolled, write

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from central.build import duckdb_connection
 from central.cli.lake import app
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.lake.objects import Folder
 from central.lake.retention import deleted_through, note_deletion
 from central.lake.segments import Lake
@@ -22,7 +23,6 @@ from central.lake_checks import problems
 from central.lake_losses import losses
 from central.roll_ups.compaction import compact_day, drop_samples, drop_slots, remove_superseded
 from central.roll_ups.store import SlotStore
-from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.unit.central.test_builds import FIRST_DAY, write_day
 
 SLOT_NS = 300 * 10**9

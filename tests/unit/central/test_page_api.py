@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from central.api import recent
-from central.api.history import CoefficientHistory
 from central.api.http import HttpApi
 from central.api.recent import RecentVms, read_lines
 from central.build.builder import Builder
+from central.coefficients.history import CoefficientHistory
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.config import BuildSection
 from central.incident_store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
@@ -23,7 +24,6 @@ from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
 from central.validation.events import EventRow
-from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.unit.central.test_http_api import Served, get
 from tests.unit.central.test_incidents import GAP, over, row, slower, told
 from whitepanda.common import log
@@ -495,7 +495,7 @@ def test_a_coefficients_history_is_read_once_per_version(tmp_path, monkeypatch):
 
 
 def test_histories_of_few_jobs_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("central.api.history._KEPT_JOBS", 2)
+    monkeypatch.setattr("central.coefficients.history._KEPT_JOBS", 2)
     history = CoefficientHistory(VersionStore(Lake(tmp_path).objects))
     for job in ("a", "b", "a", "c"):
         history.of(job)

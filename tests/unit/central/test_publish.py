@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.antagonists.coefficients import CoefficientStore
-from central import publish
+from central.coefficients import publish
+from central.coefficients.publish import Publisher
+from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, BuiltVersion, Manifest
 from central.ingest.sessions import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
-from central.publish import Publisher
-from central.versions import COEFFICIENTS, JOB_STATISTICS, BuiltVersion, Manifest
 from whitepanda.v1 import agent_pb2
 
 
@@ -359,7 +359,7 @@ async def test_after_an_older_lake_is_restored_the_next_version_is_taken(fleet, 
 
 
 async def test_a_host_from_a_newer_replica_is_not_set_back(fleet, monkeypatch):
-    monkeypatch.setattr("central.publish._RETRY_S", 0.0)
+    monkeypatch.setattr("central.coefficients.publish._RETRY_S", 0.0)
     fleet.built(ONE)
     fleet.in_lake = [OSError("away"), TWO]
     stream = fleet.host("h", "db", coefficient_version=2)

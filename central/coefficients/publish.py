@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from central.build.builder import Builder
+from central.coefficients.versions import BuiltVersion
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.lake.segments import LakeError
-from central.versions import BuiltVersion
 from whitepanda.common import log
 from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2

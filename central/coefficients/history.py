@@ -9,8 +9,8 @@ from collections import OrderedDict
 import msgspec
 import pyarrow as pa
 
+from central.coefficients.versions import VersionStore
 from central.lake.errors import LakeError
-from central.versions import VersionStore
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["CoefficientHistory"]
