@@ -19,10 +19,10 @@ import typer
 from central.build import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
-from central.lake_checks import DayStats, problems, slot_lengths, stats
-from central.lake_digests import not_covered, state_problems
 from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
 from central.roll_ups.store import SlotStore
+from central.verify.checks import DayStats, problems, slot_lengths, stats
+from central.verify.digests import not_covered, state_problems
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 

@@ -18,11 +18,11 @@ from central.lake.errors import DamagedError
 from central.lake.lease import FencedError
 from central.lake.objects import Folder
 from central.lake.segments import DAY_NS, Lake, LakeError
-from central.lake_checks import problems
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import drop_samples, drop_slots
 from central.roll_ups.maintenance import CareDone, LakeCare
 from central.roll_ups.store import SlotStore
+from central.verify.checks import problems
 from tests.support.older_lake import no_digests
 from tests.unit.central.test_builds import FIRST_DAY, write_day
 from whitepanda.common import log

@@ -21,9 +21,9 @@ from central.cli.lake import app
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
-from central.lake_checks import problems
 from central.roll_ups.compaction import compact_day, remove_superseded
 from central.roll_ups.store import SlotStore
+from central.verify.checks import problems
 
 DAY = date(1970, 1, 2)
 SLOT_NS = 300 * 10**9

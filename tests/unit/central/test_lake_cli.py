@@ -18,10 +18,10 @@ from central.config import BuildSection
 from central.lake.lease import Lease
 from central.lake.objects import Folder
 from central.lake.segments import Lake
-from central.lake_checks import problems
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import compact_day, remove_superseded
 from central.roll_ups.store import SlotStore
+from central.verify.checks import problems
 from tests.unit.central.test_compaction import DAY, rolled, write
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 

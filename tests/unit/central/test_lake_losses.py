@@ -19,10 +19,10 @@ from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.lake.objects import Folder
 from central.lake.retention import deleted_through, note_deletion
 from central.lake.segments import Lake
-from central.lake_checks import problems
-from central.lake_losses import losses
 from central.roll_ups.compaction import compact_day, drop_samples, drop_slots, remove_superseded
 from central.roll_ups.store import SlotStore
+from central.verify.checks import problems
+from central.verify.losses import losses
 from tests.unit.central.test_builds import FIRST_DAY, write_day
 
 SLOT_NS = 300 * 10**9

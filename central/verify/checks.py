@@ -19,8 +19,8 @@ from central.coefficients.versions import VersionStore
 from central.lake.lease import lease_problem
 from central.lake.replicas import replica_of
 from central.lake.segments import Lake, LakeError, Segment
-from central.lake_losses import losses
 from central.roll_ups.store import SlotManifest, SlotStore
+from central.verify.losses import losses
 
 __all__ = ["DayStats", "LakeStats", "duplicates", "problems", "slot_lengths", "stats"]
 

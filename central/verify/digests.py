@@ -10,8 +10,8 @@ import msgspec
 from central.build.state_cache import check_state, has_digests, state_folders
 from central.coefficients.versions import VersionStore
 from central.lake.segments import Lake, LakeError
-from central.lake_checks import slot_lengths
 from central.roll_ups.store import SlotStore
+from central.verify.checks import slot_lengths
 
 __all__ = ["not_covered", "state_problems"]
 
