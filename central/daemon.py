@@ -25,8 +25,9 @@ from central.api.http import HttpApi
 from central.build.worker import BuildProcess
 from central.coefficients.publish import Publisher
 from central.config import CentralConfig
-from central.incident_store import IncidentStore
-from central.incidents import IncidentRecorder
+from central.incidents.recorder import IncidentRecorder
+from central.incidents.store import IncidentStore
+from central.incidents.webhooks import Webhooks
 from central.ingest import gc_tuning
 from central.ingest.service import Ingest
 from central.ingest.sessions import StreamRegistry
@@ -39,7 +40,6 @@ from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from central.revoked import LOOK_S, Revoked
-from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS

@@ -19,7 +19,7 @@ from central.api.recent import RecentVms, read_lines
 from central.api.work import Worker
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
-from central.incident_store import IncidentQuery, IncidentStore
+from central.incidents.store import IncidentQuery, IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import HostRecord, Journal
 from central.lake.segment_times import SegmentTimes

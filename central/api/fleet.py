@@ -37,7 +37,7 @@ from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
-from central.incident_store import IncidentStore, StoreError
+from central.incidents.store import IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.latency import BOUNDS_S
 from central.journal.writer import HostRecord, Journal

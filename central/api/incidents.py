@@ -13,7 +13,7 @@ import grpc
 from central.api.limits import MAX_WINDOWS
 from central.api.names import NameChecks
 from central.api.paging import Context, Token, abort, check_times, encode, read_page
-from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
+from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 from central.lake.segments import LakeError

@@ -10,7 +10,7 @@ import grpc
 
 from central.api.paging import Context, abort
 from central.build.builder import Builder
-from central.incident_store import IncidentQuery, IncidentStore, StoreError
+from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 

@@ -14,7 +14,7 @@ from central.api.limits import MAX_TOP
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
 from central.build.builder import Builder
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal

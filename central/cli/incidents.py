@@ -15,7 +15,7 @@ from rich.text import Text
 from agent.analysis.antagonists.panda import is_cut
 from central.api.openapi import to_json
 from central.cli._fleet import asking
-from central.incident_words import found_by, named, slow_down_or_why
+from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from central.webhooks import messages
+from central.incidents import webhook_messages
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import Receiver
 from tests.unit.central.test_webhooks import URL, incident
@@ -93,7 +93,7 @@ def test_what_alertmanager_makes_of_our_alert_is_what_we_send(alertmanager, rece
     now = (int(time.time()) - 5) * 10**9 + 123_000_000  # Go leaves out zeros at the end
     found = incident()
     found.first_unix_ns = found.last_unix_ns = now
-    ours = json.loads(messages.firing(found, URL))
+    ours = json.loads(webhook_messages.firing(found, URL))
     (alert,) = ours["alerts"]
     submit(alertmanager, {key: alert[key] for key in ("labels", "annotations", "startsAt", "generatorURL")})
     wait_until(lambda: receiver.posts)
@@ -113,7 +113,7 @@ def test_what_alertmanager_makes_of_our_alert_is_what_we_send(alertmanager, rece
     assert {**alert, "fingerprint": ""} == {**told, "fingerprint": ""}
     assert len(alert["fingerprint"]) == len(told["fingerprint"]) == 16
 
-    over = json.loads(messages.resolved(found, json.dumps(ours), URL, ended_unix_ns=now))["alerts"][0]
+    over = json.loads(webhook_messages.resolved(found, json.dumps(ours), URL, ended_unix_ns=now))["alerts"][0]
     submit(
         alertmanager,
         {key: over[key] for key in ("labels", "annotations", "startsAt", "endsAt", "generatorURL")},

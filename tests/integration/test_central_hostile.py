@@ -25,7 +25,7 @@ import pytest
 from bench.ingest_agents import frame, opening
 from central.build.builder import Builder
 from central.config import BuildSection, IngestSection
-from central.incident_store import IncidentQuery, IncidentStore
+from central.incidents.store import IncidentQuery, IncidentStore
 from central.journal.flush import Roller
 from central.journal.writer import Journal
 from central.lake.segments import Lake

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from tests.support.doc_commands import ROOT, Script, all_scripts, exceptions

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from central.incident_store import IncidentQuery, IncidentStore, StoreError
-from central.webhooks import tables
+from central.incidents import webhook_tables
+from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from tests.support.webhook_receiver import Receiver
 from tests.unit.central.test_incidents import DAY, GAP, NOW, S, host_only, over, row, slower, told
 from tests.unit.central.test_webhook_delivery import running, take, until, webhooks
@@ -159,12 +159,14 @@ async def test_of_two_centrals_one_tells_each_webhook(cluster, tmp_path):
         await until(lambda: sum(s.delivered for s in (*first.status(), *second.status())) == 30)
         assert sorted(s.active for s in (*first.status(), *second.status())) == [False, True]
     assert len(set(receiver.taken())) == 30
-    holder = stores[0].write(lambda c: c.scalar(sa.select(tables.receivers.c.holder)))
+    holder = stores[0].write(lambda c: c.scalar(sa.select(webhook_tables.receivers.c.holder)))
     other = "b" if holder == "a" else "a"
     take(stores[0], row(40, NOW, host="h40"))
     async with running(webhooks(stores[1], receiver, holder=other)) as third:
         await until(lambda: third.status()[0].receiver and not third.status()[0].active)
-        stores[0].write(lambda c: c.execute(sa.update(tables.receivers).values(until_unix_ns=time.time_ns())))
+        stores[0].write(
+            lambda c: c.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=time.time_ns()))
+        )
         await until(lambda: len(receiver.taken()) == 31)
     receiver.close()
     for store in stores:

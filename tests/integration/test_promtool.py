@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from central.api import metrics
+from central.incidents.webhooks import DROP_REASONS
 from central.journal.latency import BOUNDS_S
-from central.webhooks.dispatcher import DROP_REASONS
 from tests.support.prometheus_server import promtool, queries
 from tests.unit.agent.test_cardinality import documented, everything, page
 from whitepanda.v1 import agent_pb2, fleet_pb2

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from tests.support.central_process import CentralProcess
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import HANG, Receiver

@@ -22,7 +22,7 @@ from central.api.http import HttpApi
 from central.build.builder import Builder
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.config import BuildSection
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import HostRecord, Journal
 from central.lake.schema import SAMPLES

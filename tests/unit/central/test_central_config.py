@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from central.config import RANGES, CentralConfig, load
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from central.lake.objects import open_objects
 from whitepanda.common.errors import ConfigError, UnavailableError
 

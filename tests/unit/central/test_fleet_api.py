@@ -22,7 +22,7 @@ from central.cli import antagonists
 from central.cli._fleet import asking, explained
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.tables import Submission
 from central.journal.writer import HostRecord, Journal

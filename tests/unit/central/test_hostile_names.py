@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from central.webhooks.messages import firing
+from central.incidents.webhook_messages import firing
 from whitepanda.common import cli
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import fleet_pb2

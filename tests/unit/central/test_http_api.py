@@ -26,7 +26,7 @@ from central.api.openapi import ROUTES, ParameterError, document, read_request, 
 from central.api.paging import Admitted
 from central.build.builder import Builder
 from central.config import BuildSection
-from central.incident_store import IncidentStore
+from central.incidents.store import IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 from central.lake.segments import Lake, LakeError

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from agent.analysis.advice import recommendations
 from agent.analysis.advice.actions import recommend
 from agent.uplink.recommendation_messages import recommendation_message
-from central import incident_store
-from central import incident_tables as tables
 from central.api.incidents import mark_open
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
-from central.incident_store import IncidentQuery, IncidentStore, StoreError
-from central.incidents import IncidentRecorder
+from central.incidents import store as incident_store
+from central.incidents import tables
+from central.incidents.recorder import IncidentRecorder
+from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from central.journal.writer import Journal, Roll, Submission
 from central.validation.rows import Limits
 from central.validation.triggers import TriggerRow, check_triggers, first_suspect
@@ -632,7 +632,7 @@ async def test_reports_reach_history_once_over_failures_and_kills(tmp_path, monk
 
 
 async def test_the_recorder_tells_once_that_history_is_away(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("central.incidents._RETRY_S", 0.01)
+    monkeypatch.setattr("central.incidents.recorder._RETRY_S", 0.01)
     journal = Journal(tmp_path, replica="r", commit_interval_s=0.001)
     journal.start()
     store = IncidentStore("", tmp_path)

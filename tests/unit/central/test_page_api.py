@@ -16,7 +16,7 @@ from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.config import BuildSection
-from central.incident_store import IncidentQuery, StoreError
+from central.incidents.store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
 from central.journal.tables import Submission
 from central.journal.writer import HostRecord

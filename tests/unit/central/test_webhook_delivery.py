@@ -9,11 +9,11 @@ import math
 import pytest
 import sqlalchemy as sa
 
-from central import incident_tables
 from central.config import WebhooksSection
-from central.incident_store import IncidentStore, StoreError
-from central.webhooks import tables
-from central.webhooks.dispatcher import Timing, Webhooks
+from central.incidents import tables as incident_tables
+from central.incidents import webhook_tables
+from central.incidents.store import IncidentStore, StoreError
+from central.incidents.webhooks import Timing, Webhooks
 from tests.support.webhook_receiver import HANG, Receiver
 from tests.unit.central.test_incidents import GAP, NOW, S, over, row, told
 
@@ -183,27 +183,29 @@ async def test_what_waits_is_told_by_the_next_start(store, receiver):
         await until(lambda: receiver.taken() == [("1", "firing"), ("2", "firing")])
     assert len(receiver.posts) == 3
     with store._engine.begin() as connection:
-        connection.execute(sa.update(tables.receivers).values(until_unix_ns=NOW - 31 * 86_400 * S))
+        connection.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=NOW - 31 * 86_400 * S))
     async with running(webhooks(store)):  # no URL any more
-        await until(lambda: store.write(lambda c: c.scalar(sa.func.count(tables.receivers.c.receiver))) == 0)
-    assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(tables.told))) == 0
+        await until(
+            lambda: store.write(lambda c: c.scalar(sa.func.count(webhook_tables.receivers.c.receiver))) == 0
+        )
+    assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.told))) == 0
 
 
 async def test_that_notices_what_is_forgotten_before_it_was_taken(store, receiver, monkeypatch):
-    first = tables.first
+    first = webhook_tables.first
 
     def hasty(connection, key):
         if found := first(connection, key):
-            tables.forget(connection, found)
+            webhook_tables.forget(connection, found)
         return found
 
     take(store, row(1))
     receiver.answers.append(HANG)
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "first", hasty)
+        patch.setattr(webhook_tables, "first", hasty)
         async with running(webhooks(store, receiver)):
             await until(lambda: receiver.posts)
-    notices = store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(tables.notices)))
+    notices = store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.notices)))
     assert (notices, receiver.taken()) == (0, [])
 
 
@@ -225,7 +227,7 @@ async def test_another_replica_leaves_it_alone_until_the_lease_ends(store, recei
 
 
 async def test_that_notices_a_lease_that_everybody_has(store, receiver, monkeypatch):
-    monkeypatch.setattr(tables, "claim", lambda *_, **__: True)
+    monkeypatch.setattr(webhook_tables, "claim", lambda *_, **__: True)
     take(store, *[row(n, NOW + n, host=f"h{n}") for n in range(3)])
     receiver.answers.extend([HANG, HANG])
     first, second = webhooks(store, receiver, holder="a"), webhooks(store, receiver, holder="b")
@@ -254,11 +256,11 @@ async def test_history_that_is_away_is_told_of_and_awaited(store, receiver, monk
 
 
 def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
-    monkeypatch.setattr(tables, "_AT_ONCE", 20)
-    take(store, *[row(n, NOW + n, host=f"h{n}") for n in range(tables._AT_ONCE + 5)])
+    monkeypatch.setattr(webhook_tables, "_AT_ONCE", 20)
+    take(store, *[row(n, NOW + n, host=f"h{n}") for n in range(webhook_tables._AT_ONCE + 5)])
 
     def change(connection):
-        return tables.change(
+        return webhook_tables.change(
             connection,
             "k",
             store.messages,
@@ -271,11 +273,11 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
     counts = []
     for _ in range(3):
         assert store.write(change) == 0
-        counts.append(store.write(lambda c: tables.waiting(c, "k")).count)
+        counts.append(store.write(lambda c: webhook_tables.waiting(c, "k")).count)
     assert counts == [20, 25, 25]
-    assert store.write(lambda c: tables.first(c, "k")).id == 1
+    assert store.write(lambda c: webhook_tables.first(c, "k")).id == 1
     assert store.count_open(NOW) == 25 and store.count_open(NOW + 20) == 5
-    assert incident_tables.METADATA is tables.METADATA
+    assert incident_tables.METADATA is webhook_tables.METADATA
 
 
 async def test_what_one_receiver_does_to_us_costs_neither_the_others_nor_central(

@@ -13,9 +13,9 @@ import ssl
 import httpx
 import pytest
 
+from central.incidents import webhook_messages
+from central.incidents.webhook_sender import Answer, Sender, receiver_names, sign
 from central.pki import issue, make_ca
-from central.webhooks import messages
-from central.webhooks.sender import Answer, Sender, receiver_names, sign
 from tests.support.webhook_receiver import HANG, Receiver
 from tests.unit.central.test_incidents import NOW, S
 from whitepanda.common.errors import ConfigError, TlsError
@@ -62,7 +62,7 @@ def incident(**changes) -> fleet_pb2.Incident:
 
 
 def test_an_incident_is_an_alert_of_alertmanagers_format():
-    found = json.loads(messages.firing(incident(), URL))
+    found = json.loads(webhook_messages.firing(incident(), URL))
     assert set(found) == KEYS
     assert (found["version"], found["status"], found["truncatedAlerts"]) == ("4", "firing", 0)
     assert found["groupKey"] == '{}:{alertname="WhitepandaContention", incident="17"}'
@@ -92,28 +92,28 @@ def test_an_incident_is_an_alert_of_alertmanagers_format():
 def test_a_slow_down_of_the_cpi_says_so():
     found = incident()
     found.victims[0].slow_down.model = "cpi"
-    (alert,) = json.loads(messages.firing(found, ""))["alerts"]
+    (alert,) = json.loads(webhook_messages.firing(found, ""))["alerts"]
     assert alert["annotations"]["slow_down"] == "1.52x CPI [1.31, 1.78]"
 
 
 def test_its_end_has_the_labels_and_the_beginning_that_were_told():
-    first = messages.firing(incident(), "")
+    first = webhook_messages.firing(incident(), "")
     later = incident()
     later.first_unix_ns -= 900 * S  # a report of before came late
     later.suspect.CopyFrom(fleet_pb2.IncidentVm(vm="u4", name="dedup-1", job="dedup"))
-    again = json.loads(messages.firing(later, "", first))
+    again = json.loads(webhook_messages.firing(later, "", first))
     assert again["status"] == "firing" and again["alerts"][0]["annotations"]["suspect_vm"] == "dedup-1"
     assert {key: again["alerts"][0][key] for key in IDENTITY} == {
         key: json.loads(first)["alerts"][0][key] for key in IDENTITY
     }
-    found = json.loads(messages.resolved(later, first, "", ended_unix_ns=0))
+    found = json.loads(webhook_messages.resolved(later, first, "", ended_unix_ns=0))
     (alert,), (before,) = found["alerts"], json.loads(first)["alerts"]
     assert found["status"] == alert["status"] == "resolved"
     assert alert["endsAt"] == "2027-01-15T08:05:00.000Z"
     for key in IDENTITY:
         assert alert[key] == before[key]
     assert (alert["generatorURL"], found["externalURL"]) == ("", "")
-    gone = json.loads(messages.resolved(None, first, "", ended_unix_ns=NOW))["alerts"][0]
+    gone = json.loads(webhook_messages.resolved(None, first, "", ended_unix_ns=NOW))["alerts"][0]
     assert gone == before | {"status": "resolved", "endsAt": "2027-01-15T08:00:00.000Z"}
 
 
@@ -121,7 +121,7 @@ def test_many_victims_and_no_suspect():
     many = [fleet_pb2.IncidentVm(vm=f"u{n}", job="web", peak=1.0) for n in range(7)]
     found = incident(victims=many)
     found.ClearField("suspect")
-    annotations = json.loads(messages.firing(found, ""))["alerts"][0]["annotations"]
+    annotations = json.loads(webhook_messages.firing(found, ""))["alerts"][0]["annotations"]
     assert annotations["summary"] == (
         "8 VMs suffer on host h1, most web-1 of job web 1.52x [1.31, 1.78]; nobody is suspected"
     )
@@ -134,7 +134,7 @@ def test_what_the_host_alone_found_is_told_without_what_is_not_known():
     found = incident(peak_mn_cpi=math.nan, peak_threshold=math.nan)
     del found.victims[:], found.found_by[1:]
     found.victims.add(vm="u1", name="web-1", job="web", peak=math.nan)
-    annotations = json.loads(messages.firing(found, ""))["alerts"][0]["annotations"]
+    annotations = json.loads(webhook_messages.firing(found, ""))["alerts"][0]["annotations"]
     assert "nan" not in str(annotations) and "nCPI" not in str(annotations)
     assert annotations["description"].startswith(
         "found by the host's own baseline; victims (slow-down): web-1 of"
@@ -164,7 +164,7 @@ def secret_file(tmp_path, text: bytes = SECRET + b"\n", mode: int = 0o600):
 async def post(url: str, message: str | None = None, **options) -> Answer:
     sender = Sender(url, **options)
     try:
-        return await sender.post(message or messages.firing(incident(), ""))
+        return await sender.post(message or webhook_messages.firing(incident(), ""))
     finally:
         await sender.close()
 
@@ -172,11 +172,11 @@ async def post(url: str, message: str | None = None, **options) -> Answer:
 async def test_a_message_is_signed_and_a_secret_may_be_changed(receiver, tmp_path):
     path = secret_file(tmp_path)
     sender = Sender(receiver.url, secret_file=str(path), clock_s=lambda: 1_800_000_000.9)
-    assert await sender.post(messages.firing(incident(), "")) == Answer()
+    assert await sender.post(webhook_messages.firing(incident(), "")) == Answer()
     secret_file(tmp_path, b"another secret of some length")
-    assert await sender.post(messages.firing(incident(), "")) == Answer()
+    assert await sender.post(webhook_messages.firing(incident(), "")) == Answer()
     path.chmod(0o640)
-    answer = await sender.post(messages.firing(incident(), ""))
+    answer = await sender.post(webhook_messages.firing(incident(), ""))
     assert "others may read" in answer.why and not answer.is_final
     await sender.close()
     first, second = receiver.posts
@@ -299,7 +299,7 @@ async def test_an_alert_after_the_handshake_is_an_answer_as_any(tmp_path):
     sender = Sender(receiver.url, ca=files.ca)
     await sender.close()
     sender._client = httpx.AsyncClient(transport=httpx.MockTransport(alert))
-    answer = await sender.post(messages.firing(incident(), ""))
+    answer = await sender.post(webhook_messages.firing(incident(), ""))
     assert "alert certificate required" in answer.why and not answer.is_final
     await sender.close()
 

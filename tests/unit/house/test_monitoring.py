@@ -198,7 +198,7 @@ def test_the_example_of_the_guide_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_check_of_signatures_in_the_guide_works() -> None:
-    from central.webhooks.sender import sign  # noqa: PLC0415 - httpx is loaded for nothing else here
+    from central.incidents.webhook_sender import sign  # noqa: PLC0415 - httpx is loaded for nothing else here
 
     page = (ROOT / "docs" / "monitoring.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -18,10 +18,10 @@ from functools import partial
 from sqlalchemy import Connection
 
 from central.config import WebhooksSection
-from central.incident_store import IncidentStore, StoreError
+from central.incidents import webhook_tables
+from central.incidents.store import IncidentStore, StoreError
+from central.incidents.webhook_sender import Answer, Sender, receiver_names
 from central.own_threads import in_own_thread
-from central.webhooks import tables
-from central.webhooks.sender import Answer, Sender, receiver_names
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -58,7 +58,7 @@ class _Receiver:
     delivered: int = 0
     failed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    waiting: tables.Waiting = field(default_factory=tables.Waiting)
+    waiting: webhook_tables.Waiting = field(default_factory=webhook_tables.Waiting)
 
 
 class Webhooks:
@@ -184,7 +184,7 @@ class Webhooks:
             if answer.is_final:
                 await self._give_up(receiver, notice, "refused", answer.why)
             else:
-                await in_own_thread(self._store.write, partial(tables.forget, notice=notice))
+                await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
                 receiver.delivered += 1
             self._tell(receiver, "")
             return 0.0
@@ -195,16 +195,20 @@ class Webhooks:
             await self._give_up(receiver, notice, "expired", answer.why)
         return min(self._timing.poll_s, self._timing.first_retry_s)
 
-    def _look(self, receiver: _Receiver) -> tables.Notice | None:
+    def _look(self, receiver: _Receiver) -> webhook_tables.Notice | None:
         """Note what is new; return what is to be told next, None where nothing is or another replica tells it."""
 
-        def look(connection: Connection) -> tuple[bool, int, tables.Waiting, tables.Notice | None]:
+        def look(
+            connection: Connection,
+        ) -> tuple[bool, int, webhook_tables.Waiting, webhook_tables.Notice | None]:
             section, now = self._section, self._clock()
             # It is renewed before each post; the other half is for a database that answers late.
             lease_ns = round(2 * (section.timeout_s + self._timing.lease_s) * 1e9)
-            if not tables.claim(connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now):
-                return False, 0, tables.Waiting(), None
-            dropped = tables.change(
+            if not webhook_tables.claim(
+                connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now
+            ):
+                return False, 0, webhook_tables.Waiting(), None
+            dropped = webhook_tables.change(
                 connection,
                 receiver.key,
                 self._store.messages,
@@ -213,8 +217,13 @@ class Webhooks:
                 incident_url=section.incident_url,
                 max_waiting=section.max_waiting,
             )
-            waiting = tables.waiting(connection, receiver.key)
-            return True, dropped, waiting, tables.first(connection, receiver.key) if waiting.count else None
+            waiting = webhook_tables.waiting(connection, receiver.key)
+            return (
+                True,
+                dropped,
+                waiting,
+                webhook_tables.first(connection, receiver.key) if waiting.count else None,
+            )
 
         receiver.is_ours, dropped, receiver.waiting, notice = self._store.write(look)
         if dropped:
@@ -228,8 +237,10 @@ class Webhooks:
         ceiling_s = min(timing.last_retry_s, timing.first_retry_s * 2.0 ** min(receiver.attempts, 30))
         return max(answer.delay_s, ceiling_s * self._rng.uniform(0.5, 1.0))
 
-    async def _give_up(self, receiver: _Receiver, notice: tables.Notice, reason: str, why: str) -> None:
-        await in_own_thread(self._store.write, partial(tables.forget, notice=notice))
+    async def _give_up(
+        self, receiver: _Receiver, notice: webhook_tables.Notice, reason: str, why: str
+    ) -> None:
+        await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
         receiver.dropped[reason] += 1
         self._log.error(
             "a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice.id
@@ -239,7 +250,9 @@ class Webhooks:
         """Forget receivers that nobody has told of for a month, now and daily."""
         while True:
             forget = partial(
-                tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=self._clock()
+                webhook_tables.forget_receivers,
+                unclaimed_for_ns=_KEEP_UNCLAIMED_NS,
+                now_unix_ns=self._clock(),
             )
             try:
                 gone = await in_own_thread(self._store.write, forget)

@@ -17,10 +17,10 @@ from typing import Any, Self, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from central import incident_tables as tables
-from central.incident_totals import IncidentTotals, count_open, read_totals
+from central.incidents import tables
+from central.incidents.totals import IncidentTotals, count_open, read_totals
+from central.incidents.webhook_tables import METADATA
 from central.validation.triggers import TriggerRow
-from central.webhooks.tables import METADATA
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2

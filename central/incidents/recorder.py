@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from central.config import IncidentsSection
-from central.incident_store import IncidentStore, StoreError
+from central.incidents.store import IncidentStore, StoreError
 from central.journal.writer import Journal
 from central.own_threads import in_own_thread
 from whitepanda.common import log

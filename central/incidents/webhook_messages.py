@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from central.incident_words import found_by, named, slow_down
+from central.incidents.words import found_by, named, slow_down
 from whitepanda.common.texts import printable
 from whitepanda.v1 import fleet_pb2
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from central.incident_tables import incident_vms, incidents, is_open, was_first
+from central.incidents.tables import incident_vms, incidents, is_open, was_first
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 

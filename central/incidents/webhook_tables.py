@@ -24,8 +24,8 @@ from sqlalchemy import (
     text,
 )
 
-from central.incident_tables import METADATA, ROW_ID, incidents, insert_into, is_open
-from central.webhooks import messages
+from central.incidents import webhook_messages
+from central.incidents.tables import METADATA, ROW_ID, incidents, insert_into, is_open
 from whitepanda.v1 import fleet_pb2
 
 __all__ = [
@@ -175,11 +175,13 @@ def change(
     new = []
     for row in over:
         new.append(
-            messages.resolved(known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns)
+            webhook_messages.resolved(
+                known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns
+            )
         )
         connection.execute(delete(told).where(mine, told.c.incident == row.incident))
     for row in begun:
-        new.append(messages.firing(known[row.id], incident_url, row.told or ""))
+        new.append(webhook_messages.firing(known[row.id], incident_url, row.told or ""))
         statement = insert_into(connection, told).values(
             receiver=receiver, incident=row.id, message=new[-1], suspect_vm=row.suspect_vm
         )
