@@ -21,7 +21,6 @@ from grpc_reflection.v1alpha import reflection
 
 from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
-from central.api.http import HttpApi
 from central.build.worker import BuildProcess
 from central.coefficients.publish import Publisher
 from central.config import CentralConfig
@@ -40,6 +39,7 @@ from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from central.revoked import LOOK_S, Revoked
+from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS

@@ -275,7 +275,7 @@ def _exit_codes() -> list[str]:
 
 def api_page() -> str:
     """Render the fleet API: routes with their parameters, and the fields of every message that they answer."""
-    from central.api.openapi import ROUTES, document  # noqa: PLC0415 - of the extra `central`
+    from central.web.openapi import ROUTES, document  # noqa: PLC0415 - of the extra `central`
 
     found = document()
     lines = [_API_INTRODUCTION]

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.antagonists.panda import is_cut
-from central.api.openapi import to_json
 from central.cli._fleet import asking
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
+from central.web.openapi import to_json
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.recommendations import recommendation_lines

@@ -13,10 +13,10 @@ from urllib.parse import quote
 import pytest
 import pytest_asyncio
 
-from central.api.http import HttpApi
 from central.journal.writer import HostRecord
 from central.page import files
 from central.validation.triggers import TriggerRow
+from central.web.server import HttpApi
 from tests.support.browser import chromium, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size, vm_id
 from whitepanda.common.tls import TlsFiles

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from central.api import metrics
 from central.incidents.webhooks import DROP_REASONS
 from central.journal.latency import BOUNDS_S
+from central.web import metrics
 from tests.support.prometheus_server import promtool, queries
 from tests.unit.agent.test_cardinality import documented, everything, page
 from whitepanda.v1 import agent_pb2, fleet_pb2

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from urllib.parse import quote
 
-from central.api.openapi import document
+from central.web.openapi import document
 
 _VALUES = (
     "9999999999999999999", "-9223372036854775809", "9223372036854775807", "-1", "0", "1e400", "nan", "inf", "0x10",

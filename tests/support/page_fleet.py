@@ -18,7 +18,6 @@ from agent.analysis.advice.actions import recommend
 from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim
 from agent.uplink.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
-from central.api.http import HttpApi
 from central.build.builder import Builder
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.config import BuildSection
@@ -28,6 +27,7 @@ from central.journal.writer import HostRecord, Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.triggers import TriggerRow
+from central.web.server import HttpApi
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 

@@ -18,11 +18,8 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from central.api import metrics
 from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
-from central.api.http import HttpApi, is_loopback
-from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
 from central.api.paging import Admitted
 from central.build.builder import Builder
 from central.config import BuildSection
@@ -32,6 +29,9 @@ from central.journal.writer import Journal
 from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import SlowError
 from central.pki import describe, issue, make_ca, renew
+from central.web import metrics
+from central.web.openapi import ROUTES, ParameterError, document, read_request, to_json
+from central.web.server import HttpApi, is_loopback
 from tests.unit.central.test_incidents import GAP, NOW, row, trigger
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import OwnCertificate, TlsFiles
@@ -485,7 +485,7 @@ class IncidentStoreAway:
 
 
 async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypatch):
-    monkeypatch.setattr("central.api.http.is_loopback", lambda _host: False)
+    monkeypatch.setattr("central.web.server.is_loopback", lambda _host: False)
     pki = tmp_path / "pki"
     make_ca(pki)
     central = issue(pki, "central", server=True, addresses=["127.0.0.1"])
@@ -519,8 +519,8 @@ async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypa
 async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothing(
     served, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("central.api.http.is_loopback", lambda _host: False)
-    monkeypatch.setattr("central.api.http._RELOAD_S", 0.01)
+    monkeypatch.setattr("central.web.server.is_loopback", lambda _host: False)
+    monkeypatch.setattr("central.web.server._RELOAD_S", 0.01)
     make_ca(tmp_path)
     tls = issue(tmp_path, "central", server=True, addresses=["127.0.0.1"])
     operator, other = issue(tmp_path, "operator"), issue(tmp_path, "other")

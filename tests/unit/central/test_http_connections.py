@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from central.api.connections import RESERVE, Connections
-from central.api.http import HttpApi
 from central.config import HttpSection
+from central.web.connections import RESERVE, Connections
+from central.web.server import HttpApi
 from tests.unit.central.test_http_api import Served, get
 from whitepanda.common.tls import TlsFiles
 

@@ -65,7 +65,7 @@ def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName]
 @pytest.fixture
 async def central(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "central.api.http.is_loopback", lambda _host: False
+        "central.web.server.is_loopback", lambda _host: False
     )  # so that HTTP asks for certificates
     make_ca(tmp_path / "pki")
     tls = issue(tmp_path / "pki", "central", server=True, addresses=["localhost", "127.0.0.1"])

@@ -309,7 +309,7 @@ def test_on_the_command_line(asked, monkeypatch):
 
         class Asking:
             def __enter__(self):
-                from central.api.http import _Caller  # noqa: PLC0415 - of this fake only
+                from central.web.server import _Caller  # noqa: PLC0415 - of this fake only
 
                 return lambda method, request: asyncio.run(getattr(asked.fleet, method)(request, _Caller()))
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from central.api import recent
-from central.api.http import HttpApi
 from central.api.recent import RecentVms, read_lines
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
@@ -24,6 +23,7 @@ from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
 from central.validation.events import EventRow
+from central.web.server import HttpApi
 from tests.unit.central.test_http_api import Served, get
 from tests.unit.central.test_incidents import GAP, over, row, slower, told
 from whitepanda.common import log

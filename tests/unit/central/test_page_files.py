@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from central.api.http import HttpApi
 from central.page.files import POLICY, read_files
+from central.web.server import HttpApi
 from tests.unit.central.test_http_api import Served
 from whitepanda.common.tls import TlsFiles
 

@@ -12,13 +12,13 @@ from agent.config import AgentConfig
 from agent.config import load as load_agent
 from agent.display import render
 from agent.sampling.metrics import METRICS
-from central.api import connections
 from central.config import CentralConfig
 from central.ingest import tls_rejections
 from central.ingest.quotas import OVER_QUOTA_REPORTS
 from central.validation.events import EVENT_REASONS
 from central.validation.rows import BATCH_REASONS, ROW_REASONS
 from central.validation.triggers import TRIGGER_REASONS
+from central.web import connections
 from collector.base import Reason
 from collector.simulated.scenario import load as load_scenario
 from collector.traces.google import TraceReader

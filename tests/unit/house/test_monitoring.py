@@ -19,8 +19,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from agent.api.exposition import family_name
 from agent.sampling.metrics import METRICS
-from central.api import metrics as central
 from central.config import load
+from central.web import metrics as central
 
 ROOT = Path(__file__).resolve().parents[3]
 GRAFANA = ROOT / "packaging" / "grafana"

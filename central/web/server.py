@@ -30,15 +30,15 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from central.api import metrics
-from central.api.connections import ClientProtocol, Connections
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
-from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
 from central.config import HttpSection
 from central.page import files
 from central.revoked import Revoked, revoked_text
+from central.web import metrics
+from central.web.connections import ClientProtocol, Connections
+from central.web.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
