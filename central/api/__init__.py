@@ -1,1 +1,5 @@
-"""Services that central offers to fleet tooling."""
+"""The fleet API over gRPC.
+
+In: requests of operators. Out: answers from the lake, versions and incident history; one file per subject.
+Next: `central.web`.
+"""

@@ -31,7 +31,7 @@ from central.api.paging import (
 from central.api.placement import PlacementQueries
 from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
-from central.api.sides import SideQueries
+from central.api.upgrades import SideQueries
 from central.api.work import Worker
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory

@@ -211,7 +211,7 @@ async def test_wrong_questions_get_one_line(asked, local):  # noqa: F811
 
 
 async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
-    monkeypatch.setattr("central.api.side_answers._MAX_TASKS", 79)
+    monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 79)
     request = fleet_pb2.PlanObservationRequest(margin_percent=1, until_unix_ns=2 * DAY_NS)
     asked.fleet.check_operator = _nobody
     with pytest.raises(Refused) as caught:
@@ -220,7 +220,7 @@ async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
     assert caught.value.args[1].startswith(
         "side 'jobs': more than 79 tasks; take a shorter time or fewer hosts"
     )
-    monkeypatch.setattr("central.api.side_answers._MAX_TASKS", 80)
+    monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 80)
     assert (await asked.fleet.PlanObservation(request, Caller())).jobs_without_spread == 0
     segment = asked.fleet._lake.segments()[0].path
     segment.write_bytes(segment.read_bytes()[:-1] + b"x")

@@ -36,7 +36,7 @@ class SideQueries:
         await self.check_operator(context)
 
         def answer() -> fleet_pb2.ObservationPlan:
-            from central.api.side_answers import plan_observation  # noqa: PLC0415 - scipy, only where it is asked for
+            from central.api.upgrade_answers import plan_observation  # noqa: PLC0415 - scipy, only where it is asked for
 
             return plan_observation(self._lake, request, self._clock_unix_ns())
 
@@ -49,7 +49,7 @@ class SideQueries:
         await self.check_operator(context)
 
         def answer() -> fleet_pb2.SideComparison:
-            from central.api.side_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for
+            from central.api.upgrade_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for
 
             return compare_sides(self._lake, request, self._clock_unix_ns(), self._journal.hosts)
 
