@@ -2,9 +2,10 @@
 
     python bench/wsmeter.py --out FOLDER [--page docs/studies/wsmeter.md] [--draws 1000] [--fleets 20] [--data FOLDER]
 
-Simulated (`central.fleet.simulated`): all 6,000 machines are measured, then a share of them, drawn at random, gets the
-upgrade and is measured again; jobs with four instances there are compared. 1,000 draws, 50 on each of 20 fleets, seeds
-counted from 0. Each draw has its truth: the relative change of the compared jobs' weighted metric on the whole fleet.
+Simulated (`central.upgrades.simulated`): all 6,000 machines are measured, then a share of them, drawn at random,
+gets the upgrade and is measured again; jobs with four instances there are compared. 1,000 draws, 50 on each of 20
+fleets, seeds counted from 0. Each draw has its truth: the relative change of the compared jobs' weighted metric on
+the whole fleet.
 Real: the weighted IPC of the sample's jobs, estimated from draws of their instances.
 
 Writes tables.md and results.json, and into the page what is below its marker. Without the real data
@@ -29,10 +30,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.special import stdtrit
 
-from central.fleet.simulated import CPU_UPGRADE, DVFS_POLICY, FleetSettings, simulate_fleet
 from central.models.groups import group, sums
 from central.models.wsmeter import MIN_INSTANCES, MachineMeans, Observed, Shares, compare
 from central.models.wsmeter_plan import cheapest_plan
+from central.upgrades.simulated import CPU_UPGRADE, DVFS_POLICY, FleetSettings, simulate_fleet
 
 MARKER = "<!-- below: written by bench/wsmeter.py -->"
 MIN_COVERAGE = 0.8

@@ -14,11 +14,11 @@ import numpy as np
 
 from central.api.limits import MAX_HOSTS, MAX_TIME_UNIX_NS, NUMBERS
 from central.api.work import NotThereError
-from central.fleet.lake_rows import NoTaskError, Side, metrics, read_places, read_side
-from central.fleet.plan import Plan, PlanOptions, make_plan
-from central.fleet.tables import Rows, jobs_of
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Interval, TooLittleCovered, compare
+from central.upgrades.lake_rows import NoTaskError, Side, metrics, read_places, read_side
+from central.upgrades.plan import Plan, PlanOptions, make_plan
+from central.upgrades.tables import Rows, jobs_of
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 

@@ -13,15 +13,18 @@ import typer
 
 from central.cli._fleet import asking
 from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
-from central.fleet.asked import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
-from central.fleet.draw import DrawOptions
-from central.fleet.draw import draw as draw_machines
-from central.fleet.lake_rows import parse_side, parse_sides, read_side
-from central.fleet.plan import PlanOptions, make_plan
-from central.fleet.plots import plot_comparison, plot_plan
-from central.fleet.show import comparison_json, show_comparison, show_drawn, show_plan
-from central.fleet.simulated import CPU_UPGRADE, simulate_fleet
-from central.fleet.tables import (
+from central.lake.segments import Lake
+from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
+from central.models.wsmeter import compare as compare_sides
+from central.upgrades.asked import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
+from central.upgrades.draw import DrawOptions
+from central.upgrades.draw import draw as draw_machines
+from central.upgrades.lake_rows import parse_side, parse_sides, read_side
+from central.upgrades.plan import PlanOptions, make_plan
+from central.upgrades.plots import plot_comparison, plot_plan
+from central.upgrades.show import comparison_json, show_comparison, show_drawn, show_plan
+from central.upgrades.simulated import CPU_UPGRADE, simulate_fleet
+from central.upgrades.tables import (
     Jobs,
     Rows,
     jobs_of,
@@ -32,9 +35,6 @@ from central.fleet.tables import (
     write_machines,
     write_rows,
 )
-from central.lake.segments import Lake
-from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
-from central.models.wsmeter import compare as compare_sides
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls_options import (

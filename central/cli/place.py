@@ -11,13 +11,13 @@ from rich.table import Table
 
 from central.cli._fleet import asking
 from central.cli._outputs import PICTURES, check_output
-from central.fleet.plots import bar
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added
 from central.placement.requests import read_hosts, read_vms
 from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
 from central.placement.tables import numbers_by_name
+from central.upgrades.plots import bar
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.fleets import CENTRAL

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
-from central.fleet.plots import bar
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.pairs import (
@@ -32,6 +31,7 @@ from central.placement.tables import Jobs, jobs_of, numbers_by_name, read_rows, 
 from central.placement.timeline import bars
 from central.placement.timeline import plot as write_plot
 from central.runtime.predict import write_table
+from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from central.cli import fleet as command
-from central.fleet import show
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
+from central.upgrades import show
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from central.degradation.runs import Table
-from central.fleet.tables import read_machines, write_machines
 from central.placement.tables import read_rows
 from central.synth.write import SCHEMA
 from central.tables.csv_files import read_texts, write_csv
+from central.upgrades.tables import read_machines, write_machines
 from whitepanda.common.csv_cells import csv_cell, csv_line, csv_text
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,13 +15,13 @@ import pytest
 
 from central.api.runtimes import ModelFile
 from central.api.work import Worker
-from central.fleet.lake_rows import Side, read_side
 from central.journal.writer import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty, Pool, Scatter
 from central.runtime.model import Model, write_model
 from central.runtime.tables import Names
+from central.upgrades.lake_rows import Side, read_side
 from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures
 from tests.unit.central.test_live_placement import lake as windows  # noqa: F401 - a fixture

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.fleet import show
-from central.fleet.plots import bar, signed_bar
+from central.upgrades import show
+from central.upgrades.plots import bar, signed_bar
 from tests.support.fleet_cli import rows_file, write
 
 

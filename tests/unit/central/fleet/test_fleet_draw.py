@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from central.fleet.tables import read_machines
+from central.upgrades.tables import read_machines
 from tests.support.fleet_cli import rows_file, write
 
 

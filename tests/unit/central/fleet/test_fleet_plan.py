@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.fleet import plan as planning
+from central.upgrades import plan as planning
 from tests.support.fleet_cli import HEADER, PAPER, rows_file, write
 
 

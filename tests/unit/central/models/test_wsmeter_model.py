@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
-from central.fleet.simulated import CPU_UPGRADE, simulate_fleet
 from central.models.wsmeter import MachineMeans, Observed, Shares, TooLittleCovered, combine, compare
 from central.models.wsmeter import _benjamini_hochberg as benjamini_hochberg
+from central.upgrades.simulated import CPU_UPGRADE, simulate_fleet
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from central.figures import bar, new_figure, save_figure, signed_bar
-from central.fleet.plan import Plan
 from central.models.wsmeter import Comparison
+from central.upgrades.plan import Plan
 
 __all__ = ["bar", "plot_comparison", "plot_plan", "signed_bar"]
 

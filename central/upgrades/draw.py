@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from central.fleet.tables import Rows
 from central.models.groups import Column, Ints, find, group
 from central.models.wsmeter import MIN_INSTANCES, Observed, TooLittleCovered, compare
+from central.upgrades.tables import Rows
 from whitepanda.common.errors import InputError
 
 __all__ = ["DrawOptions", "Drawn", "draw"]

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from central.fleet.draw import Drawn
-from central.fleet.plan import Plan
-from central.fleet.plots import bar, signed_bar
 from central.models.wsmeter import Comparison, Interval
+from central.upgrades.draw import Drawn
+from central.upgrades.plan import Plan
+from central.upgrades.plots import bar, signed_bar
 from whitepanda.common.cli import console
 
 __all__ = ["comparison_json", "show_comparison", "show_drawn", "show_plan"]

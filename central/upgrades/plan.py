@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from central.fleet.tables import Jobs
 from central.models.groups import Column, Floats, Ints, find, group
 from central.models.wsmeter import MIN_INSTANCES, MachineMeans, Observed
 from central.models.wsmeter_plan import CheapestPlan, cheapest_plan
+from central.upgrades.tables import Jobs
 from whitepanda.common.errors import InputError
 
 __all__ = ["Fidelity", "Plan", "PlanOptions", "make_plan"]

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from central.fleet.lake_rows import Side
-from central.fleet.plan import Plan, PlanOptions, make_plan
-from central.fleet.tables import Jobs
 from central.models.wsmeter import Comparison, Interval, JobDifference, Observed
 from central.models.wsmeter_plan import CheapestPlan
+from central.upgrades.lake_rows import Side
+from central.upgrades.plan import Plan, PlanOptions, make_plan
+from central.upgrades.tables import Jobs
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 

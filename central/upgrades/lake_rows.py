@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 
 from central.build.engine import answering
-from central.fleet.tables import Rows, read_machines
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, LakeError, day_of
 from central.models.groups import group, sums
 from central.models.wsmeter import Observed, Shares
+from central.upgrades.tables import Rows, read_machines
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:

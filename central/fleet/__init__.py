@@ -1,1 +1,0 @@
-"""Decisions about a fleet with WSMeter: files, the lake, drawing of machines, plots."""
