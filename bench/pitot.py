@@ -28,10 +28,10 @@ from pitot_rivals import network_rival
 
 from central.models.pitot import ALONE, Members, Rows, linear_baseline, log_runtimes
 from central.models.pitot_bounds import PLAIN, Scatter, pools
-from central.runtime.evaluate import measure
-from central.runtime.fit import FitOptions, fit
-from central.runtime.model import read_model, write_model
-from central.runtime.tables import Features, read_features, read_log_runtimes, read_rows
+from central.runtimes.evaluate import measure
+from central.runtimes.fit import FitOptions, fit
+from central.runtimes.model import read_model, write_model
+from central.runtimes.tables import Features, read_features, read_log_runtimes, read_rows
 
 MARKER = "<!-- below: written by bench/pitot.py -->"
 EPSILONS = (0.1, 0.05, 0.01)

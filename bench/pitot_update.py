@@ -21,10 +21,10 @@ from pitot import Data
 
 from central.models.pitot import ALONE, Members, Rows, log_runtimes
 from central.models.pitot_update import new_platform, new_workload
-from central.runtime.fit import FitOptions, fit
-from central.runtime.model import Model, read_model, write_model
-from central.runtime.tables import Features, Names
-from central.runtime.update import noise_of
+from central.runtimes.fit import FitOptions, fit
+from central.runtimes.model import Model, read_model, write_model
+from central.runtimes.tables import Features, Names
+from central.runtimes.update import noise_of
 
 MARKER = "<!-- update: written by bench/pitot_update.py -->"
 END = "<!-- end of update -->"

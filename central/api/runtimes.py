@@ -21,7 +21,7 @@ from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 
 if TYPE_CHECKING:
-    from central.runtime.model import Model
+    from central.runtimes.model import Model
 
 __all__ = ["ModelFile", "RuntimeQueries"]
 
@@ -48,7 +48,7 @@ class ModelFile:
                 "no model of runtimes: make one with `whitepanda runtime fit`, name its file as runtime.model in "
                 "central's configuration"
             )
-        from central.runtime.model import read_model  # noqa: PLC0415 - costs memory, only where it is asked for
+        from central.runtimes.model import read_model  # noqa: PLC0415 - costs memory, only where it is asked for
 
         with self._lock:
             try:

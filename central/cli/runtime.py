@@ -13,18 +13,18 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
 from central.lake.segments import Lake
-from central.runtime.checkpoint import Checkpoint
-from central.runtime.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
-from central.runtime.evaluate import measure_model
-from central.runtime.fit import FitOptions
-from central.runtime.fit import fit as fit_model
-from central.runtime.lake_rows import read_lake
-from central.runtime.model import Model, read_model, write_model
 from central.runtime.plots import Map, plot_maps, plot_measures
-from central.runtime.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows, write_table
-from central.runtime.show import show_measures, show_neighbours
-from central.runtime.tables import read_features, read_log_runtimes, read_rows
-from central.runtime.update import update as update_model
+from central.runtimes.checkpoint import Checkpoint
+from central.runtimes.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
+from central.runtimes.evaluate import measure_model
+from central.runtimes.fit import FitOptions
+from central.runtimes.fit import fit as fit_model
+from central.runtimes.lake_rows import read_lake
+from central.runtimes.model import Model, read_model, write_model
+from central.runtimes.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows, write_table
+from central.runtimes.show import show_measures, show_neighbours
+from central.runtimes.tables import read_features, read_log_runtimes, read_rows
+from central.runtimes.update import update as update_model
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 

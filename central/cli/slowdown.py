@@ -30,7 +30,7 @@ from central.placement.requests import HOST
 from central.placement.tables import Jobs, jobs_of, numbers_by_name, read_rows, units_of
 from central.placement.timeline import bars
 from central.placement.timeline import plot as write_plot
-from central.runtime.predict import write_table
+from central.runtimes.predict import write_table
 from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError

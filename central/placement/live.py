@@ -26,11 +26,10 @@ from central.config import PlacementSection
 from central.lake.segments import Lake, day_of
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request
+from central.runtimes.lake_rows import BUSY_CORES
 
-__all__ = ["BUSY_CORES", "JobLoading", "LiveFleet", "Snapshot"]
+__all__ = ["JobLoading", "LiveFleet", "Snapshot"]
 
-#: VMs that use less disturb nobody, for predictions of runtimes.
-BUSY_CORES = 0.05
 
 _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS

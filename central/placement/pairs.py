@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from central.models.dfactor_pairs import ExtendedLoadings, Loadings, Pairs, fit_extended, fit_plain
 from central.models.groups import Floats, Ints, group, sums
 from central.models.pitot import ALONE
-from central.runtime.tables import Names, read_log_runtimes, read_rows
+from central.runtimes.tables import Names, read_log_runtimes, read_rows
 from whitepanda.common.errors import InputError
 
 __all__ = [

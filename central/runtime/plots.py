@@ -67,7 +67,7 @@ def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
 
     Args:
         path: the file to write.
-        result: as `central.runtime.evaluate.measure` gives it.
+        result: as `central.runtimes.evaluate.measure` gives it.
 
     Raises:
         InputError: the file cannot be written.

@@ -19,8 +19,8 @@ from central.journal.writer import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty, Pool, Scatter
-from central.runtime.model import Model, write_model
-from central.runtime.tables import Names
+from central.runtimes.model import Model, write_model
+from central.runtimes.tables import Names
 from central.upgrades.lake_rows import Side, read_side
 from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures

@@ -15,10 +15,10 @@ import pytest
 
 from central.cli import runtime as command
 from central.cli._outputs import is_standard_output
-from central.runtime import show
-from central.runtime.model import read_model
-from central.runtime.predict import parse_epsilons
-from central.runtime.tables import read_rows
+from central.runtimes import show
+from central.runtimes.model import read_model
+from central.runtimes.predict import parse_epsilons
+from central.runtimes.tables import read_rows
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import InputError

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from central.cli import runtime
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty
-from central.runtime import show
-from central.runtime.embeddings import Embedded, embed, groups_of, neighbours, project, read_groups
-from central.runtime.model import Model, write_model
 from central.runtime.plots import Map, plot_maps, plot_measures
-from central.runtime.tables import Names
+from central.runtimes import show
+from central.runtimes.embeddings import Embedded, embed, groups_of, neighbours, project, read_groups
+from central.runtimes.model import Model, write_model
+from central.runtimes.tables import Names
 from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import InputError, UnavailableError
 

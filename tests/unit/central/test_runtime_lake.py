@@ -16,9 +16,9 @@ from central.cli import runtime
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, day_of, segment_stem
 from central.roll_ups.store import SlotStore
-from central.runtime import lake_rows
-from central.runtime.lake_rows import read_lake
-from central.runtime.tables import read_features, read_log_runtimes, read_rows
+from central.runtimes import lake_rows
+from central.runtimes.lake_rows import read_lake
+from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from whitepanda.common.errors import InputError, UnavailableError
 
 S = 10**9

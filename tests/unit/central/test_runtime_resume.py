@@ -18,10 +18,10 @@ pytest.importorskip("jax", reason="the extra `predict` is not installed")
 from central.cli import runtime
 from central.models import pitot_training
 from central.models.pitot import ALONE, Members, Rows, log_runtimes
-from central.runtime.checkpoint import Checkpoint, digest_of
-from central.runtime.fit import FitOptions, fit
-from central.runtime.model import read_model
-from central.runtime.tables import Features, Names
+from central.runtimes.checkpoint import Checkpoint, digest_of
+from central.runtimes.fit import FitOptions, fit
+from central.runtimes.model import read_model
+from central.runtimes.tables import Features, Names
 
 W, P = 12, 10
 OPTIONS = FitOptions(members=2, quantiles=(0.8,), training={"steps": 20, "rank": 4, "hidden": 8, "batch": 64})

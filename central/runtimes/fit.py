@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from central.models.pitot import Members, Rows, Shape, linear_baseline, log_runtimes
 from central.models.pitot_bounds import Difficulty, pools
-from central.runtime.checkpoint import Checkpoint, Member, digest_of
-from central.runtime.model import Model
-from central.runtime.tables import Features
+from central.runtimes.checkpoint import Checkpoint, Member, digest_of
+from central.runtimes.model import Model
+from central.runtimes.tables import Features
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install
 

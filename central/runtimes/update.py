@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from central.models.pitot import Members, Rows
 from central.models.pitot_bounds import Difficulty
 from central.models.pitot_update import new_platform, new_workload
-from central.runtime.model import Model
-from central.runtime.tables import NamedRows, Names, means_alone
+from central.runtimes.model import Model
+from central.runtimes.tables import NamedRows, Names, means_alone
 from whitepanda.common.errors import InputError
 
 __all__ = ["Updated", "noise_of", "update"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from central.degradation.runs import Table
-from central.runtime.model import Model
+from central.runtimes.model import Model
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install
 

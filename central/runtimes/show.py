@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table as Grid
 
 from central.figures import bar, signed_bar
-from central.runtime.embeddings import Neighbours
+from central.runtimes.embeddings import Neighbours
 from whitepanda.common.cli import console
 
 __all__ = ["show_measures", "show_neighbours"]

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from central.runtime.model import Model
-from central.runtime.tables import read_rows
+from central.runtimes.model import Model
+from central.runtimes.tables import read_rows
 from central.tables.csv_files import write_csv
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError

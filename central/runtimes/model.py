@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from central.models.pitot import Members, Rows, Shape, log_runtimes
 from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement, gap
-from central.runtime.tables import Names
+from central.runtimes.tables import Names
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 

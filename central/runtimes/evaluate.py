@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from central.runtime.model import Model
+from central.runtimes.model import Model
 
 from central.models.pitot import Rows  # isort: skip
 

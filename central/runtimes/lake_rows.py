@@ -15,20 +15,23 @@ import pyarrow as pa
 
 from central.build.engine import answering
 from central.lake.segments import Lake, LakeError
-from central.placement.live import BUSY_CORES
 from central.roll_ups.store import SlotStore
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["LakeRows", "read_lake"]
+__all__ = ["BUSY_CORES", "LakeRows", "read_lake"]
 
 _MEMORY_MIB = 1024
-#: What a table of observations may have (`central.runtime.tables`).
+#: What a table of observations may have (`central.runtimes.tables`).
 _MOST_INTERFERERS = 64
 _INSTRUCTIONS = 1e9
 _PARTS = 1 << 20  # that the machines' slots are dealt to, to take a share of them
+
+
+#: VMs that use less disturb nobody, for predictions of runtimes.
+BUSY_CORES = 0.05
 
 
 @dataclass(frozen=True, slots=True)
