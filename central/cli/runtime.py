@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
 from central.lake.segments import Lake
-from central.runtime.plots import Map, plot_maps, plot_measures
+from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
 from central.runtimes.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
 from central.runtimes.evaluate import measure_model

@@ -28,8 +28,8 @@ from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
 from central.placement.tables import Jobs, jobs_of, numbers_by_name, read_rows, units_of
-from central.placement.timeline import bars
-from central.placement.timeline import plot as write_plot
+from central.plotting.timeline import bars
+from central.plotting.timeline import plot as write_plot
 from central.runtimes.predict import write_table
 from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json

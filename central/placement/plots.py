@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from central.figures import new_figure, save_figure
 from central.models.groups import Floats
 from central.placement.profiles import Profiles
+from central.plotting.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table as Grid
 
-from central.figures import bar, signed_bar
+from central.plotting.figures import bar, signed_bar
 from central.runtimes.embeddings import Neighbours
 from whitepanda.common.cli import console
 

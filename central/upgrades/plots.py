@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from central.figures import bar, new_figure, save_figure, signed_bar
 from central.models.wsmeter import Comparison
+from central.plotting.figures import bar, new_figure, save_figure, signed_bar
 from central.upgrades.plan import Plan
 
 __all__ = ["bar", "plot_comparison", "plot_plan", "signed_bar"]

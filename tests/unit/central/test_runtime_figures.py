@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from central.cli import runtime
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty
-from central.runtime.plots import Map, plot_maps, plot_measures
+from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes import show
 from central.runtimes.embeddings import Embedded, embed, groups_of, neighbours, project, read_groups
 from central.runtimes.model import Model, write_model

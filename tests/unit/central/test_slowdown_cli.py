@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from central.cli.slowdown import app
 from central.placement.requests import read_vms
-from central.placement.timeline import bars
+from central.plotting.timeline import bars
 from whitepanda.common.errors import InputError
 
 MAPREDUCE = "job,cpu,other,tau_s\nsort,0.9,0.1,56\npi,0.5,0.5,90\ngrep,0.5,0.5,95\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from central.figures import blank_figure, save_figure
+from central.plotting.figures import blank_figure, save_figure
 
 __all__ = ["MAX_PANELS", "plot"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from central.figures import new_figure, save_figure
+from central.plotting.figures import new_figure, save_figure
 
 __all__ = ["bars", "plot"]
 

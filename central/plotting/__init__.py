@@ -1,0 +1,5 @@
+"""Figures: PNG files (matplotlib, in the extra `train`), and bars for terminals.
+
+In: numbers. Out: files and text.
+Next: `central.cli`.
+"""
