@@ -37,11 +37,11 @@ from antagonists_ablation import (
     trace,
 )
 
-from central.evaluation.methods import METHODS, Known, Method
-from central.evaluation.protocol import DEFAULT_FROM_DAY, evaluate
 from central.models.groups import Floats, group
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from central.synth.presets import preset
+from central.traces.methods import METHODS, Known, Method
+from central.traces.protocol import DEFAULT_FROM_DAY, evaluate
 
 OURS = "whitepanda"
 FORMS = ("paper", "paper-saturating")

@@ -14,8 +14,6 @@ from unittest import mock
 import numpy as np
 from scipy.stats import t as student
 
-from central.evaluation.methods import METHODS, Known, Method, Panda, Whitepanda
-from central.evaluation.protocol import evaluate
 from central.models import whitepanda, whitepanda_solve
 from central.models.groups import Column, Floats, group, sums
 from central.models.panda import PairState
@@ -25,6 +23,8 @@ from central.synth.population import ROLES, make_jobs, make_machines, make_tasks
 from central.synth.presets import preset
 from central.synth.settings import SynthSettings
 from central.synth.simulate import Effects, simulate
+from central.traces.methods import METHODS, Known, Method, Panda, Whitepanda
+from central.traces.protocol import evaluate
 
 Days = list[tuple[int, TaskSlots]]
 

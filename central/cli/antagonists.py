@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from central.cli._fleet import asking
-from central.evaluation.protocol import LEAST_MACHINES
-from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
-from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
-from central.trace_slots import EngineOptions, rows_json, rows_line
+from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
+from central.traces.fit import TraceFit, TraceFitOptions, fit_trace
+from central.traces.protocol import LEAST_MACHINES
+from central.traces.slots import EngineOptions, rows_json, rows_line
 from collector.traces.google import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from central.evaluation.methods import METHODS
 from central.models.slots import TaskSlots
+from central.traces.methods import METHODS
 from tests.support.central_process import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))

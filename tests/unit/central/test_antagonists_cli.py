@@ -14,10 +14,10 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 
-from central import trace_fit
 from central.cli import antagonists
-from central.evaluation.methods import METHODS
-from central.trace_evaluation import ORACLE
+from central.traces import fit
+from central.traces.evaluation import ORACLE
+from central.traces.methods import METHODS
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
 
@@ -124,7 +124,7 @@ def test_coefficients_equal_plain_numpy(tmp_path, monkeypatch, capsys, suffix):
     summary = json.loads(capsys.readouterr().out)
     expected = plain(rows)
     found = pq.read_table(out)
-    assert found.schema == trace_fit.RESULT
+    assert found.schema == fit.RESULT
     found = found.to_pylist()
     assert {row["collection_id"] for row in found} == expected.keys()
     for row in found:
@@ -400,7 +400,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, capsys):
     def full(*_arguments, **_more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace_fit.engine, "write_parquet", full)
+    monkeypatch.setattr(fit.engine, "write_parquet", full)
     assert run(monkeypatch, "fit", good, "--out", tmp_path / "fit.parquet") == 4
     shown = capsys.readouterr().err
     assert "No space left on device" in shown

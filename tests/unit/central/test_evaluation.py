@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.antagonists.panda import Suspect, rank_suspects
-from central.evaluation.events import Event, History, events_of
-from central.evaluation.methods import METHODS, Known, Panda
-from central.evaluation.protocol import LEAST_MACHINES, evaluate
 from central.models.panda import CpiMoments
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
+from central.traces.events import Event, History, events_of
+from central.traces.methods import METHODS, Known, Panda
+from central.traces.protocol import LEAST_MACHINES, evaluate
 
 VICTIMS, BATCH = (1, 2), (5, 6, 7)
 QUIET = (1.0, 1.2)  # CPI by turns: mean 1.1, std 0.1

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from central.evaluation.methods import METHODS, Known, Method
-from central.evaluation.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
 from central.models.groups import Column
 from central.models.slots import SLOT_S, TaskSlots
-from central.trace_slots import (
+from central.traces.methods import METHODS, Known, Method
+from central.traces.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
+from central.traces.slots import (
     EngineOptions,
     SlotFile,
     no_sensitive_task,

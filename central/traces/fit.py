@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from central.build import engine, estimator
 from central.build.spark import SparkEngine
 from central.models.slots import SLOT_S
-from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
+from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
