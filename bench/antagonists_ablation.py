@@ -19,10 +19,10 @@ from central.models.groups import Column, Floats, group, sums
 from central.models.panda import PairState
 from central.models.slots import TaskSlots
 from central.models.whitepanda import WhitepandaState
-from central.synth.population import ROLES, make_jobs, make_machines, make_tasks
-from central.synth.presets import preset
-from central.synth.settings import SynthSettings
-from central.synth.simulate import Effects, simulate
+from central.traces.generator.population import ROLES, make_jobs, make_machines, make_tasks
+from central.traces.generator.presets import preset
+from central.traces.generator.settings import SynthSettings
+from central.traces.generator.simulate import Effects, simulate
 from central.traces.methods import METHODS, Known, Method, Panda, Whitepanda
 from central.traces.protocol import evaluate
 

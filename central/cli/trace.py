@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from central.synth.presets import PRESETS, preset
-from central.synth.settings import changed, knobs
-from central.synth.write import synthesise
+from central.traces.generator.presets import PRESETS, preset
+from central.traces.generator.settings import changed, knobs
+from central.traces.generator.write import synthesise
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 

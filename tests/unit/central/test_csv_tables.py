@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from central.degradation.runs import Table
 from central.placement.tables import read_rows
-from central.synth.write import SCHEMA
 from central.tables.csv_files import read_texts, write_csv
+from central.traces.generator.write import SCHEMA
 from central.upgrades.tables import read_machines, write_machines
 from whitepanda.common.csv_cells import csv_cell, csv_line, csv_text
 
@@ -128,6 +128,6 @@ def test_every_csv_file_is_written_by_the_two_modules():
         for path in folder.rglob("*.py")
         if writing.search(path.read_text(encoding="utf-8"))
     }
-    numbers_alone = {"central/synth/write.py"}
+    numbers_alone = {"central/traces/generator/write.py"}
     assert found == {"proto/whitepanda/common/csv_cells.py", "central/tables/csv_files.py", *numbers_alone}
     assert all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in SCHEMA.types)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from central.models import panda
-from central.synth.population import ROLES, SLOTS_PER_DAY, make_jobs, make_machines, make_tasks
-from central.synth.presets import PRESETS, preset
-from central.synth.settings import SynthSettings, changed, knobs
-from central.synth.simulate import Effects, simulate
+from central.traces.generator.population import ROLES, SLOTS_PER_DAY, make_jobs, make_machines, make_tasks
+from central.traces.generator.presets import PRESETS, preset
+from central.traces.generator.settings import SynthSettings, changed, knobs
+from central.traces.generator.simulate import Effects, simulate
 from whitepanda.common.errors import InputError
 
 #: Nothing moves CPI but contention: no noise, no spread, no rhythm.

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from central.cli.trace import app
-from central.synth import write
-from central.synth.presets import PRESETS
+from central.traces.generator import write
+from central.traces.generator.presets import PRESETS
 from collector.traces.google import read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from central.synth.settings import SynthSettings
+from central.traces.generator.settings import SynthSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,9 +15,17 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from central.synth.population import ROLES, Jobs, Machines, Tasks, make_jobs, make_machines, make_tasks
-from central.synth.settings import SynthSettings
-from central.synth.simulate import Day, Effects, simulate
+from central.traces.generator.population import (
+    ROLES,
+    Jobs,
+    Machines,
+    Tasks,
+    make_jobs,
+    make_machines,
+    make_tasks,
+)
+from central.traces.generator.settings import SynthSettings
+from central.traces.generator.simulate import Day, Effects, simulate
 from whitepanda.common import durable
 from whitepanda.common.errors import InputError, UnavailableError
 

@@ -22,8 +22,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from central.synth.population import SLOTS_PER_DAY, SLOTS_PER_HOUR, Jobs, Machines, Tasks, generator
-from central.synth.settings import SynthSettings
+from central.traces.generator.population import (
+    SLOTS_PER_DAY,
+    SLOTS_PER_HOUR,
+    Jobs,
+    Machines,
+    Tasks,
+    generator,
+)
+from central.traces.generator.settings import SynthSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from central.synth.settings import SynthSettings
+from central.traces.generator.settings import SynthSettings
 from whitepanda.common.errors import InputError
 
 __all__ = ["PRESETS", "preset"]
