@@ -37,8 +37,8 @@ from antagonists_ablation import (
     trace,
 )
 
+from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.groups import Floats, group
-from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from central.traces.generator.presets import preset
 from central.traces.methods import METHODS, Known, Method
 from central.traces.protocol import DEFAULT_FROM_DAY, evaluate

@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 from scipy.stats import t as student
 
-from central.models import whitepanda, whitepanda_solve
+from central.models.antagonists import whitepanda, whitepanda_solve
+from central.models.antagonists.panda import PairState
+from central.models.antagonists.slots import TaskSlots
+from central.models.antagonists.whitepanda import WhitepandaState
 from central.models.groups import Column, Floats, group, sums
-from central.models.panda import PairState
-from central.models.slots import TaskSlots
-from central.models.whitepanda import WhitepandaState
 from central.traces.generator.population import ROLES, make_jobs, make_machines, make_tasks
 from central.traces.generator.presets import preset
 from central.traces.generator.settings import SynthSettings

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.build import engine, estimator
-from central.models.robust_cpi import over_days
+from central.models.antagonists.robust_cpi import over_days
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir

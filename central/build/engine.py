@@ -1,4 +1,4 @@
-"""PANDA as Ibis expressions, on DuckDB in this process; the same in result as `central.models.panda`.
+"""PANDA as Ibis expressions, on DuckDB in this process; the same in result as `central.models.antagonists.panda`.
 
 Samples (the lake's rows, or a trace's) become task slots; from those follow either, at once, a fit of the
 paper's equations (1) to (3), or the state of a day, which merges with other days' and gives the same.
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from central.build import duckdb_connection, machine_days
 from central.build.dictionary_encoding import coded, numbered
 from central.build.machine_days import PRODUCTS, Kernel
-from central.models.panda import (
+from central.models.antagonists.panda import (
     HISTOGRAM_BINS_PER_E,
     HISTOGRAM_MAX_BIN,
     HISTOGRAM_MIN_BIN,
@@ -55,7 +55,7 @@ __all__ = [
     "write_parquet",
 ]
 
-#: The tables of a day's state, see `central.models.panda.PairState`.
+#: The tables of a day's state, see `central.models.antagonists.panda.PairState`.
 STATE: Mapping[str, pa.Schema] = {
     "pairs": pa.schema(
         {

@@ -2,7 +2,7 @@
 
 What days leave is a folder each (`write_state`). Folders of any days, made by any engine, are added up and solved here
 in numpy (`merged_state`, `coefficients`): no row of task slots is read again. The result is that of
-`central.models.whitepanda` to 1e-9.
+`central.models.antagonists.whitepanda` to 1e-9.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from central.build import machine_days
 from central.build.dictionary_encoding import coded, numbered
+from central.models.antagonists.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 from central.models.groups import Floats, Ints, group, sums
-from central.models.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -65,7 +65,7 @@ def day_scales(slots: ir.Table) -> ir.Table:
     """Number the jobs of task slots (columns as of `engine.task_slots`), with location and scale of their ln CPI.
 
     Median, and IQR / 1.349 with linear interpolation, are per job, platform and day over latency-sensitive tasks
-    with a CPI, as in `central.models.whitepanda.robust_n_cpi`.
+    with a CPI, as in `central.models.antagonists.whitepanda.robust_n_cpi`.
 
     Returns:
         job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from central.models.antagonists.whitepanda import CLIP, quasi_differenced
 from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
-from central.models.whitepanda import CLIP, quasi_differenced
 
 __all__ = [
     "JOBS",
@@ -141,7 +141,7 @@ def products(kind: int, keys: list[Ints], values: list[Floats]) -> pa.Table:
 
 
 def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
-    """Sum what our estimator needs (`central.models.whitepanda.WhitepandaState`, whose names these are).
+    """Sum what our estimator needs (`central.models.antagonists.whitepanda.WhitepandaState`, whose names these are).
 
     Args:
         rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null but
@@ -176,7 +176,7 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
 
 
 def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
-    """Sum what PANDA needs (`central.models.panda.PairState`, whose names these are).
+    """Sum what PANDA needs (`central.models.antagonists.panda.PairState`, whose names these are).
 
     Args:
         rows: `machine`, `slot_start_ns`, `job`, `usage`, `cpi` (null but for latency-sensitive tasks), and `group`,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from central.models.antagonists.slots import SLOT_S, TaskSlots
 from central.models.groups import Column
-from central.models.slots import SLOT_S, TaskSlots
 from central.traces.methods import METHODS, Known, Method
 from central.traces.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
 from central.traces.slots import (

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.analysis.antagonists.panda import VICTIM_STDS
+from central.models.antagonists.panda import JobStatistics
+from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, find, group, sums
-from central.models.panda import JobStatistics
-from central.models.slots import TaskSlots
 
 __all__ = ["TRIGGER_PERCENTILE", "VICTIM_SLOTS", "WINDOW_SLOTS", "Event", "History", "Triggers", "events_of"]
 

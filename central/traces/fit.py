@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from central.build import engine, estimator
 from central.build.spark import SparkEngine
-from central.models.slots import SLOT_S
+from central.models.antagonists.slots import SLOT_S
 from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing

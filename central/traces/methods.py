@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from agent.analysis.antagonists.panda import suspect_score
-from central.models import cpi2, proctor
+from central.models.antagonists import cpi2, proctor
+from central.models.antagonists.panda import CpiMoments, PairState
+from central.models.antagonists.panda_local import LocalCoefficients, LocalState
+from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
+from central.models.antagonists.whitepanda import WhitepandaState
 from central.models.groups import Column, Floats, find
-from central.models.panda import CpiMoments, PairState
-from central.models.panda_local import LocalCoefficients, LocalState
-from central.models.slots import SLOTS_PER_DAY, TaskSlots
-from central.models.whitepanda import WhitepandaState
 from central.traces.events import Event
 
 __all__ = ["METHODS", "Cpi2", "Known", "Method", "Panda", "PandaLocal", "Proctor", "Whitepanda"]

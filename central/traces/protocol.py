@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from agent.analysis.antagonists.panda import percentile_ranks
+from central.models.antagonists.panda import CpiMoments
+from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.groups import Column, Floats, sums
-from central.models.panda import CpiMoments
-from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from central.traces.events import WINDOW_SLOTS, Event, History, events_of
 from central.traces.methods import Method
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from central.build import engine
 from central.build.engine import Engine
 from central.build.spark import SparkEngine, is_spark_error
-from central.models.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
+from central.models.antagonists.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
 from collector.traces.google import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 

@@ -42,7 +42,7 @@ __all__ = [
 #: A victim's CPI is more than this many standard deviations above its job's mean (section 5.2).
 VICTIM_STDS = 2.0
 
-#: nCPI by robust statistics is cut to plus and minus this (`central.models.whitepanda.CLIP`).
+#: nCPI by robust statistics is cut to plus and minus this (`central.models.antagonists.whitepanda.CLIP`).
 ROBUST_CLIP = 3.0
 
 #: mnCPI above this is contention, whatever the host's past says: no threshold is higher. Below `ROBUST_CLIP`, so that
@@ -226,8 +226,8 @@ def suspect_score(coefficient: float | None, cpu_usage_cores: float, method: str
 
     A task whose job has no coefficient comes last by PANDA. By our own method it stands where a harmless one does, at
     0: below those known to hurt, above those beside whom others fared better. Its coefficients are shrunk by their own
-    evidence towards the same 0 (`central.models.whitepanda_solve`), so a job hardly seen is no other than one never
-    seen; no further lower bound is taken.
+    evidence towards the same 0 (`central.models.antagonists.whitepanda_solve`), so a job hardly seen is no other
+    than one never seen; no further lower bound is taken.
 
     Args:
         coefficient: A_k; None: not known.

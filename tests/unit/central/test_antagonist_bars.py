@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from central.models.slots import TaskSlots
+from central.models.antagonists.slots import TaskSlots
 from central.traces.methods import METHODS
 from tests.support.central_process import ROOT
 

@@ -26,9 +26,9 @@ from central.lake.objects import Folder
 from central.lake.replicas import RECENT_S
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
-from central.models import panda
-from central.models.slots import TaskSlots
-from central.models.whitepanda import WhitepandaState
+from central.models.antagonists import panda
+from central.models.antagonists.slots import TaskSlots
+from central.models.antagonists.whitepanda import WhitepandaState
 from tests.support.older_lake import no_digests
 from whitepanda.common import log
 
@@ -620,8 +620,8 @@ def test_days_are_calendar_days(lake):
 
 
 def test_our_coefficients_by_setting(lake):
-    from central.models.slots import TaskSlots  # noqa: PLC0415 - this test alone needs it
-    from central.models.whitepanda import WhitepandaState  # noqa: PLC0415 - the same
+    from central.models.antagonists.slots import TaskSlots  # noqa: PLC0415 - this test alone needs it
+    from central.models.antagonists.whitepanda import WhitepandaState  # noqa: PLC0415 - the same
 
     parts = [write_day(lake, day, day + 1) for day in range(3)]
     builder = Builder(msgspec.structs.replace(SECTION, method="whitepanda"), lake)

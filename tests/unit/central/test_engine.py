@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.build import engine
-from central.models import panda
+from central.models.antagonists import panda
 
 SLOT_NS = 300 * 10**9
 DAY_NS = 86_400 * 10**9

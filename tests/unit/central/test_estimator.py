@@ -13,9 +13,9 @@ import pytest
 
 from central.build import engine, estimator
 from central.build.spark import SparkEngine
-from central.models import panda
-from central.models.slots import TaskSlots
-from central.models.whitepanda import WhitepandaState
+from central.models.antagonists import panda
+from central.models.antagonists.slots import TaskSlots
+from central.models.antagonists.whitepanda import WhitepandaState
 
 # PySpark 4.3 says so of pandas 3, which nothing here goes through.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.antagonists.panda import Suspect, rank_suspects
-from central.models.panda import CpiMoments
-from central.models.slots import SLOTS_PER_DAY, TaskSlots
+from central.models.antagonists.panda import CpiMoments
+from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.traces.events import Event, History, events_of
 from central.traces.methods import METHODS, Known, Panda
 from central.traces.protocol import LEAST_MACHINES, evaluate

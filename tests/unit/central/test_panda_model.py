@@ -1,4 +1,4 @@
-"""central.models.panda against numbers worked out by hand and against plain loops."""
+"""central.models.antagonists.panda against numbers worked out by hand and against plain loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from central.models import panda
+from central.models.antagonists import panda
 
 NAN = math.nan
 

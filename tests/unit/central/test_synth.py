@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from central.models import panda
+from central.models.antagonists import panda
 from central.traces.generator.population import ROLES, SLOTS_PER_DAY, make_jobs, make_machines, make_tasks
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import SynthSettings, changed, knobs

@@ -13,7 +13,7 @@ import pytest
 
 from agent.sampling.rates import Limits
 from agent.sampling.vms import JobRules, VmTable
-from central.models.slots import SLOTS_PER_DAY, TaskSlots
+from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from collector.base import InterfaceDevice, Reason, Source, VmIdentity
 from collector.registry import SourceSpec, build_sources
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from agent.analysis.antagonists.panda import percentile_ranks
-from central.models import cpi2, panda, proctor
-from central.models.panda_local import LocalState
-from central.models.slots import TaskSlots
+from central.models.antagonists import cpi2, panda, proctor
+from central.models.antagonists.panda_local import LocalState
+from central.models.antagonists.slots import TaskSlots
 
 NAN = math.nan
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central.models.robust_cpi import over_days
+from central.models.antagonists.robust_cpi import over_days
 
 
 def one(samples, location, scale):

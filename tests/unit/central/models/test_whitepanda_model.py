@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from central.models import panda, whitepanda, whitepanda_solve
-from central.models.slots import TaskSlots
-from central.models.whitepanda import WhitepandaState, robust_n_cpi
+from central.models.antagonists import panda, whitepanda, whitepanda_solve
+from central.models.antagonists.slots import TaskSlots
+from central.models.antagonists.whitepanda import WhitepandaState, robust_n_cpi
 
 
 def make(seed, *, days=2, machines=3, tasks=7, jobs=6, per_day=24, drift=0.0, effect=(0, 0, 0, 0, 0, 0)):

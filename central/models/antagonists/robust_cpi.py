@@ -1,8 +1,9 @@
 """What hosts normalise CPI by where coefficients are ours: location and scale of ln CPI over days. Pure numpy.
 
-Our estimator takes each day's CPI by that day's own median and interquartile range (`central.models.whitepanda`), so
-its coefficients are rises in such units. A host needs one location and one scale for the days to come: the medians over
-the days, each day weighed by its samples. Neither a corrupted day nor a drift over the days reaches the scale.
+Our estimator takes each day's CPI by that day's own median and interquartile range
+(`central.models.antagonists.whitepanda`), so its coefficients are rises in such units. A host needs one location and
+one scale for the days to come: the medians over the days, each day weighed by its samples. Neither a corrupted day
+nor a drift over the days reaches the scale.
 """
 
 from __future__ import annotations

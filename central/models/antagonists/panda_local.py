@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from central.models.colocation import pair_sums
+from central.models.antagonists.colocation import pair_sums
+from central.models.antagonists.panda import JobStatistics
+from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, concatenate, counts, find, group, sums
-from central.models.panda import JobStatistics
-from central.models.slots import TaskSlots
 
 __all__ = ["LocalCoefficients", "LocalState"]
 
@@ -31,7 +31,7 @@ class LocalCoefficients:
 
 @dataclass(frozen=True, slots=True)
 class LocalState:
-    """What a part of the data leaves behind; `central.models.panda.PairState` with the machine in its keys.
+    """What a part of the data leaves behind; `central.models.antagonists.panda.PairState` with the machine in its keys.
 
     Parts share no machine slot. Sorted by their keys.
     """

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from central.models.colocation import cells_of
+from central.models.antagonists.colocation import cells_of
+from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
+from central.models.antagonists.whitepanda_solve import Level, alone, are_reversed, solve
 from central.models.groups import Column, Floats, Ints, concatenate, find, group, sums
-from central.models.slots import SLOTS_PER_DAY, TaskSlots
-from central.models.whitepanda_solve import Level, alone, are_reversed, solve
 
 __all__ = [
     "CLIP",

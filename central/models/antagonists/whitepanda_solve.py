@@ -1,4 +1,4 @@
-"""Solving `central.models.whitepanda`'s regressions together: weights, ridge, shrinkage. Pure numpy.
+"""Solving `central.models.antagonists.whitepanda`'s regressions together: weights, ridge, shrinkage. Pure numpy.
 
 Each level is a least squares problem in the same coefficients, given by its normal equations G A = b. They are
 added, each weighed by the inverse of its residual variance relative to the first. The ridge adds 10 slots of usual

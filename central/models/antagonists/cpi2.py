@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from central.models.antagonists.panda import MIN_RELATIVE_STD, CpiMoments
 from central.models.groups import Column, Floats, find, sums
-from central.models.panda import MIN_RELATIVE_STD, CpiMoments
 
 __all__ = [
     "AGEING",

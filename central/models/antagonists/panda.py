@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from central.models.colocation import pair_sums
+from central.models.antagonists.colocation import pair_sums
 from central.models.groups import Column, Floats, Ints, concatenate, counts, find, group, sums
 
 __all__ = [
