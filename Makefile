@@ -64,11 +64,11 @@ deb:
 
 ## make bench       the hot paths, with ratios
 bench: setup-dev
-	@$(PY) bench/tick.py && $(PY) bench/ingest.py && $(PY) bench/proc_cost.py && $(PY) bench/analysis.py
+	@$(PY) -m bench.agent_cost.tick && $(PY) -m bench.ingest.study && $(PY) -m bench.agent_cost.proc_cost && $(PY) -m bench.agent_cost.analysis
 
 ## make bench-host  what watching 43 real VMs costs, beside collectd (root, the lab's packages, collectd-core, libyajl2)
 bench-host: setup-dev setup-lab
-	@$(PY) bench/host_cost.py $(ARGS)
+	@$(PY) -m bench.agent_cost.host_cost $(ARGS)
 
 ## make lab-up      real libvirtd, Open vSwitch and three VMs on this machine (root); lab-down stops just those
 lab-up: setup-lab

@@ -2,9 +2,9 @@
 
 Each open stream is some hundred objects. The collector's third generation looks at all of them whenever their number
 has grown by a quarter: with 10,000 streams a pause of 0.8 s, every few seconds while hosts connect or begin to send,
-and a third of central's CPU time (bench/ingest.py). It finds next to nothing: streams that end leave no cycles behind,
-but for a small one of gRPC's where a stream is refused. So the young generations are collected as ever, and all of it
-rarely.
+and a third of central's CPU time (bench/ingest/study.py). It finds next to nothing: streams that end leave no cycles
+behind, but for a small one of gRPC's where a stream is refused. So the young generations are collected as ever, and
+all of it rarely.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bench.ingest_agents import frame, opening
+from bench.ingest.agents import frame, opening
 from central.build.builder import Builder
 from central.config import BuildSection, IngestSection
 from central.incidents.store import IncidentQuery, IncidentStore

@@ -52,7 +52,8 @@ def test_errors_and_intervals_on_rows_and_aggressors_held_out(measured, tmp_path
     assert fitted["choice"]["method"] == "extra-trees"
     assert model.stat().st_size < 2e6
 
-    # The bars are of 20 seeds' means (bench/swan.py: 8.2, 4.3 and 91.6 %); these are the means of the first five.
+    # The bars are of 20 seeds' means (bench/degradation/swan.py: 8.2, 4.3 and 91.6 %); these are the means of the
+    # first five.
     seeds = [
         degradation("evaluate", measured, "--model", model, "--folds", 5, "--seed", seed)
         for seed in range(1, 6)

@@ -18,7 +18,7 @@ HOST = "host-0"
 
 
 class HonestHost:
-    """One agent of bench/ingest_agents.py. In a process of its own: what others take of a loop's time is not measured.
+    """One agent of bench/ingest/agents.py. In a process of its own: what others take of a loop's time is not measured.
 
     Args:
         central: it connects to it at once.
@@ -34,7 +34,7 @@ class HonestHost:
         self.vms = vms
         self.batches = 0
         options = {"port": central.port, "pki": str(central.pki), "first": 0, "last": 1, "vms": vms}
-        command = [sys.executable, str(ROOT / "bench" / "ingest_agents.py"), json.dumps(options)]
+        command = [sys.executable, str(ROOT / "bench" / "ingest" / "agents.py"), json.dumps(options)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._do("connect")
 

@@ -1,18 +1,12 @@
-"""The live trigger's bars by bench/trigger.py's own parts: few hosts (long), so rates are known roughly only."""
+"""The live trigger's bars by bench/trigger/study.py's own parts: few hosts (long), so rates are known roughly only."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
 
 from agent.analysis.antagonists.trigger import THRESHOLD
-from tests.support.central_process import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import trigger
+from bench.trigger import study as trigger
 
 HOSTS = range(1, 11)
 

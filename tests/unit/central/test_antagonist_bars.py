@@ -1,20 +1,14 @@
-"""The bars of the antagonist study by bench/antagonists.py's own parts: smaller traces, both forms (long)."""
+"""The bars of the antagonist study by bench/antagonists/study.py's own parts: smaller traces, both forms (long)."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
 
+from bench.antagonists import ablation as antagonists_ablation
+from bench.antagonists import study as antagonists
 from central.models.antagonists.slots import TaskSlots
 from central.traces.methods import METHODS
-from tests.support.central_process import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import antagonists
-import antagonists_ablation
 
 #: Knobs of a trace of a third of the study's rows; days from 9 on are scored.
 SIZE = {"days": 12, "machines": 24}

@@ -1,4 +1,4 @@
-"""bench/cloud_white_floor.py: requests that are drawn again are those of the study, and what an oracle says is best."""
+"""bench/cloud_white/floor.py: requests that are drawn again are those of the study, and what an oracle says is best."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.cloud_white import floor as cloud_white_floor
+from bench.cloud_white.floor import PRIORS, best_estimate, between, floor_of, mean_and_interval, print_floors
 from collector.simulated import paper
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import APPLICATIONS
 from collector.simulated.requests import resimulate
 from collector.simulated.study import blocks, queued, seed_of
-from tests.support.central_process import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import cloud_white_floor
-from cloud_white_floor import PRIORS, best_estimate, between, floor_of, mean_and_interval, print_floors
 
 
 def short(application, load):

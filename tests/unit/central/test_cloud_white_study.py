@@ -1,9 +1,8 @@
-"""bench/cloud_white.py: its definitions on numbers made by hand, and a tiny form of the study from end to end."""
+"""bench/cloud_white/study.py: its definitions on numbers made by hand, and a tiny form of the study from end to end."""
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from dataclasses import replace
 
@@ -14,19 +13,16 @@ from typer.testing import CliRunner
 from agent.analysis.degradation.model import parse
 from agent.analysis.signals import signals_of
 from agent.detection.degradation_models import load
+from bench.cloud_white import readings as cloud_white_readings
+from bench.cloud_white import runs as cloud_white_runs
+from bench.cloud_white import study as cloud_white
+from bench.cloud_white import tables as cloud_white_tables
+from bench.cloud_white.runs import dynamic_error, errors_of, overall_error
 from central.cli.degradation import app as degradation_app
 from collector.simulated import paper
 from collector.simulated.study import blocks, simulate
 from tests.support.central_process import ROOT
 from whitepanda.common.errors import InputError
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import cloud_white
-import cloud_white_readings
-import cloud_white_runs
-import cloud_white_tables
-from cloud_white_runs import dynamic_error, errors_of, overall_error
 
 TINY = replace(
     cloud_white.QUICK,

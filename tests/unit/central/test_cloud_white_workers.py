@@ -1,21 +1,15 @@
-"""bench/cloud_white_workers.py: its queues are those of the simulator, and its tables count what was said."""
+"""bench/cloud_white/workers.py: its queues are those of the simulator, and its tables count what was said."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
 
 from agent.analysis.detection.workers import running_shares
+from bench.cloud_white import workers as bench
+from bench.cloud_white.workers import Case, Said
 from collector.simulated.profiles import APPLICATIONS
 from collector.simulated.requests import RequestQueue
-from tests.support.central_process import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import cloud_white_workers as bench
-from cloud_white_workers import Case, Said
 
 
 def test_no_case_is_beyond_what_its_workers_can_serve():

@@ -1,23 +1,19 @@
-"""D-Factor's bars by bench/dfactor.py's own parts: a simulated day, the ranking's result, and (long) the real pairs."""
+"""D-Factor's bars by bench/dfactor/study.py's own parts: a simulated day, the ranking's result, and (long) the real pairs."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 
 import numpy as np
 import pytest
 
 import central.models.dfactor as dfactor_model
+from bench.dfactor import day as dfactor_day
+from bench.dfactor import pairs as dfactor_pairs
+from bench.dfactor import study as dfactor
 from central.models.dfactor_pairs import fit_extended, fit_plain
 from tests.support.central_process import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import dfactor
-import dfactor_day
-import dfactor_pairs
 
 
 def test_a_day_is_15_percent_better_than_first_fit_and_least_loaded():

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
 
 from tests.support.central_process import ROOT
 
-sys.path.insert(0, str(ROOT / "bench"))
-
 pytest.importorskip("jax", reason="the extra `predict` is not installed")
 
-import pitot
-import pitot_plain
+from bench.pitot import plain as pitot_plain
+from bench.pitot import study as pitot
 
 #: Mean error alone and beside one other; margins alone at 0.1 and 0.05: the issue's bars, which are for eight members.
 ERRORS = {"0": 0.038, "1": 0.041}
@@ -82,7 +79,7 @@ def test_the_study_has_the_replica_and_what_is_published():
     assert all(f"{mean} % /" in plain for mean in means)
     assert "5.2 %" in published and "9.0 %" in published
     # Each row of ours is called what the bench calls it.
-    written = page.partition("<!-- below: written by bench/pitot.py -->")[2]
+    written = page.partition("<!-- below: written by bench/pitot/study.py -->")[2]
     known = {*(words for words, _ in pitot.OURS.values()), *pitot.RIVALS.values(), "method", "---"}
     named = {line.split("|")[1].strip() for line in written.splitlines() if line.startswith("|")}
     assert {name for name in named if not name.startswith("---")} <= known

@@ -1,10 +1,9 @@
-"""bench/wsmeter.py: a small form of the study from end to end, and that its page has all bars' numbers."""
+"""bench/wsmeter/study.py: a small form of the study from end to end, and that its page has all bars' numbers."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
+from bench.wsmeter import study as wsmeter
 from tests.support.central_process import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import wsmeter
 
 
 def test_a_small_study_from_end_to_end(tmp_path, monkeypatch) -> None:

@@ -544,7 +544,7 @@ def big(vms: int) -> str:
 
 
 def calls(tmp_path: Path, vms: int) -> int:
-    """How many functions one sample calls; bench/tick.py measures the time."""
+    """How many functions one sample calls; bench/agent_cost/tick.py measures the time."""
     made, clock = source(tmp_path, big(vms))
     at(made, clock, 0)
     with calls_counted() as count:

@@ -1,0 +1,1 @@
+"""What the agent costs its host."""

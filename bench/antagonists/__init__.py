@@ -1,0 +1,1 @@
+"""Every method on generated traces with known antagonists (docs/studies/antagonists.md)."""

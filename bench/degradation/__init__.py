@@ -1,0 +1,1 @@
+"""Degradation on measured runs (docs/degradation-swan.md)."""

@@ -1,0 +1,1 @@
+"""D-Factor on real pairs and on a simulated day (docs/studies/dfactor.md)."""

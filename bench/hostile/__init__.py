@@ -1,0 +1,1 @@
+"""What one hostile host costs the others."""

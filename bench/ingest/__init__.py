@@ -1,0 +1,1 @@
+"""Ingest at scale, beside Prometheus."""

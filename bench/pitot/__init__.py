@@ -1,0 +1,1 @@
+"""Pitot on real runtimes (docs/studies/pitot.md)."""
