@@ -16,7 +16,7 @@ import pytest
 from central.incidents import webhook_messages
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import Receiver
-from tests.unit.central.test_webhooks import URL, incident
+from tests.unit.central.incidents.test_webhooks import URL, incident
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -27,8 +27,8 @@ from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from tests.support.central_process import MAIN, CentralProcess
 from tests.unit.agent import canned_agents
-from tests.unit.agent import test_host_analysis as made_up
-from tests.unit.central.test_http_api import fetch
+from tests.unit.agent.antagonists import test_host_analysis as made_up
+from tests.unit.central.web.test_http_api import fetch
 from whitepanda.common.recommendations import recommendation_json
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from central.incidents import webhook_tables
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from tests.support.webhook_receiver import Receiver
-from tests.unit.central.test_incidents import DAY, GAP, NOW, S, host_only, over, row, slower, told
-from tests.unit.central.test_webhook_delivery import running, take, until, webhooks
+from tests.unit.central.incidents.test_incidents import DAY, GAP, NOW, S, host_only, over, row, slower, told
+from tests.unit.central.incidents.test_webhook_delivery import running, take, until, webhooks
 from whitepanda.common.errors import UnavailableError
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ from central.lake.segments import Lake
 from tests.integration.test_central_kill import MUTANTS, Host, _drained, _rolled
 from tests.support.central_process import CentralProcess
 from tests.support.small_disk import fill, mounted, remount
-from tests.unit.central.test_validate import a_batch
+from tests.unit.central.validation.test_validate import a_batch
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ from central.demo.show import PlainShow
 from tests.support.prometheus_server import PrometheusServer, get, promtool, queries
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import Receiver
-from tests.unit.agent.test_cardinality import documented
+from tests.unit.agent.api.test_cardinality import documented
 from whitepanda.common.cli import PlainConsole
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

@@ -13,7 +13,7 @@ from central.incidents.webhooks import DROP_REASONS
 from central.journal.latency import BOUNDS_S
 from central.web import metrics
 from tests.support.prometheus_server import promtool, queries
-from tests.unit.agent.test_cardinality import documented, everything, page
+from tests.unit.agent.api.test_cardinality import documented, everything, page
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 pytestmark = pytest.mark.integration

@@ -13,9 +13,9 @@ from central.incidents.store import IncidentStore
 from tests.support.central_process import CentralProcess
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import HANG, Receiver
-from tests.unit.central.test_http_api import fetch
-from tests.unit.central.test_incidents import GAP, row
-from tests.unit.central.test_webhooks import secret_file, verify
+from tests.unit.central.incidents.test_incidents import GAP, row
+from tests.unit.central.incidents.test_webhooks import secret_file, verify
+from tests.unit.central.web.test_http_api import fetch
 
 pytestmark = pytest.mark.integration
 

@@ -28,10 +28,10 @@ from collector.procfs.source import ProcfsSource
 from collector.registry import SOURCES
 from collector.simulated.source import SimulatedSource
 from tests.support.waiting import wait_until
-from tests.unit.agent import test_host_analysis as made_up
 from tests.unit.agent.agent_fakes import FakeClock, S
+from tests.unit.agent.antagonists import test_host_analysis as made_up
+from tests.unit.collector.cgroup.test_cgroups import SCOPE, Groups
 from tests.unit.collector.conftest import HostTree
-from tests.unit.collector.test_cgroups import SCOPE, Groups
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
 

@@ -10,9 +10,9 @@ from agent.antagonists.advice import Advisor
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView
+from tests.unit.agent.antagonists.test_host_analysis import SCAN, VICTIM, update
+from tests.unit.agent.antagonists.test_llc_contention import LEFT, RIGHT, TwoSockets, on
 from tests.unit.agent.canned_agents import HOST, Quiet, State, in_table
-from tests.unit.agent.test_host_analysis import SCAN, VICTIM, update
-from tests.unit.agent.test_llc_contention import LEFT, RIGHT, TwoSockets, on
 
 FEW, MANY = 60, 480
 METRICS = ("cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s")

@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from central.config import IngestSection
+from central.journal import flush_worker
+from central.journal import writer as journal_module
+from central.journal.flush import Roller
+from central.journal.tables import finish_roll, forget_some
+from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
+from central.lake.segments import Lake
+from tests.unit.central.validation.test_validate import a_batch
+from whitepanda.common.errors import UnavailableError
+
+SCHEMA_1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
+    received_unix_ns INTEGER NOT NULL, rows INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
+    kept BLOB, payload BLOB NOT NULL
+);
+CREATE TABLE received (
+    host TEXT NOT NULL, spool_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (host, spool_id, first)
+) WITHOUT ROWID;
+CREATE TABLE rejections (
+    host TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (host, kind, reason)
+) WITHOUT ROWID;
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE hosts (
+    host TEXT PRIMARY KEY, platform TEXT NOT NULL, agent_version TEXT NOT NULL, protocol_version INTEGER NOT NULL,
+    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
+    spooled_batches INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, coefficient_version INTEGER NOT NULL,
+    clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('schema', '1'), ('journal', '0000abcd');
+INSERT INTO received VALUES ('h', 's', 1, 3);
+INSERT INTO counters VALUES ('accepted_batches', 3), ('accepted_rows', 8);
+INSERT INTO hosts VALUES ('h', 'P', '0.1.0', 2, 'boot', 50, 8, 1, 2, 3, -4, '["a"]');
+INSERT INTO rolls VALUES ('central-0-0000abcd-000000000004', 4, 5);
+INSERT INTO batches VALUES (6, 'h', 'P', 's', 9, 7, 3, 3, NULL, x'');
+DELETE FROM batches;
+"""
+
+
+class Sender:
+    """Submits batches of three rows and notes what came back."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.outcomes: list[tuple[int, bool]] = []
+
+    def submit(
+        self, sequence: int, *, host: str = "h", spool: str = "s", refused: str = "", lost: int = 0
+    ) -> None:
+        batch = a_batch(3, spool_id=spool, sequence=sequence)
+        kept = None if not lost else np.packbits(np.arange(3) >= lost).tobytes()
+        self.journal.submit(
+            Submission(
+                host=host,
+                platform="P",
+                spool_id=spool,
+                sequence=sequence,
+                received_unix_ns=1000 + sequence,
+                payload=batch.SerializeToString(),
+                rows=3,
+                accepted_rows=0 if refused else 3 - lost,
+                rejected_rows={"bad_cpi": lost} if lost else {},
+                kept=kept,
+                done=lambda is_new: self.outcomes.append((sequence, is_new)),
+                refused=refused,
+            )
+        )
+
+    async def heard(self, count: int) -> list[tuple[int, bool]]:
+        async with asyncio.timeout(10):
+            while len(self.outcomes) < count:
+                await asyncio.sleep(0.002)
+        return self.outcomes
+
+
+def opened(folder: Path) -> Journal:
+    journal = Journal(folder, replica="central-0", commit_interval_s=0.001)
+    journal.start()
+    return journal
+
+
+async def test_what_it_called_back_for_is_there_after_a_crash(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    journal.note_host(HostRecord("h", "P", "0.1.0", 2, "boot", 5, jobs=("a", "b"), clock_offset_ns=-7))
+    for sequence in (1, 2, 5, 2):
+        sender.submit(sequence, lost=1 if sequence == 5 else 0)
+    sender.submit(6, refused="task_index")
+    journal.reject("h", "malformed")
+    assert await sender.heard(5) == [(1, True), (2, True), (5, True), (2, False), (6, True)]
+    while not journal.stats.rejected_batches["malformed"]:
+        await asyncio.sleep(0.002)
+    expected = JournalStats(
+        accepted_batches=3,
+        accepted_rows=8,
+        duplicate_batches=1,
+        rejected_rows={"bad_cpi": 1},
+        rejected_batches={"task_index": 1, "malformed": 1},
+        journal_batches=3,
+        journal_rows=8,
+    )
+    assert sum(journal.ack_times.counts) == 5
+    assert journal.stats == expected
+    # Another process reads the files as they are: nothing was closed or flushed for it.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("journal.sqlite", "journal.sqlite-wal"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    again = opened(copy)
+    assert again.stats == expected
+    assert again.journal_id == journal.journal_id
+    assert (
+        again.hosts
+        == journal.hosts
+        == {
+            "h": HostRecord(
+                "h", "P", "0.1.0", 2, "boot", 1005, accepted_rows=8, clock_offset_ns=-7, jobs=("a", "b")
+            )
+        }
+    )
+    other = Sender(again)
+    for sequence in (1, 2, 3, 5, 6):  # a duplicate is known, also of a refused batch
+        other.submit(sequence)
+    assert await other.heard(5) == [(1, False), (2, False), (3, True), (5, False), (6, False)]
+    ranges = again._connection.execute("SELECT first, last FROM received WHERE host = 'h'").fetchall()
+    assert ranges == [(1, 3), (5, 6)]
+    await journal.close()
+    await again.close()
+
+
+async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 6):
+        sender.submit(sequence, lost=sequence % 2)
+    await sender.heard(5)
+    roll = await journal.begin_roll(10**6)
+    assert roll is not None
+    pieces = [[batch.sequence for batch in piece] for piece in journal.read_roll(roll, 5)]
+    assert pieces == [[1, 2], [3, 4], [5]]
+    assert [len(piece) for piece in journal.read_roll(roll, 1)] == [1] * 5
+    assert [len(piece) for piece in journal.read_roll(roll, 10**6)] == [5]
+    monkeypatch.setattr(flush_worker, "_PIECE_ROWS", 5)
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 12
+    [segment] = lake.segments()
+    assert (segment.rows, segment.footer.num_row_groups) == (12, 3)
+    sequences = pq.ParquetFile(segment.path).read(["sequence"])["sequence"].to_pylist()
+    assert sequences == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5]
+    assert journal.stats.rolled_rows == 12
+    await journal.close()
+
+
+async def test_duplicates_are_known_after_their_rows_left(tmp_path: Path) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 3
+    sender.submit(1)
+    sender.submit(1, host="other")
+    sender.submit(1, spool="another incarnation")
+    assert (await sender.heard(4))[1:] == [(1, False), (1, True), (1, True)]
+    await journal.close()
+
+
+async def test_what_hosts_say_waits_for_a_batch_or_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 3600.0)
+    journal = opened(tmp_path)
+    groups: list[list[str]] = []
+    original = journal._write
+
+    def write(connection: sqlite3.Connection, items: list) -> journal_module.Group:
+        groups.append([type(item).__name__ for item in items])
+        return original(connection, items)
+
+    monkeypatch.setattr(journal, "_write", write)
+    for host in ("a", "b"):
+        journal.note_host(HostRecord(host))
+        await asyncio.sleep(0.02)
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    assert groups == [["HostRecord", "HostRecord", "Submission"]]
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.05)
+    journal.note_host(HostRecord("c"))
+    async with asyncio.timeout(5):
+        while len(groups) < 2:
+            await asyncio.sleep(0.01)
+    assert groups[1] == ["HostRecord"]
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 3600.0)
+    journal.note_host(HostRecord("d"))
+    await journal.close()
+    assert groups[2:] == [["HostRecord"]]
+    again = opened(tmp_path)
+    assert set(again.hosts) >= {"a", "b", "c", "d"}
+    await again.close()
+
+
+async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    told: list[str] = []
+    journal.on_failure.append(told.append)
+    pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
+    journal._connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "disk is full"
+    sender = Sender(journal)
+    for sequence in range(1, 101):
+        sender.submit(sequence)
+    async with asyncio.timeout(5):
+        while not told:
+            await asyncio.sleep(0.01)
+    assert told == ["database or disk is full"]
+    assert journal.failure == "database or disk is full"
+    before = len(sender.outcomes)
+    committed = journal._connection.execute("SELECT coalesce(sum(batches), 0) FROM packs").fetchone()[0]
+    assert before == committed < 100
+    journal._connection.execute("PRAGMA max_page_count = 100000")
+    assert sorted(await sender.heard(100)) == [(sequence, True) for sequence in range(1, 101)]
+    assert told == ["database or disk is full", ""]
+    assert (journal.failure, journal.stats.accepted_batches) == ("", 100)
+    await journal.close()
+
+
+async def test_what_cannot_be_committed_at_the_end_is_not_acknowledged(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal._connection.execute("PRAGMA max_page_count = 1")
+    sender = Sender(journal)
+    for sequence in range(1, 201):
+        sender.submit(sequence)
+    await asyncio.wait_for(journal.close(), 10)
+    again = opened(tmp_path)
+    assert again.stats.accepted_batches == len(sender.outcomes) < 200
+    await again.close()
+
+
+async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path: Path) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 6):
+        sender.submit(sequence)
+        await sender.heard(sequence)  # what is committed together is rolled together
+    roll = await journal.begin_roll(6)
+    assert roll == Roll(f"central-0-{journal.journal_id}-000000000001", 1, 2)
+    assert await journal.begin_roll(10**6) == roll, "the unfinished one comes first"
+    roller = Roller(IngestSection(), journal, lake)
+    assert roller._write(roll) == 6
+    [segment] = lake.segments()
+    before = segment.path.read_bytes()
+    await journal.close()  # killed between the file and the transaction that forgets the rows
+
+    journal = opened(tmp_path)
+    assert journal.stats.journal_rows == 15
+    await Roller(IngestSection(roll_rows=6), journal, lake).roll_all()
+    assert [s.path.stem[-12:] for s in lake.segments()] == ["000000000001", "000000000003", "000000000005"]
+    assert [s.rows for s in lake.segments()] == [6, 6, 3]
+    assert lake.segments()[0].path.read_bytes() == before
+    assert (journal.stats.journal_rows, journal.stats.journal_batches, journal.stats.rolled_rows) == (
+        0,
+        0,
+        15,
+    )
+    assert await journal.begin_roll(1) is None
+    metadata = lake.segments()[0].footer.metadata
+    assert metadata[b"whitepanda.schema"] == b"2"
+    assert metadata[b"whitepanda.rows"] == b"1-2"
+    sender = Sender(journal)
+    sender.submit(9)
+    await sender.heard(1)
+    later = await journal.begin_roll(1)
+    assert later is not None
+    assert later.first == 6, "row numbers are never used twice"
+    await journal.close()
+
+
+async def test_rows_of_a_finished_roll_are_deleted_a_few_at_a_time_and_never_rolled_again(
+    tmp_path: Path,
+) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 6):
+        sender.submit(sequence)
+        await sender.heard(sequence)
+    roll = await journal.begin_roll(10**6)
+    assert roll is not None
+    assert Roller(IngestSection(), journal, lake)._write(roll) == 15
+
+    def packs() -> list[int]:
+        return [number for (number,) in journal._connection.execute("SELECT id FROM packs ORDER BY id")]
+
+    assert await journal._call(lambda connection: finish_roll(connection, roll, 15)) == 5
+    assert await journal._call(lambda connection: forget_some(connection, 1))
+    assert packs() == [2, 3, 4, 5]
+    assert await journal._call(lambda connection: forget_some(connection, 1))
+    assert packs() == [3, 4, 5]
+    sender.submit(6)
+    await sender.heard(6)
+    await journal.close()  # killed amid the deletions
+
+    journal = opened(tmp_path)
+    assert packs() == [6]
+    assert (journal.stats.journal_rows, journal.stats.rolled_rows) == (3, 15)
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 3
+    assert [s.rows for s in lake.segments()] == [15, 3]
+    assert packs() == []
+    await journal.close()
+
+
+async def test_a_roll_begins_after_what_the_last_one_left_is_deleted(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    for sequence in (1, 2, 3):
+        sender.submit(sequence)
+        await sender.heard(sequence)
+    roll = await journal.begin_roll(3)
+    assert roll is not None
+    await journal._call(lambda connection: finish_roll(connection, roll, 3))
+    later = await journal.begin_roll(10**6)
+    assert (roll.first, roll.last, later.first, later.last) == (1, 1, 2, 3)
+    await journal.close()
+
+
+async def test_a_lake_that_cannot_be_written_keeps_the_rows_in_the_journal(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    (tmp_path / "lake").write_text("not a folder")
+    roller = Roller(IngestSection(), journal, Lake(tmp_path / "lake"))
+    assert not await roller._try()
+    assert "Not a directory" in roller.failure
+    assert journal.stats.journal_rows == 3
+    (tmp_path / "lake").unlink()
+    assert await roller._try()
+    assert (roller.failure, journal.stats.journal_rows) == ("", 0)
+    await journal.close()
+
+
+async def test_one_process_at_a_time(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    with pytest.raises(
+        UnavailableError, match=r"another central holds the journal in .*journal\.lock is locked"
+    ):
+        Journal(tmp_path, replica="central-1", commit_interval_s=0.001)
+    await journal.close()
+    await opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("damage", ["text", "torn", "scrambled"])
+async def test_a_damaged_journal_is_named(tmp_path: Path, damage: str) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    for sequence in range(1, 200):
+        sender.submit(sequence)
+    await sender.heard(199)
+    await journal.close()
+    file = tmp_path / "journal.sqlite"
+    whole = file.read_bytes()
+    if damage == "text":
+        file.write_bytes(b"not a database at all" * 100)
+    elif damage == "torn":
+        file.write_bytes(whole[: len(whole) // 2])
+    else:
+        file.write_bytes(whole[:8192] + bytes(range(256)) * 64 + whole[8192 + 256 * 64 :])
+    with pytest.raises(
+        UnavailableError, match=r"journal .*journal\.sqlite cannot be used: .*move journal\.sqlite\* away"
+    ):
+        Journal(tmp_path, replica="central-0", commit_interval_s=0.001)
+
+
+async def test_a_torn_log_loses_only_what_was_not_committed(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("journal.sqlite", "journal.sqlite-wal"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    with (copy / "journal.sqlite-wal").open("ab") as log:
+        log.write(b"\x37\x7f\x06\x82 half of a frame")
+    again = opened(copy)
+    assert again.stats.accepted_batches == 1
+    await journal.close()
+    await again.close()
+
+
+async def test_a_journal_of_another_schema_is_refused(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal._connection.execute("UPDATE meta SET value = '9' WHERE key = 'schema'")
+    await journal.close()
+    with pytest.raises(UnavailableError, match="has schema 9, this central knows 2: run the version"):
+        Journal(tmp_path, replica="central-0", commit_interval_s=0.001)
+
+
+async def test_a_journal_of_schema_1_is_taken_over(tmp_path: Path) -> None:
+    """Rows keep their numbers, an unfinished roll goes on, and what was received once is still known."""
+    batches = [a_batch(3, spool_id="s", sequence=sequence).SerializeToString() for sequence in (1, 2)]
+    connection = sqlite3.connect(tmp_path / "journal.sqlite")
+    connection.executescript(f"PRAGMA journal_mode = WAL; {SCHEMA_1}")
+    connection.executemany(
+        "INSERT INTO batches VALUES (?, 'h', 'P', 's', ?, 7, 3, ?, ?, ?)",
+        [(4, 1, 3, None, batches[0]), (5, 2, 2, b"\xc0", batches[1])],
+    )
+    connection.commit()
+    connection.close()
+
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    assert (journal.stats.journal_batches, journal.stats.journal_rows, journal.stats.accepted_rows) == (
+        2,
+        5,
+        8,
+    )
+    record = HostRecord("h", "P", "0.1.0", 2, "boot", 50, 8, 1, 2, 3, -4, ("a",))
+    assert journal.hosts == {"h": record}
+    sender = Sender(journal)
+    for sequence in (3, 4):
+        sender.submit(sequence)
+    assert await sender.heard(2) == [(3, False), (4, True)]
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 8
+    assert [s.path.stem for s in lake.segments()] == [
+        "central-0-0000abcd-000000000004",
+        "central-0-0000abcd-000000000007",
+    ]
+    assert [s.rows for s in lake.segments()] == [5, 3]
+    await journal.close()
+    again = opened(tmp_path)
+    assert again.stats.accepted_rows == 11
+    await again.close()
+
+
+async def test_a_writer_that_cannot_go_on_says_so(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal._connection.execute("DROP TABLE counters")
+    journal._write = None  # as a bug would: not an error of the disk
+    Sender(journal).submit(1)
+    assert journal.fatal is not None
+    assert "TypeError" in await asyncio.wait_for(journal.fatal, 5)
+    await journal.close()
+
+
+async def test_the_log_is_flushed_at_every_commit(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    assert journal._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert journal._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    await journal.close()
+
+
+async def test_a_call_whose_caller_left_does_not_stop_the_writer(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    task = asyncio.create_task(journal.begin_roll(1))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    sender = Sender(journal)
+    sender.submit(1)
+    assert await sender.heard(1) == [(1, True)]
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await journal._call(lambda connection: connection.execute("SELECT * FROM no_table"))
+    sender.submit(2)
+    assert len(await sender.heard(2)) == 2
+    await journal.close()

@@ -1,0 +1,362 @@
+"""What central does for its lake once a day: what of it, when, and that it costs neither a row nor a version."""
+
+from __future__ import annotations
+
+import os
+from datetime import date, timedelta
+
+import duckdb
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from central.build import day_states
+from central.build.builder import Builder, BuildStoppedError
+from central.config import BuildSection, LakeSection
+from central.lake.errors import DamagedError
+from central.lake.lease import FencedError
+from central.lake.objects import Folder
+from central.lake.segments import DAY_NS, Lake, LakeError
+from central.roll_ups import store as slots
+from central.roll_ups.compaction import drop_samples, drop_slots
+from central.roll_ups.maintenance import CareDone, LakeCare
+from central.roll_ups.store import SlotStore
+from central.verify.checks import problems
+from tests.support.older_lake import no_digests
+from tests.unit.central.build.test_builds import FIRST_DAY, write_day
+from whitepanda.common import log
+
+HOUR_NS = 3600 * 10**9
+SLOT_NS = 300 * 10**9
+SECTION = BuildSection(memory_limit_mib=256, threads=1, method="panda")
+
+
+class Clock:
+    """Stands still in the evening of the lake's last day."""
+
+    def __init__(self, day: date = FIRST_DAY + timedelta(days=3)) -> None:
+        self.unix_ns = (day - date(1970, 1, 1)).days * DAY_NS + 20 * HOUR_NS
+
+    def __call__(self) -> int:
+        return self.unix_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lake(tmp_path) -> Lake:
+    """Four days of five segments."""
+    lake = Lake(tmp_path / "lake")
+    for number in range(20):
+        write_day(lake, number // 5, number + 1)
+    return lake
+
+
+def builder(lake, clock, name="central-0", **section) -> Builder:
+    return Builder(SECTION, lake, clock_unix_ns=clock, holder=name, lake_section=LakeSection(**section))
+
+
+def after_build(builder) -> int | None:
+    """Build, then do what the lake needs, as central does."""
+    number = builder.build_once()
+    builder.care_once()
+    return number
+
+
+def segments(lake) -> list[int]:
+    return [len(lake.segments(FIRST_DAY + timedelta(days=day))) for day in range(4)]
+
+
+def rolled(lake) -> SlotStore:
+    """Its slots, with every day in them."""
+    slots = SlotStore(lake, SLOT_NS)
+    with duckdb.connect() as connection:
+        for day in lake.days():
+            slots.roll_up(day, connection)
+    return slots
+
+
+def verified(lake) -> list[str]:
+    with duckdb.connect() as connection:
+        return list(problems(lake, connection))
+
+
+def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, capsys):
+    log.configure("info")
+    one, other = (builder(lake, clock, f"central-{number}") for number in range(2))
+    assert after_build(one) == 1
+    assert segments(lake) == [1, 1, 1, 5]  # the last one is not finished
+    assert "the lake was taken care of" in capsys.readouterr().err
+    assert (
+        (lake.root / "care/2026-11-04.json")
+        .read_text()
+        .startswith('{"days_compacted":3,"segments_merged":15,')
+    )
+    for number in range(20, 25):  # late ones of the first day
+        write_day(lake, 0, number + 1)
+    assert [after_build(other), after_build(other), after_build(one)] == [1, 2, 2]
+    assert segments(lake) == [6, 1, 1, 5]
+    assert "taken care of" not in capsys.readouterr().err
+    clock.unix_ns += 5 * HOUR_NS
+    assert after_build(other) is None  # nothing new to build, but the next day
+    assert segments(lake) == [1, 1, 1, 5]
+    assert after_build(one) is None
+    assert sorted(path.name for path in (lake.root / "care").iterdir()) == [
+        "2026-11-04.json",
+        "2026-11-05.json",
+    ]
+    assert one.current.manifest.rows == 25 * 600
+    assert verified(lake) == []
+
+
+async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(lake, clock, monkeypatch):
+    told = []
+    built = builder(lake, clock)
+    built.on_version.append(lambda version: told.append(version.version))
+    original = LakeCare.run
+
+    def late(self, check):
+        told.append("care")
+        return original(self, check)
+
+    monkeypatch.setattr(LakeCare, "run", late)
+    await built._build_in_thread()
+    assert told == [1, "care"]
+    assert segments(lake) == [1, 1, 1, 5]
+    clock.unix_ns += 24 * HOUR_NS
+    built.stop()
+    with pytest.raises(BuildStoppedError):
+        built.care_once()
+    assert builder(lake, clock, "another").lease.acquire(), "given back"
+
+
+def test_nothing_is_done_where_it_is_off_or_another_builds(lake, clock):
+    care = LakeCare(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
+    assert care.run(lambda: None) == CareDone()
+    assert segments(lake) == [5, 5, 5, 5]
+    (lake.root / "care/2026-11-04.json").unlink()
+    busy = builder(lake, clock, "busy")
+    assert busy.lease.acquire()
+    assert after_build(builder(lake, clock)) is None
+    assert segments(lake) == [5, 5, 5, 5]
+
+
+def test_old_samples_and_older_slots_go(lake, clock):
+    built = builder(lake, clock, raw_days=2, slot_days=3)
+    assert after_build(built) == 1
+    assert segments(lake) == [0, 0, 1, 5]
+    kept = SlotStore(lake, SLOT_NS).manifests()
+    assert sorted(kept) == [FIRST_DAY + timedelta(days=day) for day in (1, 2, 3)]
+    assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
+    assert built.current.manifest.rows == 20 * 600  # was built before
+    assert after_build(built) == 2
+    assert built.current.manifest.rows == 15 * 600
+    assert verified(lake) == []
+
+
+def test_slots_of_days_with_samples_stay(lake, clock):
+    assert drop_slots(lake, rolled(lake), slot_days=1) == 0
+    assert len(SlotStore(lake, SLOT_NS).manifests()) == 4
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypatch, step):
+    slots = rolled(lake)
+    LakeCare(LakeSection(raw_days=2), lake, slots, clock_unix_ns=clock).run(lambda: None)
+    original, steps = Folder.remove, iter(range(100))
+
+    def failing(self: Folder, name: str) -> None:
+        if next(steps) == step:
+            raise OSError(5, "Input/output error")
+        original(self, name)
+
+    monkeypatch.setattr(Folder, "remove", failing)
+    try:
+        drop_slots(lake, slots, slot_days=3)
+    except OSError:
+        assert step < 3  # a manifest, and the two files of its part
+    monkeypatch.undo()
+    assert verified(lake) == []
+    drop_slots(lake, slots, slot_days=3)
+    slots.remove_unused(0.0)
+    assert FIRST_DAY not in slots.manifests()
+    assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
+
+
+def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock, monkeypatch, capsys):
+    log.configure("info")
+    original = LakeCare._run
+
+    def failing(self, check):
+        raise LakeError("segment x is damaged")
+
+    monkeypatch.setattr(LakeCare, "_run", failing)
+    built = builder(lake, clock)
+    assert after_build(built) == 1
+    assert after_build(built) is None
+    told = capsys.readouterr().err
+    assert told.count("the lake was not compacted, nor old days deleted") == 1
+    assert "LakeError: segment x is damaged" in told
+    assert built.last_error == ""
+    monkeypatch.setattr(LakeCare, "_run", original)
+    assert after_build(built) is None
+    assert segments(lake) == [1, 1, 1, 5]
+
+
+def test_who_loses_the_lease_stops(lake, clock):
+    slots = rolled(lake)
+    looks = iter(range(100))
+
+    def check() -> None:
+        if next(looks) == 4:  # after the first day's segment
+            raise FencedError("another one has it")
+
+    care = LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock)
+    with pytest.raises(FencedError):
+        care.run(check)
+    assert segments(lake)[1:] == [5, 5, 5]
+    assert not list((lake.root / "care").glob("*"))
+    assert verified(lake) == []
+    assert care.run(lambda: None) == CareDone(days_compacted=2, segments_merged=10)
+    assert segments(lake) == [1, 1, 1, 5]
+
+
+def test_verify_reads_files_of_batches(lake, clock):
+    manifest = rolled(lake).manifest(FIRST_DAY)
+    path = lake.root / manifest.parts[0].batches
+    whole = pq.read_table(path)
+    assert whole.to_pylist() == [{"host": "h", "spool_id": "s", "first": 1, "last": 5}]
+    pq.write_table(pa.concat_tables([whole, whole]), path)
+    no_digests(lake)
+    assert verified(lake) == [
+        "slots of 2026-11-01: 1 ranges of batches overlap; some windows are in the slots twice"
+    ]
+    other = whole.set_column(0, "host", pa.array(["i"])).cast(whole.schema)
+    pq.write_table(pa.concat_tables([whole, other]), path)
+    assert verified(lake) == []
+    pq.write_table(whole.set_column(3, "last", pa.array([0], whole.schema.field("last").type)), path)
+    assert [line.rpartition(": ")[2] for line in verified(lake)] == [
+        "a range of batches ends before it begins"
+    ]
+    path.write_bytes(b"PAR1 nonsense PAR1")
+    (line,) = verified(lake)
+    assert line.startswith(f"{manifest.parts[0].batches}: cannot be read: ")
+    os.truncate(path, 0)
+    assert len(verified(lake)) == 1
+
+
+def flip(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def day(number) -> date:
+    return FIRST_DAY + timedelta(days=number)
+
+
+def test_a_damaged_segment_leaves_the_other_days_compacted(lake, clock):
+    slots = rolled(lake)
+    flip(lake.segments(day(0))[1].path)
+    with pytest.raises(DamagedError, match="day=2026-11-01"):
+        LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock).run(lambda: None)
+    assert segments(lake) == [5, 1, 1, 5]
+
+
+@pytest.mark.parametrize("what", ["slots", "manifest"])
+def test_damaged_slots_keep_the_samples_of_their_own_day(lake, clock, what):
+    slots = rolled(lake)
+    manifest = slots.manifest(day(1))
+    name = (
+        manifest.parts[0].slots if what == "slots" else f"{slots.folder(day(1))}/{manifest.number:08d}.json"
+    )
+    flip(lake.root / name)
+    before = sorted((lake.root / slots.folder(day(1))).iterdir())
+    care = LakeCare(LakeSection(compact=False, raw_days=1), lake, slots, clock_unix_ns=clock, grace_s=0)
+    with pytest.raises(DamagedError, match="day=2026-11-02"):
+        care.run(lambda: None)
+    assert segments(lake) == [0, 5, 0, 5]
+    assert sorted((lake.root / slots.folder(day(1))).iterdir()) == before
+
+
+@pytest.mark.parametrize("what", ["slots", "batches"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_slots_without_digests_are_read_before_the_samples_go(lake, clock, what, is_gone):
+    slots = rolled(lake)
+    no_digests(lake)
+    path = lake.root / getattr(slots.manifest(day(0)).parts[0], what)
+    if is_gone:
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(DamagedError, match=f"{what}.parquet is damaged: "):
+        drop_samples(lake, slots.manifests(), raw_days=2)
+    assert segments(lake) == [5, 0, 5, 5]
+
+
+def without_host_1(monkeypatch, day: int) -> None:
+    """Let the roll-up of a day's rows of one machine fail for want of memory."""
+    original = slots.write_part
+
+    def write(connection, lake, new, *arguments):
+        if any(each.day == FIRST_DAY + timedelta(days=day) for each in new) and "host-1" not in arguments[-1]:
+            raise MemoryError
+        return original(connection, lake, new, *arguments)
+
+    monkeypatch.setattr(slots, "write_part", write)
+
+
+def test_samples_of_a_machine_left_out_are_kept_until_a_build_takes_them(lake, clock, monkeypatch):
+    without_host_1(monkeypatch, 0)
+    built = builder(lake, clock, raw_days=2)
+    assert after_build(built) == 1
+    manifest = built.current.manifest
+    assert (manifest.machines_left_out, built.last_error) == (("host-1",), "")
+    assert manifest.rows < 20 * 600
+    # The first two days are past retention; compaction and the others' retention work on.
+    assert segments(lake) == [1, 0, 1, 5]
+    assert verified(lake) == []
+    monkeypatch.undo()
+    SlotStore(lake, SLOT_NS).remove(FIRST_DAY)  # as the guide says: have that day rolled up anew
+    clock.unix_ns += 24 * HOUR_NS
+    assert after_build(built) == 2
+    assert (built.current.manifest.machines_left_out, built.current.manifest.rows) == ((), 20 * 600)
+    assert segments(lake) == [0, 0, 1, 5]
+    assert verified(lake) == []
+
+
+def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake, clock, monkeypatch):
+    without_host_1(monkeypatch, 0)
+    built = builder(lake, clock, raw_days=2)
+    assert after_build(built) == 1
+    clock.unix_ns += 24 * HOUR_NS
+    few_days = Builder(
+        msgspec.structs.replace(SECTION, days=3),
+        lake,
+        clock_unix_ns=clock,
+        lake_section=LakeSection(raw_days=2),
+    )
+    assert after_build(few_days) == 2
+    assert segments(lake) == [0, 0, 1, 5]
+    assert few_days.current.manifest.machines_left_out == ()
+    assert verified(lake) == []
+
+
+def test_a_machine_left_out_of_a_state_is_in_the_slots_so_retention_goes_on(lake, clock, monkeypatch):
+    original = day_states.write
+
+    def write(method, running, rows, *arguments):
+        if "host-1" in running.collect(rows.select("machine").distinct())["machine"].to_pylist():
+            raise ArithmeticError
+        original(method, running, rows, *arguments)
+
+    monkeypatch.setattr(day_states, "write", write)
+    built = builder(lake, clock, raw_days=2)
+    assert after_build(built) == 1
+    assert (built.current.manifest.machines_left_out, built.current.manifest.rows) == (("host-1",), 20 * 600)
+    assert segments(lake) == [0, 0, 1, 5]
+    assert verified(lake) == []

@@ -1,0 +1,629 @@
+"""The fleet API as JSON: what gRPC answers, its OpenAPI document, who may ask, and what a wrong request is told."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import math
+import re
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import grpc
+import pytest
+from openapi_spec_validator import validate
+from prometheus_client.parser import text_string_to_metric_families
+
+from central.api.checked import CheckedRequests
+from central.api.fleet import Fleet
+from central.api.paging import Admitted
+from central.build.builder import Builder
+from central.config import BuildSection
+from central.incidents.store import IncidentStore
+from central.ingest.sessions import StreamRegistry
+from central.journal.writer import Journal
+from central.lake.segments import Lake, LakeError
+from central.lake.vm_windows import SlowError
+from central.pki import describe, issue, make_ca, renew
+from central.web import metrics
+from central.web.openapi import ROUTES, ParameterError, document, read_request, to_json
+from central.web.server import HttpApi, is_loopback
+from tests.unit.central.incidents.test_incidents import GAP, NOW, row, trigger
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.tls import OwnCertificate, TlsFiles
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+S = 10**9
+
+
+class Served:
+    def __init__(self, folder) -> None:
+        self.journal = Journal(folder, replica="r", commit_interval_s=0.001)
+        self.store = IncidentStore("", folder)
+        lake = Lake(folder / "lake")
+        builder = Builder(BuildSection(), lake)
+        self.roll_error = self.incidents_error = ""
+        self.fleet = Fleet(
+            self.journal, StreamRegistry(), lake, builder, self.store, operators=("operator",),
+            roll_error=lambda: self.roll_error, incidents_error=lambda: self.incidents_error,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        await self.journal.close()
+        self.store.close()
+
+
+@pytest.fixture
+async def served(tmp_path):
+    found = Served(tmp_path)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def local(served):
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    await api.start()
+    yield api
+    await api.stop()
+
+
+def fetch(port: int, path: str, context: ssl.SSLContext | None = None, method="GET", **headers: str):
+    """The status and the JSON of an answer."""
+    kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
+    more = {} if context is None else {"context": context}
+    connection = kind("127.0.0.1", port, timeout=20, **more)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text.startswith(b"{") else text.decode()
+    finally:
+        connection.close()
+
+
+async def get(api: HttpApi, path: str, *arguments, **headers):
+    return await asyncio.to_thread(fetch, api.port, path, *arguments, **headers)
+
+
+def test_the_document_is_valid_and_has_every_method():
+    found = document()
+    validate(found)
+    methods = {route.method for route in ROUTES}
+    assert methods == set(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].methods_by_name)
+    assert set(found["paths"]) == {route.path for route in ROUTES}
+    parameters = found["paths"]["/v1/incidents"]["get"]["parameters"]
+    described = {p["name"]: p.get("description") for p in parameters}
+    assert described["suspect_job"] == "only those in which some report suspects this job first"
+    (number,) = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
+    assert (number["in"], number["required"], number["schema"]["type"]) == ("path", True, "integer")
+    evidence = found["components"]["schemas"]["TriggerSuspect"]["properties"]
+    assert evidence["score"] == {
+        "type": ["number", "null"],
+        "description": "coefficient * usage; NaN where not known",
+    }
+
+
+def test_messages_as_json():
+    event = agent_pb2.VmEvent(vm="u", behaviour=agent_pb2.BEHAVIOUR_VICTIM, unix_ns=2**63, culprits=["a"])
+    found = to_json(event)
+    assert (found["behaviour"], found["unix_ns"], found["culprits"]) == ("victim", 2**63, ["a"])
+    assert found["degradation"] is None and found["before"] == "unspecified"
+    suspect = to_json(trigger(score=math.nan).suspects[0])
+    assert (suspect["score"], suspect["coefficient"], suspect["reason"]) == (None, 0.5, "unspecified")
+
+
+def test_requests_from_parameters():
+    route = next(route for route in ROUTES if route.method == "ListEvents")
+    found = read_request(route, [("behaviour", "victim"), ("page_size", "7"), ("vm", "x")])
+    assert (found.behaviour, found.page_size, found.vm) == (agent_pb2.BEHAVIOUR_VICTIM, 7, "x")
+    for name, value, said in (
+        ("colour", "red", "no parameter 'colour' here; known: page_size, page_token, host"),
+        ("page_size", "-1", "page_size must be an integer from 0 to 1000 (value '-1')"),
+        ("page_size", "1001", "page_size must be an integer from 0 to 1000 (value '1001')"),
+        ("since_unix_ns", "now", "since_unix_ns must be an integer from 0 to 9223372036854775807"),
+        ("behaviour", "odd", "behaviour must be one of unspecified, unknown, steady, inflicting, victim"),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            read_request(route, [(name, value)])
+        assert str(caught.value).startswith(said)
+    with pytest.raises(ParameterError, match=r"^vm is given twice \(values 'x', 'y'\)$"):
+        read_request(route, [("vm", "x"), ("page_size", "7"), ("vm", "y")])
+
+
+def test_the_document_tells_the_limit_that_is_kept():
+    for route in ROUTES:
+        for parameter in document()["paths"][route.path]["get"]["parameters"]:
+            if parameter["name"] == "page_size":
+                assert parameter["schema"] == {"type": "integer", "minimum": 0, "maximum": 1000}
+                assert parameter["description"] == "at most 1000; 0 means 100"
+
+
+@pytest.mark.parametrize("path", ["/v1/incidents", "/v1/events"])
+async def test_parameters_that_contradict_are_refused(local, path):
+    status, found = await get(local, f"{path}?host=node1&host=node2")
+    assert (status, found) == (400, {"error": "host is given twice (values 'node1', 'node2')"})
+    status, found = await get(local, f"{path}?since_unix_ns=5&until_unix_ns=3")
+    told = "since_unix_ns must not be after until_unix_ns (values 5, 3)"
+    assert (status, found) == (400, {"error": told})
+    assert (await get(local, f"{path}?since_unix_ns=3&until_unix_ns=3"))[0] == 200
+    assert (await get(local, f"{path}?since_unix_ns=3"))[0] == 200
+
+
+async def test_refusals_of_the_server_itself_have_the_form_of_all_errors(local):
+    status, found = await get(local, "/v1/incidents", Host="evil.example")
+    assert status == 400
+    assert found == {"error": "this server does not go by that name (Host 'evil.example'); use its address"}
+    for path in ("/v1/incidents/1/", "/v1/incidents/", "/healthz/"):
+        status, found = await get(local, path)
+        assert (status, found) == (404, {"error": "nothing is here; /openapi.json lists what there is"})
+
+
+async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
+    rows = [row(n, NOW + n * 2 * GAP, host=f"h{n % 2}") for n in range(5)]
+    served.store.take(rows, gap_ns=GAP, oldest_unix_ns=0)
+    seen, token = [], ""
+    while True:
+        status, page = await get(local, f"/v1/incidents?page_size=2&page_token={token}")
+        assert status == 200
+        seen += [(i["host"], i["first_unix_ns"]) for i in page["incidents"]]
+        token = page["next_page_token"]
+        if not token:
+            break
+    assert seen == [(f"h{n % 2}", NOW + n * 2 * GAP) for n in (4, 3, 2, 1, 0)]
+    _, page = await get(local, "/v1/incidents?host=h1&page_size=1")
+    (incident,) = page["incidents"]
+    status, detail = await get(local, f"/v1/incidents/{incident['id']}")
+    assert (status, detail["incident"]) == (200, incident)
+    assert detail["reports"][0]["suspects"][0]["score"] == 2.0
+    assert detail["reports"][0]["suspects"][1]["score"] is None
+    assert (detail["recurrence"]["hosts"], detail["recurrence"]["incidents"]) == (2, 5)
+    status, wrong = await get(local, f"/v1/incidents?host=h0&page_token={page['next_page_token']}")
+    assert status == 400 and "begin again without it" in wrong["error"]
+    _, jobs = await get(local, "/v1/suspect-jobs")
+    assert [(j["job"], j["hosts"], j["incidents"]) for j in jobs["jobs"]] == [("scan", 2, 5)]
+    end = NOW + 9 * GAP
+    status, history = await get(
+        local, f"/v1/vms/uuid-web/history?since_unix_ns={NOW}&until_unix_ns={end}&max_windows=5"
+    )
+    assert (status, len(history["incidents"]), history["windows"], history["events"]) == (200, 5, [], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/v1/incidents/77", 404, "no incident 77; it was forgotten"),
+        ("/v1/incidents/x", 400, "id must be an integer"),
+        ("/v1/incidents?page_size=1001", 400, "page_size must be an integer from 0 to 1000 (value '1001')"),
+        ("/v1/incidents?page_token=x", 400, "page_token is not one of this request's pages"),
+        ("/v1/hosts?colour=red", 400, "no parameter 'colour' here; known: page_size, page_token"),
+        (
+            "/v1/vms/u/history?max_windows=10001",
+            400,
+            "max_windows must be an integer from 0 to 10000 (value '10001')",
+        ),
+        (
+            "/v1/vms/u/history?since_unix_ns=1&until_unix_ns=86400000000002",
+            400,
+            "until_unix_ns must be after",
+        ),
+        (
+            "/v1/vms/u/history",
+            404,
+            "no window, event or incident of VM 'u' in this time; windows are there once",
+        ),
+        ("/v1/events?host=nohost", 404, "no host 'nohost' ever connected to this central"),
+        ("/v1/events?vm=nope", 404, "no VM 'nope' is known here"),
+        ("/v1/suspect-jobs?job=nosuch", 404, "no job 'nosuch' is known here: no host runs it"),
+        ("/v1/nothing", 404, "nothing is here; /openapi.json lists what there is"),
+    ],
+)
+async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
+    found, answer = await get(local, path)
+    assert found == status
+    assert answer["error"].startswith(said)
+    assert "\n" not in answer["error"]
+
+
+async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local):
+    served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
+    times = f"since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
+    served.fleet._registry.vm_names.note("h", [("uuid-web", "shop")])
+    status, history = await get(local, f"/v1/vms/shop/history?{times}")
+    assert (status, history["vm"], history["name"], len(history["incidents"])) == (200, "uuid-web", "shop", 1)
+    served.fleet._registry.vm_names.note("h", [("uuid-2", "shop")])
+    status, answer = await get(local, f"/v1/vms/shop/history?{times}")
+    told = "2 VMs are named 'shop': uuid-web, uuid-2; give the UUID"
+    assert (status, answer) == (400, {"error": told})
+    assert (await get(local, f"/v1/vms/uuid-web/history?{times}"))[0] == 200
+    status, answer = await get(local, f"/v1/vms/nosuch/history?{times}")
+    assert status == 404
+    assert answer["error"].endswith("; of a VM that sends none now they are found by its UUID only")
+
+
+async def test_all_routes_answer_on_loopback(local):
+    for route in ROUTES:
+        path = route.path.replace("{id}", "1").replace("{vm}", "u")
+        status, answer = await get(local, path)
+        refused = {
+            "GetIncident": 404,
+            "GetVmHistory": 404,
+            "RankHosts": 400,
+            "PlanObservation": 400,
+            "CompareSides": 400,
+            "GetJob": 400,
+            "GetHostTimeline": 400,
+        }
+        assert status == {**refused, "PredictRuntime": 400}.get(route.method, 200), answer
+    status, found = await get(local, "/openapi.json")
+    assert status == 200 and found == document()
+    assert await get(local, "/healthz") == (200, {"status": "serving"})
+
+
+async def ask(api: HttpApi, method: str, path: str):
+    """The status, the headers and the bytes of an answer."""
+
+    def fetched():
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(fetched)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/hosts", "/v1/incidents/1", "/openapi.json", "/healthz", "/metrics", "/"]
+)
+async def test_methods_other_than_get(local, path):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "ODD"):
+        status, headers, text = await ask(local, method, path)
+        assert (status, headers["Allow"]) == (405, "GET, HEAD, OPTIONS"), method
+        assert json.loads(text) == {"error": f"{method} is not known here; known: GET, HEAD, OPTIONS"}
+    status, headers, text = await ask(local, "OPTIONS", path)
+    assert (status, headers["Allow"], text) == (204, "GET, HEAD, OPTIONS", b"")
+    status, headers, _ = await ask(local, "GET", path)
+    status_of_head, headers_of_head, text = await ask(local, "HEAD", path)
+    assert (status_of_head, text) == (status, b"")
+    assert headers_of_head["Content-Type"] == headers["Content-Type"]
+    assert (await ask(local, "OPTIONS", "/v1/nothing"))[0] == 404
+
+
+#: The largest of each kind that is answered, and the next one.
+LAST_TIME = 2**63 - 1
+
+
+@pytest.mark.parametrize("path", ["/v1/incidents", "/v1/events", "/v1/overview"])
+@pytest.mark.parametrize("name", ["since_unix_ns", "until_unix_ns"])
+async def test_times_that_no_clock_shows_are_refused(local, path, name):
+    if name == "until_unix_ns" and path == "/v1/overview":
+        name = "since_unix_ns"
+    assert (await get(local, f"{path}?{name}={LAST_TIME}"))[0] == 200
+    for value in (LAST_TIME + 1, 9999999999999999999, 2**64 - 1):
+        status, answer = await get(local, f"{path}?{name}={value}")
+        assert status == 400
+        assert answer["error"] == f"{name} must be an integer from 0 to {LAST_TIME} (value '{value}')"
+
+
+async def test_requests_by_grpc_have_the_same_limits(served):
+    class RefusedError(Exception):
+        pass
+
+    class Caller(Admitted):
+        async def abort(self, code, details=""):
+            raise RefusedError(code, details)
+
+    fleet = CheckedRequests(served.fleet)
+    for values, said in (
+        (
+            {"since_unix_ns": LAST_TIME + 1},
+            f"since_unix_ns must be at most {LAST_TIME} (value {LAST_TIME + 1})",
+        ),
+        ({"host": "a\0"}, r"host must have no control characters (value 'a\x00')"),
+        ({"vm": "a" * 513}, f"vm must be at most 512 characters (value '{'a' * 80}', 513)"),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            await fleet.ListIncidents(fleet_pb2.ListIncidentsRequest(**values), Caller())
+        assert caught.value.args == (grpc.StatusCode.INVALID_ARGUMENT, said)
+    request = fleet_pb2.ListIncidentsRequest(since_unix_ns=LAST_TIME)
+    assert len((await fleet.ListIncidents(request, Caller())).incidents) == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/vms/u/history?since_unix_ns={0}&until_unix_ns={1}",
+        "/v1/host-timeline?host=h&since_unix_ns={0}&until_unix_ns={1}&points=7",
+        "/v1/comparison?current_since_unix_ns={0}&current_until_unix_ns={1}",
+        "/v1/observation-plan?margin_percent=5&since_unix_ns={0}&until_unix_ns={1}",
+    ],
+)
+async def test_the_last_time_of_all_is_no_failure_of_central(local, path):
+    for since, until in ((LAST_TIME - 3600 * S, LAST_TIME), (1, 2), (LAST_TIME - 1, LAST_TIME)):
+        status, answer = await get(local, path.format(since, until))
+        assert status in (400, 404), answer
+        assert "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/incidents?host={}", "host"),
+        ("/v1/incidents?suspect_job={}", "suspect_job"),
+        ("/v1/incidents?victim_job={}", "victim_job"),
+        ("/v1/incidents?vm={}", "vm"),
+        ("/v1/events?host={}", "host"),
+        ("/v1/coefficients?job={}", "job"),
+        ("/v1/suspect-jobs?job={}", "job"),
+        ("/v1/vms/{}/history", "vm"),
+        ("/v1/comparison?current_hosts={}", "current_hosts"),
+        ("/v1/runtime?job=a&platform=b&beside={}", "beside"),
+    ],
+)
+async def test_names_that_nobody_can_have_are_refused(local, path, name):
+    for wrong in ("%00", "a%0ab", "a%1bb", "%C2%85", "%E2%80%A8"):
+        status, answer = await get(local, path.format(wrong))
+        assert status == 400 and answer["error"].startswith(f"{name} must have no control characters (value ")
+        assert answer["error"].isprintable()
+    status, answer = await get(local, path.format("a" * 513))
+    assert status == 400
+    assert answer["error"] == f"{name} must be at most 512 characters (value '{'a' * 80}', 513)"
+    status, answer = await get(local, path.format("a" * 512))
+    assert "must be at most" not in answer.get("error", "")
+
+
+def token(*values):
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "job", "status"),
+    [
+        ("/v1/hosts?", "hosts", "", 200),
+        ("/v1/suspect-jobs?job=a&", "suspect_jobs", "a", 200),
+        ("/v1/job-statistics?job=a&", "statistics", "a", 410),
+    ],
+)
+async def test_page_tokens_that_central_never_made_are_refused(local, path, method, job, status):
+    for version, offset, after in ((2**63, 0, ""), (0, 2**63, ""), (-1, 0, ""), (0, -1, ""), (0, 0, "\0")):
+        made = token(method, job, version, offset, after)
+        found, answer = await get(local, f"{path}page_token={made}")
+        assert found == 400 and answer["error"].startswith("page_token is not one of this request's pages")
+    found, _ = await get(local, f"{path}page_token={token(method, job, 2**63 - 1, 2**63 - 1, 'a')}")
+    assert found == status
+
+
+def test_the_document_has_who_may_ask_the_refusals_and_the_limits():
+    found = document()
+    assert found["components"]["securitySchemes"]["operator"]["type"] == "mutualTLS"
+    schemas = {}
+    for route in ROUTES:
+        operation = found["paths"][route.path]["get"]
+        assert operation["security"] == [{"operator": []}, {}]
+        assert set(operation["responses"]) >= {"200", "304", "400", "403", "408", "431", "500", "503"}
+        schemas |= {(route.method, one["name"]): one["schema"] for one in operation["parameters"]}
+    assert "410" in found["paths"]["/v1/coefficients"]["get"]["responses"]
+    assert "404" in found["paths"]["/v1/incidents/{id}"]["get"]["responses"]
+    assert "429" in found["paths"]["/v1/comparison"]["get"]["responses"]
+    for (_, name), schema in schemas.items():
+        assert schema["type"] == "boolean" or schema.keys() & {
+            "maximum",
+            "maxLength",
+            "maxItems",
+            "enum",
+            "anyOf",
+        }
+        if name.endswith("unix_ns"):
+            assert schema == {"type": "integer", "minimum": 0, "maximum": LAST_TIME}
+    assert schemas["GetVmHistory", "max_windows"]["maximum"] == 10_000
+    assert schemas["GetHostTimeline", "points"]["maximum"] == 500
+    assert schemas["CompareSides", "new_hosts"]["maxItems"] == 1000
+    assert schemas["PredictRuntime", "epsilons"]["items"] == {
+        "type": "number", "exclusiveMinimum": 0.0, "maximum": 0.5,
+    }  # fmt: skip
+    name = schemas["ListIncidents", "host"]
+    assert (name["type"], name["maxLength"]) == ("string", 512)
+    assert re.search(name["pattern"], "web-\u202e1") and not re.search(name["pattern"], "a\0")
+
+
+async def test_as_many_hosts_are_taken_as_the_document_says(local):
+    def asked(count):
+        return "/v1/comparison?" + "&".join(f"current_hosts={k:048}" for k in range(count))
+
+    status, found = await get(local, asked(1000))
+    assert status == 404, found  # the lake is empty
+    status, found = await get(local, asked(1001))
+    assert (status, found) == (400, {"error": "current_hosts takes at most 1,000 values by HTTP"})
+
+
+async def test_a_page_of_another_name_cannot_ask_through_a_browser(local):
+    status, _ = await get(local, "/v1/hosts", Host="evil.example")
+    assert status == 400
+    status, _ = await get(local, "/v1/hosts", Host=f"localhost:{local.port}")
+    assert status == 200
+
+
+async def test_a_store_that_is_away_is_told(served, local, monkeypatch):
+    served.store.close()
+    monkeypatch.setattr(served.store, "_engine", IncidentStoreAway())
+    status, answer = await get(local, "/v1/incidents")
+    assert (status, answer["error"]) == (503, "incident history does not answer: gone; is its database up?")
+
+
+async def test_a_vm_history_that_cannot_be_read_is_told(served, local, monkeypatch):
+    for error, said in (
+        (
+            SlowError("took longer than 20 s"),
+            "took longer than 20 s; ask for a shorter time by since_unix_ns",
+        ),
+        (LakeError("x.parquet is damaged"), "x.parquet is damaged; `whitepanda lake verify` tells more"),
+    ):
+
+        def fail(*_arguments, error=error):
+            raise error
+
+        monkeypatch.setattr(served.fleet._vm_windows, "read", fail)
+        status, answer = await get(local, "/v1/vms/u/history")
+        assert status == 503 and answer["error"].startswith(f"windows of VM 'u' in the lake: {said}")
+
+
+class IncidentStoreAway:
+    def connect(self):
+        from sqlalchemy.exc import OperationalError  # noqa: PLC0415 - of this fake only
+
+        raise OperationalError("SELECT", {}, Exception("gone"))
+
+    def dispose(self) -> None:
+        pass
+
+
+async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypatch):
+    monkeypatch.setattr("central.web.server.is_loopback", lambda _host: False)
+    pki = tmp_path / "pki"
+    make_ca(pki)
+    central = issue(pki, "central", server=True, addresses=["127.0.0.1"])
+    operator, host = issue(pki, "operator"), issue(pki, "h1")
+    api = HttpApi(served.fleet, "127.0.0.1:0", central, ("operator",))
+    await api.start()
+
+    def context(files: TlsFiles | None) -> ssl.SSLContext:
+        found = ssl.create_default_context(cafile=central.ca)
+        if files is not None:
+            found.load_cert_chain(files.certificate, files.key)
+        return found
+
+    try:
+        assert (await get(api, "/v1/hosts", context(operator)))[0] == 200
+        assert (await get(api, "/", context(operator)))[0] == 200
+        assert (await get(api, "/", context(host)))[0] == 403, "the page, too"
+        status, answer = await get(api, "/v1/hosts", context(host))
+        assert (status, answer["error"]) == (
+            403,
+            "only operators may ask; none of this certificate's names (h1) is in central.operators",
+        )
+        with pytest.raises((ssl.SSLError, OSError)):
+            await get(api, "/v1/hosts", context(None))
+        with pytest.raises((http.client.HTTPException, OSError)):
+            await get(api, "/v1/hosts")
+    finally:
+        await api.stop()
+
+
+async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothing(
+    served, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("central.web.server.is_loopback", lambda _host: False)
+    monkeypatch.setattr("central.web.server._RELOAD_S", 0.01)
+    make_ca(tmp_path)
+    tls = issue(tmp_path, "central", server=True, addresses=["127.0.0.1"])
+    operator, other = issue(tmp_path, "operator"), issue(tmp_path, "other")
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.load_cert_chain(operator.certificate, operator.key)
+    api = HttpApi(served.fleet, "127.0.0.1:0", tls, ("operator",))
+    await api.start()
+
+    def serial():
+        with (
+            socket.create_connection(("127.0.0.1", api.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            return f"{int(stream.getpeercert()['serialNumber'], 16):x}"
+
+    async def until_told(what):
+        told = ""
+        async with asyncio.timeout(30):
+            while what not in told:
+                await asyncio.sleep(0.01)
+                read = capsys.readouterr()
+                told += read.out + read.err
+
+    try:
+        old, before = await asyncio.to_thread(serial), (tmp_path / "central.crt").read_bytes()
+        shutil.copy(other.certificate, tls.certificate)
+        await until_told("cannot be used for HTTP; the ones before stay in force")
+        assert await asyncio.to_thread(serial) == old
+        (tmp_path / "central.crt").write_bytes(before)
+        renew(tmp_path, "central")
+        new = describe(tls.certificate).serial
+        async with asyncio.timeout(30):
+            while await asyncio.to_thread(serial) != new:
+                await asyncio.sleep(0.01)
+    finally:
+        await api.stop()
+
+
+async def test_what_cannot_be_listened_on_is_one_line(served, local):
+    taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), ())
+    with pytest.raises(
+        UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"
+    ):
+        await taken.start()
+    wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), ())
+    with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*central\.tls cannot be used"):
+        await wrong.start()
+
+
+def test_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.net", "")))  # noqa: S104 - no
+
+
+async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> None:
+    served.fleet._registry.refused.update(wrong_host=2, tls_expired=1)
+    served.journal.stats.accepted_rows = 2**40 + 1
+    served.journal.stats.rejected_rows["bad_cpi"] = 7
+    status, text = await asyncio.to_thread(fetch, local.port, "/metrics")
+    assert status == 200
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["whitepanda_central_refused_streams_total", "wrong_host"] == 2
+    assert found["whitepanda_central_refused_streams_total", "tls_expired"] == 1
+    assert found["whitepanda_central_rejected_rows_total", "bad_cpi"] == 7
+    assert found["whitepanda_central_accepted_rows_total",] == 2**40 + 1
+    failures = [
+        f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents", "revocation")
+    ]
+    assert [found[name,] for name in failures] == [0, 0, 0, 0, 0]
+    assert found["whitepanda_central_acknowledgement_seconds_bucket", "+Inf"] == 0
+    assert found["whitepanda_central_open_incidents",] == 0
+    served.fleet._builder.last_error = "OSError: no space"
+    served.journal.failure = "disk is full"
+    served.roll_error, served.incidents_error = "no bucket", "away"
+    assert "whitepanda_central_certificate_expiry_timestamp_seconds" not in {name for name, *_ in found}
+    make_ca(tmp_path)
+    files = issue(tmp_path, "central", server=True)
+    served.fleet._certificate = OwnCertificate(files)
+    served.fleet._revoked.problem = "no such file"
+    times = [0, 9 * 10**6, 200 * 10**6, 11 * S, -S]  # the clock may be set back
+    served.journal.ack_times.take([NOW - time for time in times], NOW)
+    _, text = await asyncio.to_thread(fetch, local.port, "/metrics")
+    assert [f"{name} 1.0" in text for name in failures] == [True] * 5
+    expiry_s = describe(files.certificate).not_after.timestamp()
+    [line] = [line for line in text.splitlines() if "_certificate_expiry_" in line and line[0] != "#"]
+    assert float(line.split()[1]) == expiry_s
+    name = "whitepanda_central_acknowledgement_seconds"
+    for part, value in (('bucket{le="0.01"}', 3), ('bucket{le="0.25"}', 4), ('bucket{le="10"}', 4)):
+        assert f"{name}_{part} {value}.0\n" in text
+    assert f"{name}_count 5.0\n" in text and f"{name}_sum 11.209\n" in text
+    _, status = await get(local, "/v1/status")
+    assert (status["last_commit_error"], status["last_roll_error"]) == ("disk is full", "no bucket")
+    assert (status["last_incidents_error"], status["open_incidents"]) == ("away", None)
+    assert "\nwhitepanda_central_open_incidents " not in text
+    served.incidents_error = ""
+    served.store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0)  # its time is in the future: it goes on
+    _, status = await get(local, "/v1/status")
+    assert status["open_incidents"] == 1
+    operate = (Path(__file__).parents[4] / "docs" / "operate.md").read_text()
+    tables = (metrics.COUNTERS, metrics.REASONS, metrics.GAUGES, metrics.FAILURES)
+    names = {metrics.ACKNOWLEDGEMENT, *(name for table in tables for name, _, _ in table)}
+    assert {name for name in names if f"`{name}" not in operate} == set(), "told to operators"
