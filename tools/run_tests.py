@@ -48,8 +48,8 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
     central = ["tests", *(f"--ignore={path}" for path in ("tests/unit", *host))]
     beside = [[*paths, "-m", "not long and not alone"] for paths in (host, central)]
     beside += [[_CENTRAL, f"--ignore-glob={_CENTRAL}*/{half}"] for half in (_FIRST, _SECOND)]
-    beside.append([_AGENT, f"--ignore-glob={_AGENT}/{_FIRST}"])
-    beside.append(["tests/unit", f"--ignore={_CENTRAL}", f"--ignore-glob={_AGENT}/{_SECOND}"])
+    beside.append([_AGENT, f"--ignore-glob={_AGENT}*/{_FIRST}"])
+    beside.append(["tests/unit", f"--ignore={_CENTRAL}", f"--ignore-glob={_AGENT}*/{_SECOND}"])
     return beside, ["tests", "--ignore=tests/unit", "-m", "alone and not long"]
 
 

@@ -1,1 +1,5 @@
-"""`whitepanda act`: carries a recommendation out within limits, and undoes it. The only part that changes a VM."""
+"""`whitepanda act`: carries a recommendation out within limits, and undoes it. Only this room changes a VM.
+
+In: requests on a unix socket. Out: quotas, cpu.max and resctrl groups of VMs, and an audit log.
+Next: the hypervisor.
+"""

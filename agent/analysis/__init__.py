@@ -1,1 +1,5 @@
-"""Pure algorithms that run on the host. Central may import them to evaluate the very code that hosts run."""
+"""Pure algorithms that run on the host. Central imports them to evaluate the code that hosts run.
+
+In: arrays and dataclasses. Out: dataclasses. No I/O, no clocks.
+Next: `agent.detection`, `agent.antagonists`.
+"""

@@ -7,22 +7,56 @@ where somebody suffers is anything gathered. Nothing here changes anything: that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.analysis.advice.actions import pursued, recommend
 from agent.analysis.advice.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.analysis.antagonists.panda import is_cut
 from agent.antagonists.coefficients import Coefficient
 from agent.antagonists.reports import Trigger, TriggerVictim
-from agent.api.state import AgentState
 from agent.config import ActSection
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.views import VmView
 
-__all__ = ["Advisor", "Coefficients", "limits_of"]
+if TYPE_CHECKING:
+    from agent.antagonists.decisions import Decisions
+    from agent.antagonists.host_analysis import HostAnalysis
+    from agent.detection.cloud_white import CloudWhite
+
+__all__ = ["Advisor", "Coefficients", "State", "limits_of"]
+
+
+class Now(Protocol):
+    """The moment of a state."""
+
+    @property
+    def now_unix_ns(self) -> int:
+        """Unix time."""
+
+
+class State(Protocol):
+    """What the agent knows, as far as advice needs it: a part of `agent.api.state.AgentState`."""
+
+    @property
+    def analysis(self) -> HostAnalysis | None:
+        """Antagonists on this host."""
+
+    @property
+    def cloud_white(self) -> CloudWhite | None:
+        """Who suffers and who inflicts it."""
+
+    @property
+    def decisions(self) -> Decisions | None:
+        """The decision on each VM."""
+
+    def host(self) -> Now:
+        """Return the host's status now."""
+
+    def vms(self, metrics: Collection[str] | None = None) -> tuple[VmView, ...]:
+        """Return all VMs now, with the metrics of these names; None: with all."""
 
 
 class Coefficients(Protocol):
@@ -42,7 +76,7 @@ class Advisor:
 
     """
 
-    def __init__(self, state: AgentState, store: Coefficients, host: HostLimits) -> None:
+    def __init__(self, state: State, store: Coefficients, host: HostLimits) -> None:
         self._state = state
         self._store = store
         self._host = host

@@ -1,4 +1,4 @@
-"""Events: a VM began or ceased to suffer or to inflict, as `agent.antagonists.decisions` holds it. Nothing here reads a clock."""
+"""Events: a VM began or ceased to suffer or to inflict, as `decisions` holds it. Nothing here reads a clock."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The calibration campaign: a served VM under measured load, stressors beside it, and the RUNS file of both."""
+"""The calibration campaign.
+
+In: a plan with a served VM, its load and stressors. Out: a RUNS file.
+Next: `central.degradation`.
+"""

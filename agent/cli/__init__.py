@@ -1,1 +1,5 @@
-"""Commands that need only the light base; one file each."""
+"""The host's commands; one file each. They need the light base only.
+
+In: options. Out: text, or JSON by `--json`.
+Next: the terminal.
+"""

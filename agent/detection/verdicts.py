@@ -1,4 +1,4 @@
-"""The words for what is held of a VM, and what the host's own analysis (`agent.detection.cloud_white`) says of it, plain values.
+"""The words for what is held of a VM, and what the host's own analysis (`cloud_white`) says of it, plain values.
 
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """

@@ -62,7 +62,7 @@ _MAX_PER_S = 1e10
 
 
 def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
-    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.sampling.rates.derive`)."""
+    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `rates.derive`)."""
     if now.epoch != last.epoch:
         starting = Reason.VM_STARTING
         return VmDelta(*(starting if isinstance(part, Reading) else part for part in now[2:]))

@@ -1,4 +1,4 @@
-"""Differences of a VM's hardware counters, scaled for multiplexing. Pure, as `agent.sampling.deltas`, which it is part of."""
+"""Differences of a VM's hardware counters, scaled for multiplexing. Pure, as `deltas`, which it is part of."""
 
 from __future__ import annotations
 

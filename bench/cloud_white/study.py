@@ -35,12 +35,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 from agent.analysis.degradation.model import parse  # noqa: E402
 from agent.analysis.signals import SIGNALS, signals_of  # noqa: E402
-from bench.cloud_white import (
-    figures,
-    floor,
-    readings,
-    tables,
-)
+from bench.cloud_white import figures, floor, readings, tables  # noqa: E402 - numpy must find the threads set above
 from bench.cloud_white.runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - the same
 from central.degradation.choose import fit_model, only  # noqa: E402
 from central.degradation.fit import RULE_SIGNALS, FitOptions, document, fit_parts, rivals  # noqa: E402

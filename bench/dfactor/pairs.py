@@ -1,4 +1,4 @@
-"""Real pairs for bench/dfactor/study.py: slow-downs of a workload beside another, by models that saw half of the pairs."""
+"""Real pairs for `study`: slow-downs of a workload beside another, by models that saw half of the pairs."""
 
 from __future__ import annotations
 

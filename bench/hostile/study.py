@@ -35,7 +35,7 @@ from tests.support.central_process import CentralProcess
 from tests.support.honest_host import HonestHost, memory_mib
 
 _HERE = Path(__file__).parent
-_FOLDER = _HERE.parent / "build"  # git ignores it
+_FOLDER = _HERE.parents[1] / "build"  # git ignores it
 _VMS, _INTERVAL_S = 50, 0.02  # of the honest host's batches
 _BEGINS_S, _ENDS_S = 0.5, 1.0  # for a load to begin, and for what it left to be done
 _MAX_RATIO, _MAX_P99_MS = 2.0, 500.0
@@ -65,7 +65,7 @@ class Memory:
 def hostile(central: CentralProcess, load: str) -> Iterator[None]:
     """Have the hostile host send meanwhile."""
     options = {"port": central.port, "pki": str(central.pki), "load": load}
-    command = [sys.executable, str(_HERE / "hostile_host.py"), json.dumps(options)]
+    command = [sys.executable, str(_HERE / "host.py"), json.dumps(options)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         if not process.stdout.readline():

@@ -1,4 +1,4 @@
-"""What bench/ingest/study.py stands beside: Prometheus receives the same values by remote write, batched as it likes best.
+"""What `study` stands beside: Prometheus receives the same values by remote write, batched as it likes best.
 
 A VM's window of eight values is eight samples, each of a series of its own. A request has 10,000 samples, snappy as
 the protocol asks, on a connection that stays open. The first round of samples makes the series and is not counted;

@@ -1,4 +1,4 @@
-"""Central with a stopwatch, for bench/ingest/study.py: how long a batch is in the server, and what Python's collector takes.
+"""Central with a stopwatch, for `study`: how long a batch is in the server, and what Python's collector takes.
 
 From the moment that the message is handed to Python until its acknowledgement is handed to gRPC: a commit interval, the
 flush, and the wait for each other of acknowledgements on one stream are in it; TLS and HTTP/2 are not. The collector's

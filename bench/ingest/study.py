@@ -44,8 +44,8 @@ from central.pki import issue
 from tests.support.central_process import MAIN, CentralProcess
 from whitepanda.common.cli import GRPC_EXPERIMENTS
 
-_AGENTS = Path(__file__).with_name("ingest_agents.py")
-_SERVER = Path(__file__).with_name("ingest_server.py")
+_AGENTS = Path(__file__).with_name("agents.py")
+_SERVER = Path(__file__).with_name("server.py")
 _FOLDER = Path(__file__).parents[2] / "build"  # git ignores it
 _PROCESSES = 2
 _SPARE_FILES = 200

@@ -6,17 +6,29 @@ computed. The tables of names are small; they are kept in Parquet files, where t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
+    import pyarrow as pa
 
-    from central.build.engine import Engine
-    from central.build.spark import SparkEngine
+__all__ = ["CodedSlots", "Opened", "coded", "numbered"]
 
-__all__ = ["CodedSlots", "coded", "numbered"]
+
+class Opened(Protocol):
+    """An engine, as far as names are encoded on it."""
+
+    def read(self, paths: Iterable[Path]) -> ir.Table:
+        """Return Parquet files of one schema as one table."""
+
+    def collect(self, table: ir.Table) -> pa.Table:
+        """Run an expression and return its rows."""
+
+    def write(self, table: ir.Table, path: Path) -> int:
+        """Run an expression and write its rows to a Parquet file. Returns how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,7 @@ def numbered(table: ir.Table, **names: str) -> ir.Table:
     return table.mutate(**codes)
 
 
-def coded(opened: Engine | SparkEngine, slots: ir.Table, folder: Path) -> CodedSlots:
+def coded(opened: Opened, slots: ir.Table, folder: Path) -> CodedSlots:
     """Number the machines of task slots, and write which is which to `machines.parquet` (machine, code, rows).
 
     Args:

@@ -1,4 +1,4 @@
-"""Our estimator on an engine: robust scales as Ibis expressions, machine days by `central.build.machine_days`, sums again.
+"""Our estimator on an engine: robust scales as Ibis expressions, machine days by `machine_days`, sums again.
 
 What days leave is a folder each (`write_state`). Folders of any days, made by any engine, are added up and solved here
 in numpy (`merged_state`, `coefficients`): no row of task slots is read again. The result is that of

@@ -118,7 +118,7 @@ class SparkEngine:
         return self._write(frame, path)
 
     def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Run a kernel of `central.build.machine_days` on each machine day, on the workers, and write what they leave."""
+        """Run a kernel of `machine_days` on each machine day, on the workers, and write what they leave."""
 
         def run(part: pa.Table) -> pa.Table:
             return kernel(part.drop_columns(["_day"]), slot_ns)

@@ -1,1 +1,5 @@
-"""Commands that need the central extra; one file each."""
+"""Commands that need the extra `central`; one file each.
+
+In: options. Out: text, or JSON by `--json`.
+Next: the terminal.
+"""

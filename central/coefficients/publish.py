@@ -13,11 +13,10 @@ Rows of few samples are not sent: a coefficient of two task slots, or the spread
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from central.build.builder import Builder
 from central.coefficients.versions import BuiltVersion
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.lake.segments import LakeError
@@ -33,6 +32,24 @@ _JOBS_AT_ONCE = 64  # the same of a host's jobs
 _REST_S = 0.001  # for each of its jobs, before a host of many jobs has its next update
 _MAX_ROWS = 100_000  # that are kept ready; a host says itself of what platform it is
 _HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements wait for nobody, and statistics can
+
+
+class Versions(Protocol):
+    """Who knows the version in force; `central.build.builder.Builder`."""
+
+    on_version: list[Callable[[BuiltVersion], None]]
+
+    @property
+    def current(self) -> BuiltVersion | None:
+        """The version in force; None: there is none yet."""
+
+    async def catch_up(self) -> None:
+        """Take a newer version of another replica, where there is one.
+
+        Raises:
+            OSError, LakeError: the lake cannot be read.
+
+        """
 
 
 class _Rows(NamedTuple):
@@ -58,15 +75,17 @@ class Publisher:
 
     Args:
         registry: the open streams.
-        builder: has the version in force.
+        versions: has the version in force.
         ttl_s: how long agents may use a version, from its making.
         min_samples: task slots that a row must be made from to be sent.
 
     """
 
-    def __init__(self, registry: StreamRegistry, builder: Builder, *, ttl_s: float, min_samples: int) -> None:
+    def __init__(
+        self, registry: StreamRegistry, versions: Versions, *, ttl_s: float, min_samples: int
+    ) -> None:
         self._registry = registry
-        self._builder = builder
+        self._versions = versions
         self._ttl_ns = round(ttl_s * 1e9)
         self._min_samples = min_samples
         self._due: dict[HostStream, None] = {}
@@ -78,7 +97,7 @@ class Publisher:
         self._is_blind = False  # the lake could not be looked at
         self._log = log.get("publish")
         registry.on_change.append(self._look_at)
-        builder.on_version.append(self._on_version)
+        versions.on_version.append(self._on_version)
 
     async def run(self) -> None:
         """Send what is due, until cancelled. Everything happens on the registry's loop."""
@@ -117,12 +136,12 @@ class Publisher:
         What the host holds was in the lake before it was sent. So where the lake has nothing newer than ours even
         now, it is another lake than the host's version came from, and ours is what counts. False: look again.
         """
-        built, before = self._builder.current, self._sent.get(stream.host)
+        built, before = self._versions.current, self._sent.get(stream.host)
         is_known = before is not None and before.stream is stream
         if built is None or is_known or stream.closed or stream.coefficient_version <= built.version:
             return True
         try:
-            await self._builder.catch_up()
+            await self._versions.catch_up()
         except (OSError, LakeError) as error:
             if not self._is_blind:
                 self._log.warning("cannot look for newer versions in the lake", error=str(error))
@@ -133,7 +152,7 @@ class Publisher:
 
     async def _send(self, stream: HostStream) -> bool:
         """Send a stream what it lacks. False where it must be tried again."""
-        built = self._builder.current
+        built = self._versions.current
         if built is None or stream.closed or stream.is_importer:
             return True
         rows = await self._rows_for(built, stream)

@@ -1,1 +1,5 @@
-"""Degradation models: read runs, fit rivals, choose by held-out error, write the file that the agent evaluates."""
+"""Degradation models, fitted.
+
+In: RUNS files of campaigns. Out: the file that `agent.analysis.degradation` evaluates, chosen by held-out error.
+Next: `agent.detection`.
+"""

@@ -1,4 +1,4 @@
-"""Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.degradation.trees`.
+"""Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.degradation`.
 
 Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate, so what they
 learn of "as without interference" they learn from baseline rows: give them (degradation about 1) along with the rest.

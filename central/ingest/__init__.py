@@ -1,5 +1,5 @@
 """The agents' streams.
 
 In: batches over mTLS. Out: acknowledgements, once the journal has a batch on disk.
-Next: `central.validation`, `central.journal.writer`.
+Next: `central.validation`, `central.journal`.
 """

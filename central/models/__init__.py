@@ -1,1 +1,5 @@
-"""Pure algorithms over a whole fleet."""
+"""Pure algorithms over a whole fleet.
+
+In: numpy columns. Out: dataclasses. No I/O, no clocks.
+Next: `central.build`, `central.placement`, `central.runtimes`, `central.upgrades`.
+"""

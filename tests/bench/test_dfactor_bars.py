@@ -1,4 +1,4 @@
-"""D-Factor's bars by bench/dfactor/study.py's own parts: a simulated day, the ranking's result, and (long) the real pairs."""
+"""D-Factor's bars by the study's own parts: a simulated day, the ranking's result, and (long) the real pairs."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ FULL = (
 
 
 class Quiet:
-    """Of a host where all VMs are as at their baselines: `agent.detection.cloud_white.CloudWhite`, as far as it is asked."""
+    """Of a host where all VMs are as at their baselines: `CloudWhite`, as far as it is asked."""
 
     def behaviour(self, uuid):
         return self.verdict(uuid).behaviour
@@ -197,7 +197,7 @@ def analysis(folder, *, coefficients=True, slot_s=10, statistics=None):
 
 
 class _Told(Quiet):
-    """As much of `agent.detection.cloud_white.CloudWhite` as the local API asks for."""
+    """As much of `CloudWhite` as the local API asks for."""
 
     def __init__(self, verdicts, estimate):
         self._verdicts, self._estimate = verdicts, estimate

@@ -386,7 +386,7 @@ def test_plans_follow_the_configuration(config, tmp_path, monkeypatch):
     def lacking(*_args, **_options):
         raise ModuleNotFoundError("No module named 'libvirt'", name="libvirt")
 
-    monkeypatch.setattr("agent.daemon.build_sources", lacking)
+    monkeypatch.setattr("agent.sampling.startup.build_sources", lacking)
     (first, *_) = make_plans(config)
     assert (
         str(first.broken) == f"{first.name}: this installation lacks 'libvirt'; install it: "

@@ -152,7 +152,8 @@ def reason_codes() -> dict[str, set[str]]:
     """Every reason code that people meet, by where it comes from."""
     central = {
         path.stem: codes_in(path, ("refuse", "reject", "BatchError", "_over"))
-        for path in (ROOT / "central").glob("*.py")
+        for room in ("ingest", "validation")
+        for path in (ROOT / "central" / room).glob("*.py")
     }
     trace_rows = re.findall(r'^ +"(\w+)": [~a-z]', inspect.getsource(TraceReader._accept), re.MULTILINE)
     return {

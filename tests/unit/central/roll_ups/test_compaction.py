@@ -146,7 +146,8 @@ def test_kill_9_amid_compactions_leaves_every_row_once(lake: Lake) -> None:
     before = rows(lake)
     rolled(lake)
     program = (
-        "import sys; from datetime import date; from central.lake.segments import Lake; from central.roll_ups.store import SlotStore\n"
+        "import sys; from datetime import date; from central.lake.segments import Lake; "
+        "from central.roll_ups.store import SlotStore\n"
         "from central.roll_ups.compaction import compact_day, remove_superseded\n"
         "lake = Lake(sys.argv[1]); slots = SlotStore(lake, 300 * 10**9).manifest(date(1970, 1, 2))\n"
         "import os, signal; from central.lake.objects import Folder; steps = iter(range(99)); at = int(sys.argv[2])\n"
