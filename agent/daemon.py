@@ -400,9 +400,9 @@ class Daemon:
             wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     def _start_analysis(self) -> None:
-        from agent.antagonists.advice import Advisor, limits_of  # noqa: PLC0415 - as the import below
+        from agent.antagonists.advice import Advisor, limits_of  # noqa: PLC0415 - loaded only where it is on
         from agent.antagonists.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
-        from agent.antagonists.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
+        from agent.antagonists.host_analysis import HostAnalysis  # noqa: PLC0415 - loaded only where it is on
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
         try:
@@ -440,7 +440,7 @@ class Daemon:
         try:
             from agent.detection.baselines import BaselineFile  # noqa: PLC0415 - off it costs nothing
             from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it
-            from agent.detection.degradation_models import load  # noqa: PLC0415 - as the import above
+            from agent.detection.degradation_models import load  # noqa: PLC0415 - loaded only where it is on
 
             cloud_white = CloudWhite(section, load(section.models))
             self._baselines = BaselineFile(
@@ -519,7 +519,7 @@ class Daemon:
         if not section.address:
             yield
             return
-        from agent.uplink.client import Uplink  # noqa: PLC0415 - as the import above
+        from agent.uplink.client import Uplink  # noqa: PLC0415 - loaded only where it is on
         from agent.uplink.spool import Spool  # noqa: PLC0415 - only with an uplink
 
         spool = Spool(

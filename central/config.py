@@ -62,6 +62,7 @@ RANGES: tuple[Range, ...] = (
     ("build.interval_s", 0.05, 31 * 86_400),
     ("build.slot_s", 1, 86_400),
     ("build.days", 1, 3660),
+    ("build.late_interval_s", 0, 31 * 86_400),
     ("build.min_samples", 1, 1_000_000_000),
     ("build.ttl_s", 60, 3660 * 86_400),
     ("build.memory_limit_mib", 64, 1 << 24),
@@ -103,7 +104,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commit_interval_ms: int = 20  # group commit: how long the journal gathers batches
     max_pending_batches: int = 24_000  # or 128 MiB of them: nothing is read; at half, agents slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused
-    max_past_days: float = 400.0  # older windows are refused; importers may send windows of any age
+    max_past_days: float = 31.0  # older windows are refused; importers may send windows of any age
     max_cpi: float = 100.0  # larger values are refused as absurd
     max_cpu_usage_cores: float = 4096.0  # larger values are refused as absurd
     max_events: int = 100_000  # kept of those that hosts report; the oldest go first
@@ -166,6 +167,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_s: float = 3600.0  # between builds; a build without new segments is none
     slot_s: float = 300.0  # windows are merged into slots of this length; divides a day
     days: int = 31  # how far back a build looks
+    late_interval_s: float = 6 * 3600.0  # windows more than a day late count after at most so long
     min_samples: int = 36  # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
     ttl_s: float = 7 * 86400.0  # how long an agent may use a version
     memory_limit_mib: int = 2048  # of the engine

@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.build.worker import BuildProcess
 from central.coefficients.publish import Publisher
@@ -39,6 +38,7 @@ from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from central.revoked import LOOK_S, Revoked
+from central.web.checked import CheckedRequests
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
@@ -48,6 +48,7 @@ from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Central", "run"]
 
+_SPOOL_MARGIN_DAYS = 31  # for clocks that were wrong
 _STOP_GRACE_S = 3.0
 _SWITCH_S = 0.001  # that a busy thread keeps Python's lock from the loop; 5 ms by default
 _SERVICES = ("whitepanda.v1.AgentStream", "whitepanda.v1.Fleet")
@@ -101,6 +102,7 @@ class Central:
             reserve_bytes=reserve_bytes(
                 state, config.ingest.journal_reserve_mib, config.ingest.max_message_bytes
             ),
+            spool_days=config.ingest.max_past_days + _SPOOL_MARGIN_DAYS,
         )
         self.journal.start()
         try:
@@ -252,7 +254,7 @@ class Central:
             gap_ns=self.recorder.gap_ns,
             certificate=OwnCertificate(config.central.tls),
             revoked=self.revoked,
-            over_quota=lambda: self.ingest.quotas.over,
+            over_quota=self.ingest.quotas.refused,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(fleet), self._server)
         self._health = health.HealthServicer()

@@ -1,23 +1,60 @@
-"""Threads of what central must do by itself: rolls, builds, revocation. Questions, however many, cannot use them up."""
+"""Threads of what central must do by itself: rolls, builds, revocation, totals for /metrics.
+
+Questions, however many, cannot use them up.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["in_own_thread"]
+__all__ = ["SharedAnswer", "in_own_thread"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_threads = ThreadPoolExecutor(12, "own")  # more than there are such works
+_FREE_S = 0.01  # of CPU time that an answer may take
+
+_threads = ThreadPoolExecutor(16, "own")  # more than there are such works
 
 
 async def in_own_thread(call: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Do as `asyncio.to_thread` does, in these threads."""
     work = partial(contextvars.copy_context().run, call, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
+
+
+class SharedAnswer(Generic[_T]):
+    """What a call returns, for many who ask: it runs once at a time, and who asks meanwhile gets the same answer.
+
+    Args:
+        call: runs in an own thread.
+        rest: an answer is good for so many times the CPU time that it took beyond 10 ms.
+
+    """
+
+    def __init__(self, call: Callable[[], _T], rest: float = 0.0) -> None:
+        self._call = call
+        self._rest = rest
+        self._good_until_s = 0.0
+        self._answer: asyncio.Future[_T] | None = None
+
+    async def get(self) -> _T:
+        """Return the answer. Raises what the call raises."""
+        answer = self._answer
+        if answer is None or (answer.done() and time.monotonic() >= self._good_until_s):
+            answer = self._answer = asyncio.ensure_future(in_own_thread(self._timed))
+        return await asyncio.shield(answer)
+
+    def _timed(self) -> _T:
+        began_s = time.thread_time()
+        try:
+            return self._call()
+        finally:
+            took_s = time.thread_time() - began_s
+            self._good_until_s = time.monotonic() + self._rest * max(0.0, took_s - _FREE_S)

@@ -146,10 +146,12 @@ def _uplink(uplink: UplinkView) -> host_pb2.UplinkStatus:
         acknowledged_windows=uplink.acknowledged_windows,
         dropped_batches=uplink.dropped_batches,
         rejected_rows=uplink.rejected_rows,
+        rejected_batches=uplink.rejected_batches,
         last_error=uplink.last_error,
         refused_updates=uplink.refused_updates,
         refused_update_rows=uplink.refused_update_rows,
         last_refusal=uplink.last_refusal,
+        min_batch_interval_ms=uplink.min_batch_interval_ms,
     )
 
 

@@ -106,6 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        self.server.end_wait(self.connection)
         name = ",".join(self.headers.get_all("Host", []))
         if not self.server.is_named(name):
             refusal = (
@@ -125,6 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, body, kind, compressed=compress)
 
     def _answer(self, status: int, body: bytes, kind: str, *, compressed: bool = False) -> None:
+        self.server.begin_wait(self.connection, self.client_address)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -138,7 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread per client, a bounded number of them; TLS is begun there, so that no client keeps others waiting."""
+    """A thread per client, a bounded number of them; TLS is begun there, so that no client keeps others waiting.
+
+    A connection that waits for its client (for a request, or for the answer to be read) gives way to a new one.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -161,6 +166,9 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._warned_s = -_WARN_EACH_S
         self._free = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._waiting: dict[
+            socket.socket | None, Any
+        ] = {}  # connections with their addresses, the longest wait first
         super().__init__(address, _Handler)
 
     def is_named(self, host_header: str) -> bool:
@@ -174,12 +182,22 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # typeshed allows sockets without a port
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; its thread shakes hands, where TLS is on."""
+        request, client_address = super().get_request()
+        context = self._fresh_context()
+        if context is not None:
+            request = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, client_address
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the client a thread, where one is free."""
-        if not self._free.acquire(blocking=False):
+        """Give the client a thread. Where none is free, the connection that waits the longest for its client goes."""
+        is_free = self._free.acquire(blocking=False)
+        if not is_free and not (self._push_out() and self._free.acquire(timeout=_CLIENT_WAIT_S)):
             self._refuse(f"{_MAX_CLIENTS} clients are being served", client_address)
             self.shutdown_request(request)
             return
+        self.begin_wait(request, client_address)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -187,26 +205,41 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.end_wait(request)
             self._free.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands, where TLS is on, and answer; a client that takes too long for all of it is cut off."""
-        stream = request
-        context = self._fresh_context()
-        if context is not None:
-            stream = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        timer = threading.Timer(_REQUEST_S, self._cut_off, (stream, client_address))
+        why = f"not done after {_REQUEST_S:g} s"
+        timer = threading.Timer(_REQUEST_S, self._cut_off, (request, client_address, why))
         timer.daemon = True
         timer.start()
         try:
-            if context is not None:
-                stream.settimeout(_CLIENT_WAIT_S)
-                stream.do_handshake()
-            super().finish_request(stream, client_address)
+            if isinstance(request, ssl.SSLSocket):
+                request.settimeout(_CLIENT_WAIT_S)
+                request.do_handshake()
+            super().finish_request(request, client_address)
         finally:
             timer.cancel()
-            if context is not None:
-                stream.close()
+
+    def begin_wait(self, stream: socket.socket, client_address: Any) -> None:
+        """Note that a connection waits for its client from here on."""
+        with self._lock:
+            self._waiting[stream] = client_address
+
+    def end_wait(self, stream: socket.socket) -> None:
+        """Note that a connection does not wait for its client."""
+        with self._lock:
+            self._waiting.pop(stream, None)
+
+    def _push_out(self) -> bool:
+        """End the connection that waits the longest for its client; False where none does."""
+        with self._lock:
+            stream = next(iter(self._waiting), None)
+            client_address = self._waiting.pop(stream, None)
+        if stream is not None:
+            self._cut_off(stream, client_address, "another one came while it waited for its client")
+        return stream is not None
 
     def _fresh_context(self) -> ssl.SSLContext | None:
         """Return a context of the TLS files as they are; of those before, where what they became cannot work."""
@@ -223,8 +256,8 @@ class _Server(ThreadingHTTPServer):
                     _log.error(told, problem=str(error))
             return self._context
 
-    def _cut_off(self, stream: socket.socket, client_address: Any) -> None:
-        self._refuse(f"not done after {_REQUEST_S:g} s", client_address)
+    def _cut_off(self, stream: socket.socket, client_address: Any, why: str) -> None:
+        self._refuse(why, client_address)
         with contextlib.suppress(OSError):
             socket.socket.shutdown(stream, socket.SHUT_RDWR)  # not TLS's own, which another thread is in
 

@@ -51,12 +51,13 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
     else:
         style = "" if uplink.state == "connected" else "bold red"
         lines += [
-            _line("central", f"{uplink.state}, {uplink.address}", style),
+            _line("central", f"{uplink.state}, {uplink.address}{_pace(uplink)}", style),
             _line("spooled", f"{uplink.spooled_batches:,} batches, {render.si(uplink.spooled_bytes)}B"),
             _line(
                 "sent", f"{uplink.acknowledged_batches:,} batches, {uplink.acknowledged_windows:,} windows"
             ),
-            _line("dropped", f"{uplink.dropped_batches:,} batches; {uplink.rejected_rows:,} rows rejected"),
+            _line("dropped", f"{uplink.dropped_batches:,} batches"),
+            _line("rejected", f"{uplink.rejected_batches:,} batches whole; {uplink.rejected_rows:,} rows"),
         ]
         if uplink.refused_updates or uplink.refused_update_rows:
             lines.append(_line("refused", _refused(uplink), "red"))
@@ -64,6 +65,11 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
         lines.append(_line("last error", uplink.last_error, "red"))
     lines.append(_line("coefficients", f"version {version}" if version else "none, central has not sent any"))
     return lines
+
+
+def _pace(uplink: host_pb2.UplinkStatus) -> str:
+    wait_s = uplink.min_batch_interval_ms / 1e3
+    return f"; central asks for {wait_s:g} s between batches" if wait_s else ""
 
 
 def _refused(uplink: host_pb2.UplinkStatus) -> str:
@@ -143,8 +149,10 @@ def _json(answer: host_pb2.HostStatus) -> dict[str, object]:
             "acknowledged_batches": uplink.acknowledged_batches,
             "acknowledged_windows": uplink.acknowledged_windows,
             "dropped_batches": uplink.dropped_batches,
+            "rejected_batches": uplink.rejected_batches,
             "rejected_rows": uplink.rejected_rows,
             "last_error": uplink.last_error or None,
+            "min_batch_interval_s": uplink.min_batch_interval_ms / 1e3 or None,
             "refused_updates": uplink.refused_updates,
             "refused_update_rows": uplink.refused_update_rows,
             "last_refusal": uplink.last_refusal or None,

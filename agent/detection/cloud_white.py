@@ -55,8 +55,8 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
         from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
 
         return PaperDetector(PaperSettings())
-    from agent.analysis.detection.baseline import BaselineSettings  # noqa: PLC0415 - for memory, as above
-    from agent.analysis.detection.detector import Detector, DetectorSettings  # noqa: PLC0415 - for memory, as above
+    from agent.analysis.detection.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
+    from agent.analysis.detection.detector import Detector, DetectorSettings  # noqa: PLC0415 - loaded only where it is on
 
     usual, baseline = DetectorSettings(), BaselineSettings()
     settings = replace(

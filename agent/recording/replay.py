@@ -283,7 +283,7 @@ def _cloud_white(section: CloudWhiteSection) -> CloudWhite | None:
     if section.detector == "off":
         return None
     from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it; traces go without
-    from agent.detection.degradation_models import load  # noqa: PLC0415 - as the import above
+    from agent.detection.degradation_models import load  # noqa: PLC0415 - loaded only where it is on
 
     return CloudWhite(section, load(section.models))
 

@@ -267,7 +267,7 @@ METRICS: tuple[Metric, ...] = (
         "agent_refused_scrapes_total",
         "counter",
         "1",
-        "Scrapes of /metrics that were turned away (too many at once) or cut off (too slow).",
+        "Scrapes of /metrics that were turned away (too many at once) or cut off (too slow, or in the way of another).",
     ),
     Metric(
         "agent_clock_steps_total",
@@ -312,15 +312,15 @@ METRICS: tuple[Metric, ...] = (
     _own("uplink", "uplink_connected", "gauge", "1", "1 while the stream to central is up, else 0."),
     _own("uplink", "uplink_spooled_batches", "gauge", "1", "Batches in the spool."),
     _own("uplink", "uplink_spooled_bytes", "gauge", "bytes", "What the spool holds."),
-    _own("uplink", "uplink_acknowledged_batches_total", "counter", "1", "Batches that central acknowledged."),
-    _own("uplink", "uplink_acknowledged_windows_total", "counter", "1", "Windows that central acknowledged."),
+    _own("uplink", "uplink_acknowledged_batches_total", "counter", "1", "Batches that central took."),
+    _own("uplink", "uplink_acknowledged_windows_total", "counter", "1", "Windows that central took."),
     _own("uplink", "uplink_dropped_batches_total", "counter", "1", "Batches dropped at the spool's cap."),
     _own(
         "uplink",
         "uplink_rejected_rows_total",
         "counter",
         "1",
-        "Windows refused by central or unfit to be sent.",
+        "Windows refused by central, alone or with their batch, or unfit to be sent.",
     ),
     _own(
         "uplink",

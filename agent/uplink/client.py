@@ -87,7 +87,7 @@ class Uplink:
         self._last_error = ""
         self._overflows = 0
         self._unsendable, self._told_unsendable = 0, ""
-        #: What central said of our batches since the start.
+        #: What became of our batches since the start.
         self.totals = AckTotals()
         #: Streams that central answered on.
         self.connections = 0
@@ -111,14 +111,16 @@ class Uplink:
             address=self._section.address,
             spooled_batches=counts.batches,
             spooled_bytes=counts.bytes,
-            acknowledged_batches=self.totals.acknowledged_batches,
-            acknowledged_windows=self.totals.acknowledged_rows,
+            acknowledged_batches=self.totals.sent_batches,
+            acknowledged_windows=self.totals.sent_rows,
             dropped_batches=counts.dropped_batches + self._overflows,
-            rejected_rows=sum(self.totals.rejected_rows.values()) + self._unsendable,
+            rejected_rows=self.totals.all_rejected_rows + self._unsendable,
+            rejected_batches=self.totals.whole_batches,
             refused_updates=self._refusals.updates,
             refused_update_rows=self._refusals.rows,
             last_refusal=self._refusals.last,
             last_error=self._last_error,
+            min_batch_interval_ms=0 if self._stream is None else round(1000 * self._stream.min_interval_s),
         )
 
     async def run(self) -> None:

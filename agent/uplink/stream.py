@@ -35,6 +35,9 @@ Taker = Callable[[agent_pb2.CoefficientUpdate], asyncio.Future[bool] | None]
 FIRST_WINDOW = 4
 _FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
+_LEAST_BATCH_BYTES = (
+    1 << 16
+)  # a window with the longest names takes a tenth; ingest.max_message_bytes allows no less
 # Of an acknowledgement: ranges, reasons that are counted apart, characters of a reason and of what explains it.
 _MAX_RANGES, _MAX_REASONS, _MAX_REASON, _MAX_DETAIL = 1000, 32, 64, 200
 _MAX_PARTS_PER_JOB = 4  # of a message: statistics, coefficient, tag, removed
@@ -55,7 +58,10 @@ class Timing:
 
 @dataclass(slots=True)
 class AckTotals:
-    """What central said of our batches since the start of this process.
+    """What became of our batches since the start of this process.
+
+    Acknowledged is what has left the queue. What central refused of it, or the agent discarded for central's limits,
+    is rejected as well: `sent_batches` and `sent_rows` leave that out.
 
     A batch that central had before is acknowledged without being counted again, so of the acknowledged rows,
     those that are in no other count were there already.
@@ -66,11 +72,28 @@ class AckTotals:
     accepted_rows: int = 0
     rejected_rows: dict[str, int] = field(default_factory=dict)
     rejected_batches: dict[str, int] = field(default_factory=dict)
+    whole_batches: int = 0  # rejected whole, and their rows
     rejected_batch_rows: int = 0
+    has_low_limit: bool = False  # whether the log has a limit that is not obeyed
     counted: bool = False  # whether central says what it did with the rows (protocol 2)
     ignored_acknowledgements: int = 0
     implausible_acknowledgements: int = 0
     coefficient_updates: int = 0
+
+    @property
+    def all_rejected_rows(self) -> int:
+        """Rows that were rejected, one by one or with their batch."""
+        return sum(self.rejected_rows.values()) + self.rejected_batch_rows
+
+    @property
+    def sent_batches(self) -> int:
+        """Batches that central took."""
+        return self.acknowledged_batches - self.whole_batches
+
+    @property
+    def sent_rows(self) -> int:
+        """Rows that central took."""
+        return self.acknowledged_rows - self.all_rejected_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +222,10 @@ def explain(
         )
     if code in (None, grpc.StatusCode.OK):
         return Outage(f"central {address} ended the stream")
+    if (
+        code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    ):  # such as by its quotas: it is there, and trying again is right
+        return Outage(f"central {address} refuses for now: {details}")
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")
 
 
@@ -245,11 +272,12 @@ class UplinkStream:
         self._fetched: deque[QueuedBatch] = deque()
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
-        self._min_interval_s = 0.0
         self._heartbeat_s = DEFAULT_HEARTBEAT_MS / 1000
         self._last_message_s = self._last_batch_s = self._last_ack_s = 0.0
         self._jobs: tuple[str, ...] = ()
         self._coefficient_version = 0
+        #: Least time between batches, as central asks for it.
+        self.min_interval_s = 0.0
         self.max_batch_rows = MAX_BATCH_ROWS
         self.max_batch_bytes = MAX_MESSAGE_BYTES
         #: Protocol version in use: 1 until central's Welcome says otherwise.
@@ -302,7 +330,7 @@ class UplinkStream:
             if self._in_flight and now - self._last_ack_s > self._timing.acknowledgement_s:
                 raise StreamError(f"has acknowledged nothing for {self._timing.acknowledgement_s:g} s")
             await self._send_heartbeat(now)
-            due = self._last_batch_s + self._min_interval_s
+            due = self._last_batch_s + self.min_interval_s
             batch = await self._next_batch() if now >= due else None
             if batch is not None:
                 await self._send_batch(batch)
@@ -355,10 +383,15 @@ class UplinkStream:
             # Spooled under another central's limits; sending it would only end the stream, time and again.
             sequence = batch.message.sequence
             await self._in_thread(self._queue.acknowledge, batch.message.spool_id, [(sequence, sequence)])
-            self._totals.rejected_batch_rows += batch.rows
-            self._totals.acknowledged_rows += batch.rows
-            self._totals.acknowledged_batches += 1
-            self._reject(self._totals.rejected_batches, "oversized", 1, f"{batch.rows} rows, {size} bytes")
+            totals = self._totals
+            totals.acknowledged_rows += batch.rows
+            totals.acknowledged_batches += 1
+            totals.rejected_batch_rows += batch.rows
+            totals.whole_batches += 1
+            limits = f"central takes {self.max_batch_rows} rows, {self.max_batch_bytes} bytes"
+            detail = f"{batch.rows} rows, {size} bytes; {limits}"
+            what = "the agent discards a batch that is above central's limits"
+            self._reject(totals.rejected_batches, "above_limits", 1, detail, what)
             return
         if not self._in_flight:
             self._last_ack_s = _now()
@@ -396,13 +429,21 @@ class UplinkStream:
         self.protocol_version = welcome.protocol_version or 1
         self._totals.counted = self.protocol_version >= 2  # noqa: PLR2004 - the version that brought the counts
         self.max_batch_rows = welcome.max_batch_rows or MAX_BATCH_ROWS
-        self.max_batch_bytes = welcome.max_batch_bytes or MAX_MESSAGE_BYTES
+        asked = welcome.max_batch_bytes or MAX_MESSAGE_BYTES
+        self.max_batch_bytes = max(asked, _LEAST_BATCH_BYTES)
+        if asked < _LEAST_BATCH_BYTES and not self._totals.has_low_limit:
+            self._totals.has_low_limit = True
+            _LOG.warning(
+                "central's limit is below what a window needs; not obeyed",
+                max_batch_bytes=asked,
+                used=_LEAST_BATCH_BYTES,
+            )
         self._heartbeat_s = min(max(welcome.heartbeat_ms or DEFAULT_HEARTBEAT_MS, 100), 600_000) / 1000
         self._welcomed.set()
 
     def _take_slow_down(self, slow_down: agent_pb2.SlowDown) -> None:
-        self._min_interval_s = min(slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
-        if self._min_interval_s:
+        self.min_interval_s = min(slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
+        if self.min_interval_s:
             self._window = min(FIRST_WINDOW, self._most_in_flight)
 
     async def _take_ack(self, ack: agent_pb2.Ack) -> None:
@@ -426,15 +467,16 @@ class UplinkStream:
         totals = self._totals
         totals.acknowledged_batches += len(taken)
         rows_of = dict(taken)
-        total = sum(rows_of.values())
-        totals.acknowledged_rows += total
-        self._count_rows(ack, total)
+        totals.acknowledged_rows += sum(rows_of.values())
         for batch in ack.rejected_batches:
-            totals.rejected_batch_rows += rows_of.pop(batch.sequence, 0)  # each batch once
+            if batch.sequence in rows_of:  # each batch once
+                totals.whole_batches += 1
+                totals.rejected_batch_rows += rows_of.pop(batch.sequence)
             self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
+        self._count_rows(ack, sum(rows_of.values()))
 
         if taken:
-            if not self._min_interval_s:
+            if not self.min_interval_s:
                 self._window = min(self._window + len(taken), self._most_in_flight)
             self.acknowledged = True
             self._last_ack_s = _now()
@@ -445,7 +487,7 @@ class UplinkStream:
             totals.ignored_acknowledgements += 1
 
     def _count_rows(self, ack: agent_pb2.Ack, total: int) -> None:
-        """Count what central did with the rows of an acknowledgement, which are `total` and cannot be more."""
+        """Count what central did with the rows of an acknowledgement, `total` without batches refused whole."""
         accepted = ack.accepted_rows
         rejected = sum(rejected.count for rejected in ack.rejected_rows)
         if accepted + rejected > total:
@@ -463,13 +505,15 @@ class UplinkStream:
             self._reject(self._totals.rejected_rows, rows.reason, rows.count, "rows")
 
     @staticmethod
-    def _reject(counts: dict[str, int], reason: str, count: int, detail: str) -> None:
+    def _reject(
+        counts: dict[str, int], reason: str, count: int, detail: str, what: str = "central rejects data"
+    ) -> None:
         """Count; the first time that a reason turns up it is logged. Reasons beyond a bound are one."""
         reason = printable(reason[:_MAX_REASON])
         if reason not in counts and len(counts) >= _MAX_REASONS:
             reason = "other"
         if reason not in counts:
-            _LOG.warning("central rejects data", reason=reason, count=count, detail=detail[:_MAX_DETAIL])
+            _LOG.warning(what, reason=reason, count=count, detail=detail[:_MAX_DETAIL])
         counts[reason] = counts.get(reason, 0) + count
 
     async def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:

@@ -12,7 +12,10 @@ UplinkState = Literal["off", "connecting", "connected"]
 
 @dataclass(frozen=True, slots=True)
 class UplinkView:
-    """The stream to central and the spool behind it; counts are since the start but for what is spooled."""
+    """The stream to central and the spool behind it; counts are since the start but for what is spooled.
+
+    Acknowledged is what central took, without what was rejected.
+    """
 
     state: UplinkState = "off"
     address: str = ""
@@ -26,3 +29,5 @@ class UplinkView:
     refused_updates: int = 0
     refused_update_rows: int = 0
     last_refusal: str = ""
+    min_batch_interval_ms: int = 0
+    rejected_batches: int = 0  # whole; their rows are in `rejected_rows`

@@ -27,8 +27,8 @@ from whitepanda.v1 import agent_pb2
 
 HOST = "hostile"
 LOADS = (
-    "rows", "rows_in_pieces", "bad_rows", "tasks", "jobs", "heartbeats", "wide_heartbeats", "hellos", "wide_hellos",
-    "long_spools", "spools", "reports", "events", "nested", "unread",
+    "rows", "rows_in_pieces", "bad_rows", "tasks", "jobs", "heartbeats", "long_heartbeats", "wide_heartbeats", "hellos",
+    "wide_hellos", "long_spools", "spools", "reports", "events", "nested", "unread",
 )  # fmt: skip
 
 _CONNECT = "/whitepanda.v1.AgentStream/Connect"
@@ -103,6 +103,10 @@ def messages(load: str) -> Iterator[bytes]:
         for turn in itertools.count():
             said = agent_pb2.Heartbeat(jobs=[f"job-{turn}-{n}" for n in range(4000)])
             yield agent_pb2.AgentMessage(heartbeat=said).SerializeToString()
+    if load == "long_heartbeats":  # two that take turns, with as many bytes of names as are allowed
+        said = [agent_pb2.Heartbeat(jobs=[f"{n:03}{name * 199}" for n in range(320)]) for name in "🐼🐻"]
+        beats = [agent_pb2.AgentMessage(heartbeat=each).SerializeToString() for each in said]
+        yield from itertools.cycle(beats)
     if load == "wide_heartbeats":
         wide = agent_pb2.Heartbeat(jobs=[f"job-{n:08d}" for n in range(270_000)])
         yield from itertools.repeat(agent_pb2.AgentMessage(heartbeat=wide).SerializeToString())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -55,7 +55,8 @@ class DetailQueries:
     _recent: RecentVms
     _registry: StreamRegistry
     _times: SegmentTimes
-    _summary: Callable[[HostRecord], fleet_pb2.HostSummary]
+    _over_quota: Callable[[], Mapping[str, Mapping[str, int]]]
+    _summary: Callable[[HostRecord, Mapping[str, Mapping[str, int]]], fleet_pb2.HostSummary]
     check_operator: Callable[[Context], Awaitable[None]]
 
     async def GetJob(  # noqa: N802 - the name in fleet.proto
@@ -112,7 +113,7 @@ class DetailQueries:
         """CPI and CPU usage of a host's VMs over at most a day, and its incidents in that time."""
         await self.check_operator(context)
         top = await read_top(request.top, 100, context)
-        points = request.points or _POINTS
+        points = request.points or min(_POINTS, _MAX_VALUES // top)
         until = min(request.until_unix_ns or self._clock_unix_ns(), MAX_TIME_UNIX_NS)
         since = request.since_unix_ns or max(0, until - _HOUR_NS)
         problem = ""
@@ -152,11 +153,11 @@ class DetailQueries:
         vms = sorted(_timelines(lines, (until - since) // step), key=_by_usage)
         for vm in vms[:top]:
             self._add_statistics(vm)
-        await self._add_names(vms[:top], context)
+        await self._add_names(vms[:top], request.host, context)
         await self._add_events(vms[:top], request.host, since, until)
         return fleet_pb2.HostTimeline(
             host=request.host,
-            summary=None if record is None else self._summary(record),
+            summary=None if record is None else self._summary(record, self._over_quota()),
             since_unix_ns=since,
             until_unix_ns=until,
             step_ns=step,
@@ -172,15 +173,15 @@ class DetailQueries:
         vm.job_mean_cpi = float("nan") if mine is None else mine.mean_cpi
         vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
 
-    async def _add_names(self, vms: list[fleet_pb2.VmTimeline], context: Context) -> None:
-        """Name VMs as their agents do; those of another replica, or gone before this start, as incidents did."""
+    async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str, context: Context) -> None:
+        """Name VMs as their host does; those of another replica, or gone before this start, as its incidents did."""
         for vm in vms:
-            vm.name = self._registry.vm_names.get(vm.vm)
+            vm.name = self._registry.vm_names.get(vm.vm, host)
         nameless = [vm for vm in vms if not vm.name]
         if nameless:
             names = await ask_store(context, self._incidents.names, [vm.vm for vm in nameless])
             for vm in nameless:
-                vm.name = names.get(vm.vm, "")
+                vm.name = names.get(vm.vm, {}).get(host, "")
 
     async def _add_events(self, vms: list[fleet_pb2.VmTimeline], host: str, since: int, until: int) -> None:
         """Note the last change of behaviour that the host found of each VM in this time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from central.api.details import DetailQueries
 from central.api.incidents import IncidentQueries
-from central.api.overview import OverviewQueries
+from central.api.overview import LakeTotals, OverviewQueries, by_reason, lake_days
 from central.api.paging import (
     MAX_PAGE_SIZE,
     Admitted,
@@ -32,7 +31,7 @@ from central.api.placement import PlacementQueries
 from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
 from central.api.upgrades import SideQueries
-from central.api.work import Worker
+from central.api.work import Turns, Worker
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
@@ -42,8 +41,9 @@ from central.ingest.sessions import StreamRegistry
 from central.journal.latency import BOUNDS_S
 from central.journal.writer import HostRecord, Journal
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import Lake, LakeError, Segment
+from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import VmWindows
+from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
 from central.revoked import Revoked, revoked_text
 from whitepanda.common.protocol import PROTOCOL_VERSION
@@ -53,6 +53,8 @@ from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 __all__ = ["MAX_PAGE_SIZE", "Fleet"]
 
 _MAX_INT64 = 2**63 - 1
+_AT_ONCE = 4  # questions; fewer than asyncio's own pool has threads
+_REST = 9.0  # so totals take a tenth of a core at most
 
 Row = TypeVar("Row")
 
@@ -87,7 +89,7 @@ class Fleet(
         gap_ns: an incident without a report for so long is over.
         certificate: central's own.
         revoked: certificates that no longer count.
-        over_quota: counts hosts that are over their quota.
+        over_quota: returns what was refused of hosts that are over their quota, by host and budget.
 
     """
 
@@ -109,7 +111,7 @@ class Fleet(
         gap_ns: int = 900 * 10**9,
         certificate: OwnCertificate | None = None,
         revoked: Revoked | None = None,
-        over_quota: Callable[[], int] = int,
+        over_quota: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         placement = placement or PlacementSection()
@@ -119,6 +121,8 @@ class Fleet(
             lambda: [stream.host for stream in registry.connected()],
             clock_unix_ns,
         )
+        self.turns = Turns(_AT_ONCE)
+        self._snapshot = SharedAnswer(self._live.snapshot)
         self._heavy = Worker(most_waiting=4)
         self._predicting = Worker(most_waiting=64)
         self._clock_unix_ns = clock_unix_ns
@@ -152,15 +156,17 @@ class Fleet(
         self._started_unix_ns = clock_unix_ns()
         self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
         self._segment_rows: dict[str, int] = {}
-        self._totals: asyncio.Future[dict[str, tuple[Segment, int]]] | None = None
+        self._totals = SharedAnswer(self._count_segments, _REST)
+        self._open_incidents = SharedAnswer(self._count_open, _REST)
 
     async def GetFleetStatus(  # noqa: N802 - the protocol's name
         self, _request: fleet_pb2.GetFleetStatusRequest, context: Context
     ) -> fleet_pb2.FleetStatus:
         """Totals of ingest, lake and builds."""
         await self.check_operator(context)
-        segments = await self._segment_totals()
-        open_incidents = await asyncio.to_thread(self._count_open)
+        totals = await self._totals.get()
+        # A history that is known to be away keeps nobody waiting.
+        open_incidents = None if self._incidents_error() else await self._open_incidents.get()
         stats, built = self._journal.stats, self._builder.current
         times = self._journal.ack_times
         return fleet_pb2.FleetStatus(
@@ -171,11 +177,11 @@ class Fleet(
             accepted_batches=stats.accepted_batches,
             accepted_rows=stats.accepted_rows,
             duplicate_batches=stats.duplicate_batches,
-            rejected=_counts(stats.rejected_rows),
-            rejected_batches=_counts(stats.rejected_batches),
+            rejected=by_reason(stats.rejected_rows),
+            rejected_batches=by_reason(stats.rejected_batches),
             journal_batches=stats.journal_batches,
-            lake_segments=len(segments),
-            lake_rows=sum(rows for _, rows in segments.values()),
+            lake_segments=totals.segments,
+            lake_rows=totals.rows,
             coefficient_version=built.version if built else 0,
             coefficient_created_unix_ns=built.manifest.created_unix_ns if built else 0,
             last_build_error=self._builder.last_error,
@@ -184,8 +190,8 @@ class Fleet(
             machines_left_out=built.manifest.machines_left_out if built else (),
             damaged_files=self._builder.damaged_files,
             accepted_events=stats.accepted_events,
-            rejected_events=_counts(stats.rejected_events),
-            refused_streams=_counts(self._registry.refused),
+            rejected_events=by_reason(stats.rejected_events),
+            refused_streams=by_reason(self._registry.refused),
             last_commit_error=self._journal.failure,
             last_roll_error=self._roll_error(),
             last_incidents_error=self._incidents_error(),
@@ -198,13 +204,12 @@ class Fleet(
             certificate_expiry_unix_ns=round((self._certificate.expiry_unix_s() or 0) * 1e9),
             revoked_certificates=len(self._revoked.serials),
             last_revocation_error=self._revoked.problem,
-            over_quota=self._over_quota(),
+            over_quota=len(self._over_quota()),
+            paced_hosts=len(self._paced()),
         )
 
     def _count_open(self) -> int | None:
         """Return how many incidents go on; None while the history does not answer."""
-        if self._incidents_error():  # known to be away: nobody is kept waiting for it
-            return None
         try:
             return self._incidents.count_open(self._clock_unix_ns() - self._gap_ns)
         except StoreError:
@@ -219,12 +224,13 @@ class Fleet(
         names = sorted(
             name for name in self._journal.hosts if not page.token.after or name > page.token.after
         )
-        shown = names[: page.size]
+        shown, over_quota = names[: page.size], self._over_quota()
         token = ""
         if len(names) > page.size:
             token = encode(Token("hosts", "", 0, 0, shown[-1]))
         return fleet_pb2.ListHostsResponse(
-            hosts=[self._summary(self._journal.hosts[name]) for name in shown], next_page_token=token
+            hosts=[self._summary(self._journal.hosts[name], over_quota) for name in shown],
+            next_page_token=token,
         )
 
     async def ListJobStatistics(  # noqa: N802 - the name in fleet.proto
@@ -333,32 +339,33 @@ class Fleet(
             self._older = older
         return older
 
-    async def _segment_totals(self) -> dict[str, tuple[Segment, int]]:
-        """Return the lake's segments with their rows, by name; who asks meanwhile gets the same answer."""
-        if self._totals is None or self._totals.done():
-            self._totals = asyncio.ensure_future(asyncio.to_thread(self._count_segments))
-        return await asyncio.shield(self._totals)
-
-    def _count_segments(self) -> dict[str, tuple[Segment, int]]:
+    def _count_segments(self) -> LakeTotals:
         """Count rows. Segments never change: each footer is read once.
 
         One whose footer cannot be read counts no rows, and is looked at again the next time.
         """
         known = self._segment_rows
-        found: dict[str, tuple[Segment, int]] = {}
+        found = []
         counted: dict[str, int] = {}
         for segment in self._lake.segments():
             count = known.get(segment.name)
             if count is None:
                 with contextlib.suppress(LakeError, OSError):  # `damaged_files` and `lake verify` tell of it
-                    count = dataclasses.replace(segment).rows  # the copy goes with its footer, 50 KB
-            found[segment.name] = (segment, count or 0)
+                    count = segment.rows
+            found.append((segment, count or 0))
             if count is not None:
                 counted[segment.name] = count
         self._segment_rows = counted
-        return found
+        return LakeTotals(
+            segments=len(found),
+            rows=sum(rows for _, rows in found),
+            newest_unix_s=max((segment.modified_unix_s for segment, _ in found), default=0.0),
+            days=lake_days(found),
+        )
 
-    def _summary(self, record: HostRecord) -> fleet_pb2.HostSummary:
+    def _summary(
+        self, record: HostRecord, over_quota: Mapping[str, Mapping[str, int]]
+    ) -> fleet_pb2.HostSummary:
         stream = self._registry.get(record.host)
         return fleet_pb2.HostSummary(
             host=record.host,
@@ -374,6 +381,8 @@ class Fleet(
             jobs=sorted(stream.jobs if stream else record.jobs),
             clock_offset_ns=record.clock_offset_ns,
             importer=record.host in self._importers,
+            over_quota=by_reason(over_quota.get(record.host, {})),
+            min_batch_interval_ms=stream.min_batch_interval_ms if stream else 0,
         )
 
 
@@ -386,7 +395,3 @@ def _next(page: Page, built: BuiltVersion, total: int) -> str:
 
 def _cut(rows: list[Row], page: Page) -> tuple[list[Row], int]:
     return rows[page.token.offset : page.token.offset + page.size], len(rows)
-
-
-def _counts(counts: Mapping[str, int]) -> list[agent_pb2.RejectedRows]:
-    return [agent_pb2.RejectedRows(reason=reason, count=count) for reason, count in sorted(counts.items())]

@@ -13,11 +13,13 @@ import grpc
 from central.api.limits import MAX_WINDOWS
 from central.api.names import NameChecks
 from central.api.paging import Context, Token, abort, check_times, encode, read_page
+from central.api.work import Worker
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 from central.lake.segments import LakeError
 from central.lake.vm_windows import SlowError, VmWindows
+from central.validation.vm_names import shown_name
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -37,6 +39,7 @@ class IncidentQueries(NameChecks):
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
     _clock_unix_ns: Callable[[], int]
+    _drawing: Worker
     _gap_ns: int
     _incidents: IncidentStore
     _journal: Journal
@@ -128,8 +131,7 @@ class IncidentQueries(NameChecks):
             )
         if problem:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
-        names = self._registry.vm_names
-        found = [request.vm] if names.get(request.vm) else names.uuids(request.vm)
+        found = self._registry.vm_names.find(request.vm)
         if len(found) > 1:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, several_named(request.vm, found))
         vm = found[0] if found else request.vm
@@ -152,12 +154,15 @@ class IncidentQueries(NameChecks):
             if not found:
                 message += "; of a VM that sends none now they are found by its UUID only"
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        name = names.get(vm)
-        if not name:
-            name = (await ask_store(context, self._incidents.names, [vm])).get(vm, "")
+        names = self._registry.vm_names.by_host(vm)
+        hosts = (
+            {one.host for one in windows} | {one.host for one in incidents} | {row.host for _, row in events}
+        )
+        if not names or hosts - names.keys():
+            names = (await ask_store(context, self._incidents.names, [vm])).get(vm, {}) | names
         return fleet_pb2.VmHistory(
             vm=vm,
-            name=name,
+            name=shown_name(names, hosts),
             windows=windows[-limit:],
             windows_left_out=len(windows) > limit,
             events=[
@@ -175,7 +180,7 @@ class IncidentQueries(NameChecks):
         self, context: Context, vm: str, since: int, until: int, limit: int
     ) -> list[fleet_pb2.VmWindow]:
         try:
-            return await asyncio.to_thread(self._vm_windows.read, vm, since, until, limit)
+            return await self._drawing.run(lambda: self._vm_windows.read(vm, since, until, limit), context)
         except (SlowError, LakeError, OSError) as error:
             remedy = "`whitepanda lake verify` tells more"
             if isinstance(error, SlowError):

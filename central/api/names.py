@@ -61,7 +61,7 @@ class NameChecks:
         return f"no job {job[:80]!r} is known here: {seen}" + _near(job, running)
 
     async def _knows_vm(self, vm: str) -> bool:
-        if self._registry.vm_names.knows(vm) or await self._has_incident(IncidentQuery(vm=vm)):
+        if self._registry.vm_names.find(vm) or await self._has_incident(IncidentQuery(vm=vm)):
             return True
         return bool(await asyncio.to_thread(self._journal.read_events, before_id=_MAX_INT64, limit=1, vm=vm))
 

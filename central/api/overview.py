@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 
@@ -20,10 +20,11 @@ from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 from central.lake.segments import Lake, LakeError, Segment
 from central.lake.vm_windows import SlowError
+from central.own_threads import SharedAnswer
 from whitepanda.common import log
-from whitepanda.v1 import fleet_pb2
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["OverviewQueries", "read_top"]
+__all__ = ["LakeTotals", "OverviewQueries", "by_reason", "lake_days", "read_top"]
 
 _S_NS = 10**9
 _MINUTE_NS = 60 * _S_NS
@@ -45,6 +46,16 @@ class _Silence:
     dropped_batches: int
 
 
+@dataclass(frozen=True, slots=True)
+class LakeTotals:
+    """How much the lake has, in all and by day; the last segment's time is in seconds since 1970, 0 for none."""
+
+    segments: int
+    rows: int
+    newest_unix_s: float
+    days: list[fleet_pb2.LakeDay]
+
+
 class OverviewQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
@@ -58,8 +69,9 @@ class OverviewQueries:
     _importers: frozenset[str]
     _recent: RecentVms
     _refreshing: asyncio.Task[None] | None
+    _over_quota: Callable[[], Mapping[str, Mapping[str, int]]]
     _registry: StreamRegistry
-    _segment_totals: Callable[[], Awaitable[dict[str, tuple[Segment, int]]]]
+    _totals: SharedAnswer[LakeTotals]
     check_operator: Callable[[Context], Awaitable[None]]
 
     async def GetOverview(  # noqa: N802 - the name in fleet.proto
@@ -108,21 +120,46 @@ class OverviewQueries:
     async def GetDataHealth(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.GetDataHealthRequest, context: Context
     ) -> fleet_pb2.DataHealth:
-        """What the lake has by day, and which hosts send nothing."""
+        """What the lake has by day, which hosts send nothing, and which are held back."""
         await self.check_operator(context)
         top = await read_top(request.top, 100, context)
-        segments = (await self._segment_totals()).values()
+        totals = await self._totals.get()
         silence = self._silence(self._clock_unix_ns())
-        newest = max((segment.modified_unix_s for segment, _ in segments), default=0.0)
+        held_back = self._held_back()
         return fleet_pb2.DataHealth(
-            days=_days(segments),
-            last_segment_unix_ns=int(newest * _S_NS),
+            days=totals.days,
+            last_segment_unix_ns=int(totals.newest_unix_s * _S_NS),
             late_hosts=silence.late,
             gone_hosts=silence.gone,
             silent=silence.hosts[:top],
             spooled_batches=silence.spooled_batches,
             dropped_batches=silence.dropped_batches,
+            held_back=held_back[:top],
+            held_back_hosts=len(held_back),
         )
+
+    def _paced(self) -> dict[str, int]:
+        """Return the time between batches that hosts are asked for, in milliseconds; without those that are not."""
+        return {
+            stream.host: stream.min_batch_interval_ms
+            for stream in self._registry.connected()
+            if stream.min_batch_interval_ms and stream.host not in self._importers
+        }
+
+    def _held_back(self) -> list[fleet_pb2.HeldBackHost]:
+        over_quota, paced = self._over_quota(), self._paced()
+
+        def order(host: str) -> tuple[int, int, str]:
+            return -sum(over_quota.get(host, {}).values()), -paced.get(host, 0), host
+
+        return [
+            fleet_pb2.HeldBackHost(
+                host=host,
+                over_quota=by_reason(over_quota.get(host, {})),
+                min_batch_interval_ms=paced.get(host, 0),
+            )
+            for host in sorted(over_quota.keys() | paced.keys(), key=order)
+        ]
 
     def _silence(self, now: int) -> _Silence:
         found, late, gone, spooled, dropped = [], 0, 0, 0, 0
@@ -163,6 +200,11 @@ class OverviewQueries:
             log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")
 
 
+def by_reason(counts: Mapping[str, int]) -> list[agent_pb2.RejectedRows]:
+    """Return counts as the API has them, by reason."""
+    return [agent_pb2.RejectedRows(reason=reason, count=count) for reason, count in sorted(counts.items())]
+
+
 async def read_top(top: int, default: int, context: Context) -> int:
     """Return how many rows are wanted; ends the call where that is too many."""
     if top > MAX_TOP:
@@ -171,7 +213,8 @@ async def read_top(top: int, default: int, context: Context) -> int:
     return top or default
 
 
-def _days(segments: Iterable[tuple[Segment, int]]) -> list[fleet_pb2.LakeDay]:
+def lake_days(segments: Iterable[tuple[Segment, int]]) -> list[fleet_pb2.LakeDay]:
+    """Add segments with their rows up by day: the last days, the newest first."""
     found: dict[date, fleet_pb2.LakeDay] = {}
     for segment, rows in segments:
         day = found.setdefault(segment.day, fleet_pb2.LakeDay(day=segment.day.isoformat()))

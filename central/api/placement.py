@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -11,7 +10,8 @@ import numpy as np
 from central.api.limits import MAX_TOP
 from central.api.paging import Context, Token, abort, encode, read_page
 from central.models.groups import Floats
-from central.placement.live import LiveFleet, Snapshot
+from central.own_threads import SharedAnswer
+from central.placement.live import Snapshot
 from central.placement.tables import numbers_by_name
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
@@ -24,7 +24,7 @@ _TOP = 10
 class PlacementQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
-    _live: LiveFleet
+    _snapshot: SharedAnswer[Snapshot]
     check_operator: Callable[[Context], Awaitable[None]]
 
     async def ListJobLoadings(  # noqa: N802 - the name in fleet.proto
@@ -33,7 +33,7 @@ class PlacementQueries:
         """Loading vectors of the jobs that ran lately, by name."""
         await self.check_operator(context)
         page = await read_page(request, "loadings", request.job, context)
-        now = await asyncio.to_thread(self._live.snapshot)
+        now = await self._snapshot.get()
         after = page.token.after
         names = [name for name in now.jobs if name > after and (not request.job or name == request.job)]
         shown = names[: page.size]
@@ -68,7 +68,7 @@ class PlacementQueries:
         if request.top > MAX_TOP:
             message = f"top must be at most {MAX_TOP} (value {request.top})"
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-        now = await asyncio.to_thread(self._live.snapshot)
+        now = await self._snapshot.get()
         loading = await _loading(now, request, context)
         ranking = now.rank(loading, request.top or _TOP)
         return fleet_pb2.HostRanking(

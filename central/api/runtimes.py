@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from central.api.paging import Context, abort
 from central.api.work import Worker
 from central.journal.writer import Journal
 from central.models.pitot import ALONE, Rows
-from central.placement.live import LiveFleet
+from central.own_threads import SharedAnswer
+from central.placement.live import Snapshot
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 
@@ -65,7 +65,7 @@ class RuntimeQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
     _journal: Journal
-    _live: LiveFleet
+    _snapshot: SharedAnswer[Snapshot]
     _models: ModelFile
     _predicting: Worker
     check_operator: Callable[[Context], Awaitable[None]]
@@ -122,7 +122,7 @@ class RuntimeQueries:
         if record is None:
             message = f"host {host[:80]!r} never connected; give platform and beside instead"
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        now = await asyncio.to_thread(self._live.snapshot)
+        now = await self._snapshot.get()
         if host not in now.hosts.names:
             message = (
                 f"host {host[:80]!r} is away, and sent no window lately; give platform and beside instead"

@@ -1,10 +1,11 @@
-"""Questions that take long: one at a time, off the event loop, and few that wait."""
+"""How many questions are answered at a time. Those that take long: one, off the event loop, and few that wait."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -13,13 +14,36 @@ import grpc
 from central.api.paging import Context, abort
 from whitepanda.common.errors import InputError
 
-__all__ = ["NotThereError", "Worker"]
+__all__ = ["NotThereError", "Turns", "Worker"]
 
 Result = TypeVar("Result")
 
 
 class NotThereError(InputError):
     """There is nothing of what is asked for."""
+
+
+class Turns:
+    """Lets few questions be answered at a time, and one begin per turn of the loop; the others wait in their order.
+
+    So acknowledgements, health and systemd's watchdog, which share the loop with them, never wait for many.
+
+    Args:
+        most: questions at a time.
+
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._beginning = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, *, has_queue: bool = False) -> AsyncIterator[None]:
+        """Wait for a turn; `has_queue`: a `Worker` bounds these questions, and one that waits there needs no turn."""
+        async with contextlib.nullcontext() if has_queue else self._free:
+            async with self._beginning:
+                await asyncio.sleep(0)
+            yield
 
 
 class Worker:

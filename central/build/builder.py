@@ -286,11 +286,12 @@ class Builder:
 
         with self._one_at_a_time:
             try:
-                if not care.is_due() or not self.lease.acquire():
+                is_due = care.is_due()
+                if not (is_due or care.is_crowded()) or not self.lease.acquire():
                     return
                 try:
                     with self._damage_counted("care"):
-                        done = care.run(check)
+                        done = care.run(check) if is_due else care.compact(check)
                 finally:
                     self._end_turn()
             except BuildStoppedError:
@@ -299,7 +300,8 @@ class Builder:
                 self._tell_care_failed(error)
             else:
                 self._care_error = ""
-                self._log.info("the lake was taken care of", **dataclasses.asdict(done))
+                say = self._log.info if is_due else self._log.debug
+                say("the lake was taken care of", **dataclasses.asdict(done))
 
     @contextlib.contextmanager
     def _damage_counted(self, what: str) -> Iterator[None]:
@@ -336,6 +338,7 @@ class Builder:
             return True
 
     def _build_alone(self) -> int | None:
+        self._slots.known_left_out = set(self.current.manifest.machines_left_out if self.current else ())
         days, older = self._days()
         self.left_out = self._left_out_days.count(older, self.left_out)
         digest = _digest(f"{self._slot_ns}", *(f"{day.day} {day.digest}" for day in days))
@@ -414,7 +417,9 @@ class Builder:
             for each in sorted(day for day in found if day > after):
                 self._check_stopping()
                 self.lease.check()
-                manifest = self._slots.roll_up(each, connection) if each in segments else manifests[each]
+                manifest = manifests.get(each)
+                if each in segments and not self._waits(each, max(found), manifest):
+                    manifest = self._slots.roll_up(each, connection)
                 if manifest is not None:
                     digest = _digest(
                         *day_states.FORMATS[self._section.method],
@@ -424,6 +429,13 @@ class Builder:
                     )
                     days.append(_Day(each, digest, manifest, self._states.folder(each, digest)))
         return days, older
+
+    def _waits(self, day: date, newest: date, manifest: SlotManifest | None) -> bool:
+        """Whether late windows of a day wait: each time they are taken, all of the day's state is computed again."""
+        if manifest is None or day >= newest - timedelta(days=1):
+            return False
+        age_ns = self._clock_unix_ns() - manifest.created_unix_ns
+        return 0 <= age_ns < self._section.late_interval_s * 1e9
 
     @contextlib.contextmanager
     def _rolling(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -485,12 +497,14 @@ class Builder:
             left_out = failing(self._slots.machines(day.slots), error, write)
             write(left_out)
             pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
-            self._log.warning(
-                "rows of machines make a build fail and are left out",
-                day=day.day.isoformat(),
-                machines=left_out,
-                error=_line_of(error),
-            )
+            if new := sorted(set(left_out) - self._slots.known_left_out):
+                self._slots.known_left_out.update(new)
+                self._log.warning(
+                    "rows of machines make a build fail and are left out",
+                    day=day.day.isoformat(),
+                    machines=new,
+                    error=_line_of(error),
+                )
         self._states.put(folder, day.folder)
 
     def _write_slots(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, group_key
 from central.build import duckdb_connection
-from whitepanda.common.csv_cells import QUOTED, csv_text
+from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError
 
 __all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs", "read_runs"]
@@ -400,8 +400,9 @@ def _text(name: str, kind: str) -> str:
     """Return a column of a CSV file as its texts and its name were before they were written."""
     column = _quoted(name)
     if kind == "VARCHAR":
-        pattern = QUOTED.replace("'", "''")
-        column = f"regexp_replace({column}, '{pattern}', '\\1')"
+        first, within = (pattern.replace("'", "''") for pattern in (QUOTED, WITHIN_QUOTED))
+        column = f"regexp_replace({column}, '{within}', '\\1\\2', 'g')"
+        column = f"regexp_replace({column}, '{first}', '\\1')"
     return f"{column} AS {_quoted(csv_text(name))}"
 
 

@@ -194,21 +194,26 @@ class IncidentStore:
                 detail.recurrence.CopyFrom(found)
             return detail
 
-    def names(self, vms: Sequence[str]) -> dict[str, str]:
-        """Return what VMs (UUIDs) were called in incidents; those that are in none, or had no name, are left out.
+    def names(self, vms: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return what VMs (UUIDs) were called in incidents, by host; those in none, or without a name, are left out.
 
         Raises:
             StoreError: the database does not answer.
 
         """
         v = tables.incident_vms.c
+        i = tables.incidents.c
         named = (
-            sa.select(v.vm, sa.func.max(v.name).label("name"))
+            sa.select(v.vm, i.host, sa.func.max(v.name).label("name"))
+            .join_from(tables.incident_vms, tables.incidents, v.incident == i.id)
             .where(v.vm.in_(vms), v.name != "")
-            .group_by(v.vm)
+            .group_by(v.vm, i.host)
         )
+        found: dict[str, dict[str, str]] = {}
         with self._reading() as connection:
-            return {row.vm: row.name for row in connection.execute(named)}
+            for row in connection.execute(named):
+                found.setdefault(row.vm, {})[row.host] = row.name
+        return found
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sa.Connection]:

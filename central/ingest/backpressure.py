@@ -34,7 +34,6 @@ class Flow:
         self.record = record
         self.pending = 0
         self.pace_ms = 0  # least time between its batches, by its quota
-        self.told_ms = 0  # the same, as it was asked for last
         self.pending_bytes = 0
         self.layout: Layout | None = None  # of the last batch, where all of it was good
         self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
@@ -139,11 +138,11 @@ class Room:
     def _tell_pace(self, flow: Flow) -> None:
         """Tell a stream, where it does not know yet, whether to slow down."""
         pace_ms = max(_SLOW_DOWN_MS if self._is_slow() else 0, flow.pace_ms)
-        if flow.told_ms == pace_ms or flow.stream.protocol_version < 2:  # noqa: PLR2004 - SlowDown's version
+        if flow.stream.min_batch_interval_ms == pace_ms or flow.stream.protocol_version < 2:  # noqa: PLR2004 - SlowDown's version
             return
         slow_down = agent_pb2.SlowDown(min_batch_interval_ms=pace_ms)
         if flow.stream.send(agent_pb2.CentralMessage(slow_down=slow_down)):
-            flow.told_ms = pace_ms
+            flow.stream.min_batch_interval_ms = pace_ms
 
     def _tell_pace_to_all(self, _failure: str) -> None:
         for flow in self.flows:

@@ -21,7 +21,7 @@ from central.ingest.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal, Submission
 from central.validation.reader import ReadBatch, Sender, read_batch
-from central.validation.rows import Limits, bounds
+from central.validation.rows import Limits, bounds, job_bytes, too_many_jobs
 from central.validation.wire_columns import CHECKED, Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
@@ -67,6 +67,7 @@ class Intake:
         self._reading: set[asyncio.Task[None]] = set()
         self._limits = Limits(
             max_batch_rows=config.ingest.max_batch_rows,
+            max_vms_per_hour=config.quotas.max_vms_per_hour,
             max_host_jobs=config.ingest.max_host_jobs,
             max_cpi=config.ingest.max_cpi,
             max_cpu_usage_cores=config.ingest.max_cpu_usage_cores,
@@ -122,7 +123,7 @@ class Intake:
             return
         finally:
             self._room.end(flow, len(raw))
-        if answer.batch is None:  # for want of memory
+        if answer.batch is None:
             flow.stream.close(f"a batch of {len(raw)} bytes could not be read")
         else:
             self.take_read(flow, answer.batch, len(raw))
@@ -183,7 +184,7 @@ class Intake:
             self._journal.reject(stream.host, refused, answer)
             return
         self._note_jobs(flow, read.jobs)
-        self._registry.vm_names.note(stream.host, read.names)  # of quick batches: they are known
+        self._registry.vm_names.note(read.names)  # of quick batches: they are known
         if read.layout is not None:
             flow.layout = read.layout
 
@@ -206,6 +207,7 @@ class Intake:
                 spool_id=read.spool_id,
                 sequence=read.sequence,
                 received_unix_ns=self._clock(),
+                is_importer=stream.is_importer,
                 payload=read.payload,
                 rows=read.rows,
                 accepted_rows=read.accepted_rows,
@@ -232,7 +234,8 @@ class Intake:
         stream = flow.stream
         if not jobs <= stream.jobs:
             both = stream.jobs | jobs
-            self._registry.update(stream, jobs=both if len(both) <= self._limits.max_host_jobs else jobs)
+            is_too_many = too_many_jobs(len(both), job_bytes(both), self._limits.max_host_jobs)
+            self._registry.update(stream, jobs=jobs if is_too_many else both)
 
     def _tell(self, flow: Flow, read: ReadBatch) -> None:
         if read.reason:

@@ -21,7 +21,7 @@ from central.ingest.sessions import HostStream
 from central.journal.writer import HostRecord, Journal
 from central.revoked import Revoked, revoked_text
 from central.validation.reader import ReadBatch, Sender
-from central.validation.rows import Limits, is_name
+from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
 from whitepanda.common.tls import peer_serial, shown_names
@@ -118,7 +118,8 @@ class Greeter:
                     f"({len(value)} characters, {value[:SHOWN]!r})",
                     host=hello.host,
                 )
-        self.check_jobs(max(len(hello.jobs), len(hello.held)), hello.host)
+        self.check_jobs(len(hello.jobs), job_bytes(hello.jobs), hello.host)
+        self.check_jobs(len(hello.held), job_bytes(held.job for held in hello.held), hello.host)
         version = agree(hello.protocol_version, hello.min_protocol_version)
         if version is None:
             raise self.refuse(
@@ -216,11 +217,10 @@ class Greeter:
             )
         return message.hello
 
-    def check_jobs(self, jobs: int, host: str) -> None:
-        """End the stream (RefusedError) of a host that names more jobs than `ingest.max_host_jobs`."""
-        limit = self._config.ingest.max_host_jobs
-        if jobs > limit:
-            detail = f"host {host!r} names {jobs} jobs; ingest.max_host_jobs allows {limit}"
+    def check_jobs(self, jobs: int, size: int, host: str) -> None:
+        """End the stream (RefusedError) of a host that names too many or too long jobs (`too_many_jobs`)."""
+        if detail := too_many_jobs(jobs, size, self._config.ingest.max_host_jobs):
+            detail = f"host {host!r}: {detail}"
             raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "too_many_jobs", detail, host=host)
 
     async def read_large(self, raw: bytes, sender: Sender, peer: Peer) -> ReadBatch | None:
@@ -237,7 +237,7 @@ class Greeter:
             raise self.refuse(grpc.StatusCode.UNAVAILABLE, "not_read", detail, host=sender.host) from None
         if answer.body == "malformed":
             raise self._malformed(raw, sender.host)
-        self.check_jobs(answer.jobs, sender.host)
+        self.check_jobs(answer.jobs, answer.job_bytes, sender.host)
         return answer.batch
 
     def _malformed(self, raw: bytes, host: str) -> RefusedError:

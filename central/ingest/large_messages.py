@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 from central import worker_process
 from central.ingest.peers import Peer
 from central.validation.reader import ReadBatch, Sender, read_batch
+from central.validation.rows import job_bytes
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]
@@ -38,36 +39,45 @@ _NICE = 5  # than central
 _MEMORY_BYTES = 1 << 30  # of the process; the worst 4 MiB take half of it
 _TRIMMED_BYTES = 256 << 20  # with more than that it gives back what is free
 _HEAD = struct.Struct(">II")
+_NO_MEMORY = "alloc failed"  # in the protobuf library's DecodeError
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a large message is: `body` as in AgentMessage, "malformed" where it is none; `batch` where it is one.
 
-    `jobs` is the longest list of a Hello's or heartbeat's jobs. Central itself reads those that are short enough.
+    "not_read": memory was short, so nothing is known of it.
+    `jobs` is the longest list of a Hello's or heartbeat's jobs, `job_bytes` the most bytes of names in one. Central
+    itself reads those that are short enough.
     `took_s` is how long it took to be read, once its turn had come, in seconds.
     """
 
     body: str
     jobs: int = 0
+    job_bytes: int = 0
     batch: ReadBatch | None = None
     took_s: float = field(default=0.0, compare=False)
 
 
 def read(raw: bytes, sender: Sender) -> Answer:
-    """Read a message."""
+    """Read a message.
+
+    Raises:
+        MemoryError: memory is short.
+
+    """
     try:
         message = agent_pb2.AgentMessage.FromString(raw)
-    except DecodeError:
+    except DecodeError as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError from error
         return Answer("malformed")
     body = message.WhichOneof("body") or ""
     if body == "batch":
         return Answer(body, batch=read_batch(message.batch, raw, sender))
-    jobs = {
-        "hello": max(len(message.hello.jobs), len(message.hello.held)),
-        "heartbeat": len(message.heartbeat.jobs),
-    }
-    return Answer(body, jobs=jobs.get(body, 0))
+    # Empty where the message is another one.
+    lists = (message.hello.jobs, [held.job for held in message.hello.held], message.heartbeat.jobs)
+    return Answer(body, max(map(len, lists)), max(map(job_bytes, lists)))
 
 
 class LargeMessages:
@@ -85,7 +95,7 @@ class LargeMessages:
         that its messages take; importers do not.
 
         Raises:
-            OSError: the process cannot be started, or it died of the message.
+            OSError: the process cannot be started, it died of the message, or its memory was short.
 
         """
         loop = asyncio.get_running_loop()
@@ -97,6 +107,8 @@ class LargeMessages:
                 )
         if not sender.is_importer:
             peer.owe_for(answer.took_s)
+        if answer.body == "not_read":
+            raise OSError("the process that reads large messages is short of memory")
         return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -182,7 +194,7 @@ def main() -> None:
             try:
                 answer = read(raw, sender)
             except MemoryError:
-                answer = Answer("malformed")
+                answer = Answer("not_read")
             del raw
             said = msgspec.msgpack.encode(replace(answer, took_s=time.perf_counter() - began_s))
             sys.stdout.buffer.write(_HEAD.pack(len(said), 0) + said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
@@ -24,8 +25,11 @@ OVER_QUOTA_REPORTS = "over_quota_reports"
 _DAY_S = 86_400.0
 _HOUR_S = 3600.0
 _OVER_S = 300.0  # an agent that was refused comes again within its reconnect_max_s, 30 s by default
+_PERIOD_S = 30.0  # of one count of refusals, so the five minutes may be this much longer
+_REFILL_S = 0.05  # budgets are refilled no more often: it would be half of what a batch costs here
 _SWEEP_S = 3600.0
 _BATCH_ROWS = 10  # a batch costs about as much as so many rows, even an empty one
+_BATCH_REPORT_BYTES = 1 << 20  # at a time; an agent has 100 reports in a batch at most, of 4.5 KiB
 _REPORT_BYTES = 1024  # a small report costs about as much on the disk
 _SPOOLS = 8  # remembered per host; an agent has two, on its disk and in its memory
 _SLOW_BELOW, _FAST_ABOVE = 0.6, 0.8  # shares of the rows' budget that are left
@@ -51,6 +55,7 @@ class _Host:
         "pace_ms",
         "pace_rows",
         "ranges",
+        "refused",
         "refused_s",
         "report_bytes",
         "rows",
@@ -70,6 +75,18 @@ class _Host:
         self.spools: dict[int, int] = {}  # hash of the spool id -> its last number, the oldest spool first
         self.pace_ms = self.pace_rows = 0
         self.refused_s = -math.inf
+        self.refused: dict[tuple[int, str], int] = {}  # by the period that it was in, and reason
+
+    def note_refused(self, reason: str, count: int = 1) -> None:
+        """Count what was refused or dropped; forget what is too old to be shown."""
+        self.refused_s = self.at_s
+        self.refused = {key: number for key, number in self.refused.items() if _is_shown(key[0], self.at_s)}
+        key = (int(self.at_s // _PERIOD_S), reason)
+        self.refused[key] = self.refused.get(key, 0) + count
+
+
+def _is_shown(period: int, now_s: float) -> bool:
+    return (period + 1) * _PERIOD_S > now_s - _OVER_S
 
 
 class Quotas:
@@ -99,11 +116,17 @@ class Quotas:
         """Return how many hosts have a budget in memory."""
         return len(self._hosts)
 
-    @property
-    def over(self) -> int:
-        """How many hosts had something refused or dropped within the last five minutes."""
-        since_s = self._clock_s() - _OVER_S
-        return sum(host.refused_s >= since_s for host in self._hosts.values())
+    def refused(self) -> dict[str, Counter[str]]:
+        """Return how much was refused or dropped in the last five minutes, by host and budget; no others are there."""
+        now_s = self._clock_s()
+        found = dict[str, Counter[str]]()
+        for name, host in self._hosts.items():
+            if host.refused_s >= now_s - _OVER_S:
+                found[name] = counts = Counter[str]()
+                for (period, reason), count in host.refused.items():
+                    if _is_shown(period, now_s):
+                        counts[reason] += count
+        return found
 
     def take(
         self,
@@ -170,16 +193,20 @@ class Quotas:
         return host.pace_ms
 
     def take_reports(self, name: str, reports: Sequence[TriggerRow]) -> tuple[list[TriggerRow], int]:
-        """Charge a host for its reports of contention; returns those to be kept, and how many are dropped."""
+        """Charge a host for a batch's reports of contention; returns those to keep, and how many are dropped.
+
+        Of one batch about a mebibyte is kept: writing more at once would hold up other hosts.
+        """
         host = self._refilled(name)
-        kept = []
+        kept, left = [], _BATCH_REPORT_BYTES
         for report in reports:
             cost = max(len(report.payload), _REPORT_BYTES)
-            if cost <= host.report_bytes:
+            if cost <= min(host.report_bytes, left):
                 host.report_bytes -= cost
+                left -= cost
                 kept.append(report)
         if len(kept) < len(reports):
-            host.refused_s = host.at_s
+            host.note_refused(OVER_QUOTA_REPORTS, len(reports) - len(kept))
         return kept, len(reports) - len(kept)
 
     def _refilled(self, name: str) -> _Host:
@@ -193,6 +220,8 @@ class Quotas:
             self._hosts[name] = host
             return host
         passed_s = now_s - host.at_s
+        if passed_s < _REFILL_S:
+            return host
         host.at_s = now_s
         host.rows = min(self._rows, host.rows + self._rows * passed_s / 60.0)
         days = passed_s / _DAY_S
@@ -202,10 +231,16 @@ class Quotas:
         return host
 
     def _take_tasks(self, host: _Host, tasks: Iterable[tuple[str, str]]) -> None:
-        """Note the VMs of a batch; one that changes its job counts twice."""
+        """Note the VMs of a batch; one that changes its job counts twice.
+
+        A batch with more of them than the budget holds is not charged: `central.validation.rows` refuses it whole.
+        """
+        hashes = {hash(task) for task in tasks}
+        if len(hashes) > self._section.max_vms_per_hour:
+            return
         if host.at_s - host.tasks_since_s >= _HOUR_S:
             host.tasks, host.tasks_since_s = _NONE, host.at_s
-        known = np.union1d(host.tasks, [hash(task) for task in tasks])
+        known = np.union1d(host.tasks, list(hashes))
         if len(known) > self._section.max_vms_per_hour:
             detail = f"max_vms_per_hour allows {self._section.max_vms_per_hour} VMs, with each job of a VM"
             raise self._over(host, "over_quota_vms", detail)
@@ -217,7 +252,7 @@ class Quotas:
 
     @staticmethod
     def _over(host: _Host, reason: str, detail: str) -> OverQuotaError:
-        host.refused_s = host.at_s
+        host.note_refused(reason)
         return OverQuotaError(
             reason,
             f"over quota: quotas.{detail} of one host; it may send again later. Raise it where that is too few",

@@ -29,7 +29,7 @@ from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import Journal
 from central.revoked import Revoked
 from central.validation.reader import ReadBatch
-from central.validation.rows import is_name
+from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log
 from whitepanda.common.tls import peer_names
 from whitepanda.v1 import agent_pb2
@@ -39,7 +39,6 @@ __all__ = ["Ingest"]
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
 _LOOK_S = 1.0  # how often it is seen whether hosts read
 _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 64 bits
-_HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
 
 
 class Ingest:
@@ -285,7 +284,8 @@ class Ingest:
             self._charge(flow, rows, len(raw), batch.spool_id, batch.sequence, tasks)
             return self._intake.take_batch(flow, batch, raw)
         if body == "heartbeat":
-            self._greeter.check_jobs(len(message.heartbeat.jobs), flow.stream.host)
+            jobs = message.heartbeat.jobs
+            self._greeter.check_jobs(len(jobs), job_bytes(jobs), flow.stream.host)
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
             detail = "a second Hello on one stream; connect anew to change what it says"
@@ -315,20 +315,14 @@ class Ingest:
         stream, now = flow.stream, self._clock()
         stream.spooled_batches = min(heartbeat.spooled_batches, _MOST_BATCHES)
         stream.dropped_batches = min(heartbeat.dropped_batches, _MOST_BATCHES)
-        before = stream.jobs
         self._registry.update(
             stream,
             jobs=filter(is_name, heartbeat.jobs),
             coefficient_version=heartbeat.coefficient_version or None,
         )
-        if stream.jobs != before or now - flow.record.last_seen_unix_ns >= _HOST_NOTE_INTERVAL_NS:
-            self._note(flow, now)
-
-    def _note(self, flow: Flow, now_unix_ns: int) -> None:
-        stream, record = flow.stream, flow.record
         flow.record = replace(
-            record,
-            last_seen_unix_ns=now_unix_ns,
+            flow.record,
+            last_seen_unix_ns=now,
             spooled_batches=stream.spooled_batches,
             dropped_batches=stream.dropped_batches,
             coefficient_version=stream.coefficient_version,

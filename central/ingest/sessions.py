@@ -53,6 +53,7 @@ class HostStream:
     held_tags: dict[str, int] = field(default_factory=dict)
     spooled_batches: int = 0
     dropped_batches: int = 0
+    min_batch_interval_ms: int = 0  # that the host was asked for last; 0: none
     closed: bool = False
     close_reason: str = ""
     close_code: grpc.StatusCode = grpc.StatusCode.ABORTED

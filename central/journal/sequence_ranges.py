@@ -19,11 +19,15 @@ class RangeChange:
 
 
 class SequenceRanges:
-    """A set of integers as disjoint ranges, both ends included, that never touch each other."""
+    """A set of integers as disjoint ranges, both ends included, that never touch each other.
 
-    __slots__ = ("_firsts", "_lasts")
+    `last_day` is for the journal: when a batch of the spool came last, in days since 1970; -1 where that is not known.
+    """
 
-    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+    __slots__ = ("_firsts", "_lasts", "last_day")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = (), last_day: int = -1) -> None:
+        self.last_day = last_day
         self._firsts: list[int] = []
         self._lasts: list[int] = []
         for first, last in sorted(ranges):

@@ -24,6 +24,7 @@ __all__ = [
     "PACKS_SCHEMA",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "SPOOLS_SCHEMA",
     "TRIGGERS_SCHEMA",
     "Group",
     "HostRecord",
@@ -33,6 +34,7 @@ __all__ = [
     "Submission",
     "finish_roll",
     "forget_some",
+    "forget_spools",
     "read_events",
     "read_hosts",
     "read_roll",
@@ -98,6 +100,14 @@ CREATE TABLE IF NOT EXISTS triggers (
     payload BLOB NOT NULL   -- the agent's Trigger as it came
 );
 """
+#: When a batch of a spool came last, so that `received` can forget it. Made where missing: a spool of which nothing
+#: came since is kept. Of importers, whose rows may be of any age, the day never comes.
+SPOOLS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS spools (
+    host TEXT NOT NULL, spool_id TEXT NOT NULL, last_day INTEGER NOT NULL, PRIMARY KEY (host, spool_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS spools_by_day ON spools (last_day);
+"""
 
 HOST_COLUMNS = (
     "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, spooled_batches, "
@@ -108,6 +118,7 @@ HOST_COLUMNS = (
 #: would write them once more, under a name that nobody reads, and delete them.
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
+_FORGOTTEN_RANGES = 1000  # the same
 _PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
@@ -131,6 +142,11 @@ class HostRecord:
     coefficient_version: int = 0
     clock_offset_ns: int = 0
     jobs: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many bytes it is about on disk."""
+        return len("".join(self.jobs).encode()) + 4 * len(self.jobs)
 
 
 @dataclass(slots=True)
@@ -175,6 +191,7 @@ class Submission:
     events: tuple[EventRow, ...] = ()
     rejected_events: dict[str, int] = field(default_factory=dict)
     triggers: tuple[TriggerRow, ...] = ()
+    is_importer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +227,9 @@ class Group:
     rejections: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (host, kind, reason)
     upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
     deletes: set[tuple[str, str, int]] = field(default_factory=set)
+    last_days: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # by (host, spool_id), where it is a new one
     counters: Counter[str] = field(default_factory=Counter)
     counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
@@ -236,6 +256,8 @@ def write_group(
     )
     upserts = [(*key, last) for key, last in group.upserts.items()]
     _insert_many(connection, "received", 4, upserts, "UPDATE SET last = excluded.last")
+    days = [(*key, day) for key, day in group.last_days.items()]
+    _insert_many(connection, "spools", 3, days, "UPDATE SET last_day = max(last_day, excluded.last_day)")
     counts = [(*key, count) for key, count in group.rejections.items()]
     _insert_many(connection, "rejections", 4, counts, "UPDATE SET count = count + excluded.count")
     counters = list(group.counters.items())
@@ -396,7 +418,7 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
             for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)
         ),
         max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
-        json.dumps(record.jobs),
+        json.dumps(record.jobs, ensure_ascii=False),
     )
 
 
@@ -437,6 +459,30 @@ def forget_some(connection: sqlite3.Connection, most_bytes: int = FORGOTTEN_BYTE
     connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, last))
     connection.execute("DELETE FROM rolls WHERE stem = ?", (_WRITTEN,))
     return False
+
+
+def forget_spools(
+    connection: sqlite3.Connection, before_day: int, most_rows: int = _FORGOTTEN_RANGES
+) -> list[tuple[str, str]]:
+    """Delete the ranges of spools from which nothing came since a day (since 1970), about `most_rows` of them.
+
+    Returns:
+        Whose ranges were deleted, by (host, spool_id); of the last one some may be left. Empty where there are none.
+
+    """
+    silent = connection.execute(
+        "SELECT host, spool_id FROM spools WHERE last_day < ? LIMIT ?", (before_day, most_rows)
+    ).fetchall()
+    for at, key in enumerate(silent):
+        most_rows -= connection.execute(
+            "DELETE FROM received WHERE host = ? AND spool_id = ? AND first IN"
+            " (SELECT first FROM received WHERE host = ? AND spool_id = ? LIMIT ?)",
+            (*key, *key, most_rows),
+        ).rowcount
+        if most_rows <= 0:
+            return silent[: at + 1]
+        connection.execute("DELETE FROM spools WHERE host = ? AND spool_id = ?", key)
+    return silent
 
 
 def unpack_kept(kept: bytes | None, rows: int) -> Any:

@@ -3,7 +3,8 @@
 One thread writes. It gathers what is submitted within the commit interval, commits it as one transaction with
 `synchronous=FULL` (one flush of the log to the disk), and only then calls back on the event loop, which acknowledges.
 The same transaction holds the ranges of all sequence numbers ever taken per (host, spool), so that a batch is known
-as a duplicate even when its rows have left for the lake.
+as a duplicate even when its rows have left for the lake. They are forgotten of spools that are silent for so long that
+the rows of any batch would be refused as too old.
 
 A roll moves rows to the lake in three steps: the intent (name and range of rows) is committed; the files are written
 under exactly that name; that they are there is committed. A kill before that repeats the roll into the same files.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import queue
 import secrets
 import sqlite3
@@ -38,6 +40,7 @@ from central.journal.tables import (
     PACKS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
+    SPOOLS_SCHEMA,
     TRIGGERS_SCHEMA,
     Group,
     HostRecord,
@@ -47,6 +50,7 @@ from central.journal.tables import (
     Submission,
     finish_roll,
     forget_some,
+    forget_spools,
     read_events,
     read_hosts,
     read_roll,
@@ -55,7 +59,7 @@ from central.journal.tables import (
     upgrade,
     write_group,
 )
-from central.lake.segments import segment_stem
+from central.lake.segments import DAY_NS, segment_stem
 from central.validation.events import EventRow
 from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
@@ -68,7 +72,10 @@ __all__ = ["HostRecord", "Journal", "JournalStats", "Roll", "Submission"]
 _GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
 _NOTES_WAIT_S = 1.0  # for a batch to be committed with
+_HOST_INTERVAL_S = 60.0  # what a host says of itself is written no more often
 _CACHED_SPOOLS = 65_536
+_NEVER = 1 << 40  # days
+_LAST_DAY = "SELECT last_day FROM spools WHERE host = ? AND spool_id = ?"
 _BUSY_TIMEOUT_S = 10.0
 _PAGE_BYTES = 16384  # of new journals
 _LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
@@ -113,6 +120,8 @@ class Journal:
         max_events: int = 100_000,
         max_events_per_host: int = 5_000,
         reserve_bytes: int = 0,
+        spool_days: float = math.inf,
+        clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Open or make the journal in `folder`; of events it keeps the last `max_events`, and so many of each host.
 
@@ -123,6 +132,8 @@ class Journal:
             max_events: how many events are kept.
             max_events_per_host: how many of these one host may have.
             reserve_bytes: disk space held to note rolls on a full disk, see `journal_reserve`; 0 for none.
+            spool_days: for how many days without a batch it is known what was taken of a spool; importers': always.
+            clock_unix_ns: for tests.
 
         Raises:
             UnavailableError: not writable, held by another process, or damaged; says which and the remedy.
@@ -133,6 +144,8 @@ class Journal:
         self.stats = JournalStats()
         self.ack_times = AckTimes()
         self._hosts: dict[str, HostRecord] = {}
+        #: Hosts that were written less than `_HOST_INTERVAL_S` ago, each with its newer record, if there is one.
+        self._written: dict[str, HostRecord | None] = {}
         self._seen: dict[str, tuple[int, int]] = {}  # accepted rows, when, that `_hosts` does not know yet
         self.failure = ""  # why the last commit failed; "" while all is well
         self.fatal: asyncio.Future[str] | None = None  # set where the journal cannot go on
@@ -141,6 +154,8 @@ class Journal:
         self._commit_interval_s = commit_interval_s
         self._max_events = max_events
         self._max_events_per_host = max_events_per_host
+        self._spool_days = spool_days
+        self._clock_unix_ns = clock_unix_ns
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._held: deque[_Item] = deque()  # came while a commit failed
         self._group_bytes = reserve_bytes // 8 or 1 << 62
@@ -206,6 +221,10 @@ class Journal:
     async def close(self) -> None:
         """Commit what was submitted and close. What cannot be committed now stays unacknowledged, with the agents."""
         self._stopping.set()
+        for record in self._written.values():
+            if record is not None:
+                self._queue.put(record)
+        self._written.clear()
         self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -224,11 +243,25 @@ class Journal:
         self._queue.put(Rejection(host, reason, done))
 
     def note_host(self, record: HostRecord) -> None:
-        """Remember what a host said of itself. `accepted_rows` is ours to count and ignored."""
+        """Remember what a host said of itself; it is on disk a minute later at most. `accepted_rows` is ignored."""
         known = self._hosts.get(record.host)
         record = replace(record, accepted_rows=known.accepted_rows if known else 0)
         self._hosts[record.host] = record
+        if record.host in self._written:
+            self._written[record.host] = record
+        else:
+            self._write_host(record)
+
+    def _write_host(self, record: HostRecord) -> None:
+        self._written[record.host] = None
         self._queue.put(record)
+        asyncio.get_running_loop().call_later(_HOST_INTERVAL_S, self._interval_over, record.host)
+
+    def _interval_over(self, host: str) -> None:
+        if self.failure:  # what was written last may still be queued
+            asyncio.get_running_loop().call_later(_HOST_INTERVAL_S, self._interval_over, host)
+        elif (record := self._written.pop(host, None)) is not None:
+            self._write_host(record)
 
     async def begin_roll(self, max_rows: int) -> Roll | None:
         """Commit the intent to roll the oldest rows, about `max_rows` of them; an unfinished roll comes first."""
@@ -252,6 +285,9 @@ class Journal:
             continue
         if self._reserve.size_bytes and not self._reserve.is_held:
             while await self._call(self._take_reserve, is_transaction=False):
+                continue
+        if math.isfinite(self._spool_days) and not self.failure and not self._reserve.is_drawn:
+            while await self._call(self._forget_spools):
                 continue
 
     def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
@@ -333,7 +369,7 @@ class Journal:
                 f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
-        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA)
+        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA + SPOOLS_SCHEMA)
         while self._transaction(self._forget_some):
             continue
         self._make_shrinkable(connection)
@@ -388,7 +424,10 @@ class Journal:
                 return items, item or _STOP
             until = until if items else time.monotonic() + _NOTES_WAIT_S
             items.append(item)
-            size += len(item.payload) if isinstance(item, Submission) else 0
+            if isinstance(item, Submission):
+                size += len(item.payload)
+            elif isinstance(item, HostRecord):
+                size += item.size
             if is_waiting and not isinstance(item, HostRecord):
                 is_waiting = False
                 if not self._stopping.is_set() and not self._held:
@@ -477,7 +516,11 @@ class Journal:
         return group
 
     def _take(self, connection: sqlite3.Connection, item: Submission, group: Group) -> None:
-        change = self._ranges_of(connection, item.host, item.spool_id).add(item.sequence)
+        ranges = self._ranges_of(connection, item.host, item.spool_id)
+        day = _NEVER if item.is_importer else item.received_unix_ns // DAY_NS
+        if day > ranges.last_day:
+            ranges.last_day = group.last_days[item.host, item.spool_id] = day
+        change = ranges.add(item.sequence)
         group.outcomes.append((item, change is not None))
         if change is None:
             group.counters["duplicate_batches"] += 1
@@ -508,7 +551,8 @@ class Journal:
         ranges = self._ranges.pop(key, None)
         if ranges is None:
             ranges = SequenceRanges(
-                connection.execute("SELECT first, last FROM received WHERE host = ? AND spool_id = ?", key)
+                connection.execute("SELECT first, last FROM received WHERE host = ? AND spool_id = ?", key),
+                *(connection.execute(_LAST_DAY, key).fetchone() or ()),
             )
             if len(self._ranges) >= _CACHED_SPOOLS:  # the one that was used longest ago
                 del self._ranges[next(iter(self._ranges))]
@@ -535,6 +579,14 @@ class Journal:
     def _forget_some(self, connection: sqlite3.Connection) -> bool:
         """Delete rows of the finished roll: fewer at a time where the reserve is small, as each page is logged."""
         return forget_some(connection, min(FORGOTTEN_BYTES, self._group_bytes))
+
+    def _forget_spools(self, connection: sqlite3.Connection) -> bool:
+        """Forget what was taken of silent spools. True: to be called again."""
+        before_day = math.ceil(self._clock_unix_ns() / DAY_NS - self._spool_days)
+        forgotten = forget_spools(connection, before_day)
+        for key in forgotten:
+            self._ranges.pop(key, None)
+        return bool(forgotten)
 
     def _take_reserve(self, connection: sqlite3.Connection) -> bool:
         """Hold the reserve again, once the file has given back what it does not need. True: to be called again."""

@@ -60,10 +60,21 @@ _REMEDY = (
     "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost "
     "(all that is damaged: `whitepanda lake verify`)"
 )
+_NAMES = tuple(SAMPLES.names)
 _NO_FILE = "it is no regular file, nor a link to one"
 _NAME = re.compile(
     r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is kept of a segment's footer."""
+
+    rows: int
+    schema: int
+    has_seal: bool
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,9 +116,9 @@ class Segment:
         except NotRegularError as error:
             raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
 
-    @cached_property
+    @property
     def footer(self) -> pq.FileMetaData:
-        """The Parquet footer: number of rows, and the provenance in its key-value metadata.
+        """The Parquet footer, read at each call: it takes 50 KB of memory.
 
         Raises:
             DamagedError: it is damaged.
@@ -116,10 +127,23 @@ class Segment:
         with self.damage_told(), self.objects.open(self.key) as file:
             return pq.read_metadata(file)
 
+    @cached_property
+    def _facts(self) -> _Facts:
+        """What the footer says."""
+        footer = self.footer
+        pairs = footer.metadata or {}
+        names = tuple(footer.schema.to_arrow_schema().names)
+        return _Facts(
+            rows=int(footer.num_rows),
+            schema=int(pairs.get(b"whitepanda.schema", b"1")),
+            has_seal=checksums.SEGMENT_KEY.encode() in pairs,
+            columns=_NAMES if names == _NAMES else names,
+        )
+
     @property
     def has_seal(self) -> bool:
         """Whether there is a digest of it; older releases wrote none."""
-        return checksums.SEGMENT_KEY.encode() in (self.footer.metadata or {})
+        return self._facts.has_seal
 
     def check(self, file: BinaryIO | None = None) -> None:
         """Hold all of its bytes against its digest, if it has one.
@@ -153,7 +177,7 @@ class Segment:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return int(self.footer.num_rows)
+        return self._facts.rows
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of its columns; older segments may lack some of `central.lake.schema.SAMPLES`.
@@ -162,13 +186,13 @@ class Segment:
             LakeError: a newer central wrote it.
 
         """
-        version = int((self.footer.metadata or {}).get(b"whitepanda.schema", b"1"))
-        if version > SCHEMA_VERSION:
+        facts = self._facts
+        if facts.schema > SCHEMA_VERSION:
             raise LakeError(
-                f"{self.objects.root}/{self.key} has schema {version}, this central reads up to {SCHEMA_VERSION}; "
+                f"{self.objects.root}/{self.key} has schema {facts.schema}, this central reads up to {SCHEMA_VERSION}; "
                 "update central"
             )
-        return tuple(self.footer.schema.to_arrow_schema().names)
+        return facts.columns
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:

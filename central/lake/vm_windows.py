@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,7 @@ class VmWindows:
     def read(self, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.
 
+        Where several hosts claim the VM, each has the same share of them: none pushes out another's.
         Times are nanoseconds since 1970.
 
         Raises:
@@ -58,7 +60,14 @@ class VmWindows:
             found = self._read(vm, since, until, give_up_at_s)
         except FileNotFoundError:  # merged into another segment since it was listed
             found = self._read(vm, since, until, give_up_at_s)
-        found = sorted(found, key=lambda row: (row["start_unix_ns"], row["machine"]))[-limit:]
+        found = sorted(found, key=_by_time, reverse=True)
+        places: Counter[str] = Counter()
+        ranked = []
+        for row in found:
+            ranked.append((places[row["machine"]], row))
+            places[row["machine"]] += 1
+        ranked.sort(key=lambda each: each[0])
+        found = sorted((row for _, row in ranked[:limit]), key=_by_time)
         return [
             fleet_pb2.VmWindow(
                 host=row["machine"],
@@ -105,6 +114,10 @@ class VmWindows:
                     yield from table.filter(pc.and_(is_vm, in_time)).to_pylist()
         except pa.ArrowException as error:
             raise LakeError(f"{segment.objects.root}/{segment.key} is damaged: {error}") from error
+
+
+def _by_time(row: dict[str, Any]) -> tuple[int, str]:
+    return row["start_unix_ns"], row["machine"]
 
 
 def _equal(table: pa.Table, vm: str) -> pa.ChunkedArray | None:

@@ -1,9 +1,9 @@
 """Small segments of a day into few, and old days' samples deleted.
 
-Only what has been rolled up to slots is touched. A compacted segment has the rows of its sources in their order, and
-counts from the moment it is there (`central.lake.segments.without_superseded`); its sources are deleted later, when
-no reader that listed them before can still be at work. So whatever is killed between any two steps leaves every row
-there once.
+What builds are about to roll up to slots is not touched. A compacted segment has the rows of its sources in their
+order, and counts from the moment it is there (`central.lake.segments.without_superseded`); its sources are deleted
+later, when no reader that listed them before can still be at work. So whatever is killed between any two steps leaves
+every row there once.
 
 Where a segment is gone that the slots' book has, nothing is merged from before it to behind it: a merged segment would
 stand for it too, and it could not come back from a copy.
@@ -36,6 +36,7 @@ MIN_SOURCES = 4
 #: How long the segments that a compacted one stands for are kept for readers that listed them before.
 GRACE_S = 3600.0
 
+_MUCH_LARGER = 100  # times
 _BATCH_ROWS = 50_000  # in memory at a time
 _CHECKED_PIECES = 20
 
@@ -54,6 +55,7 @@ def compact_day(
     day: date,
     slots: SlotManifest | None,
     *,
+    unrolled_too: bool = False,
     check: Callable[[], None] = lambda: None,
     min_sources: int = MIN_SOURCES,
     segment_rows: int = SEGMENT_ROWS,
@@ -63,7 +65,8 @@ def compact_day(
     Args:
         lake: the lake.
         day: the day.
-        slots: what of the day has been rolled up; the rest is left as it is.
+        slots: what of the day has been rolled up.
+        unrolled_too: whether to merge what has not been rolled up, by itself; else it is left as it is.
         check: called every million rows and before each segment comes into force; raises where the lease is lost.
         min_sources: fewer segments in a row are left as they are.
         segment_rows: about how many rows a segment may have.
@@ -75,11 +78,16 @@ def compact_day(
     """
     through = slots.through if slots is not None else {}
     book = slots.rolled if slots is not None else {}
-    live = [each for each in lake.segments(day) if each.last <= through.get(each.origin, -1)]
+
+    def is_rolled_up(each: Segment) -> bool:
+        return each.last <= through.get(each.origin, -1)
+
+    live = [each for each in lake.segments(day) if unrolled_too or is_rolled_up(each)]
     live.sort(key=lambda each: (each.origin, each.first))
     done = Compacted()
-    for origin, found in groupby(live, key=lambda each: each.origin):
-        for sources in _runs(list(found), book.get(origin, ()), segment_rows):
+    for (origin, _), found in groupby(live, key=lambda each: (each.origin, is_rolled_up(each))):
+        for run in _runs(list(found), book.get(origin, ()), segment_rows):
+            sources = _without_large(run)
             if len(sources) >= min_sources:
                 rows = _merge(lake, sources, check)
                 done = Compacted(done.sources + len(sources), done.written + 1, done.rows + rows)
@@ -208,6 +216,19 @@ def _runs(
         rows += segment.rows
     if run:
         yield run
+
+
+def _without_large(run: list[Segment]) -> list[Segment]:
+    """Leave out the first segments as long as one has far more rows than all after it together.
+
+    Else a few late windows would have a whole day written again.
+    """
+    rows = sum(segment.rows for segment in run)
+    for place, segment in enumerate(run):
+        rows -= segment.rows
+        if segment.rows <= _MUCH_LARGER * rows:
+            return run[place:]
+    return []
 
 
 def _is_hole(entries: list[RolledSegment], after: int, before: int) -> bool:

@@ -4,16 +4,18 @@
 
 The replica that holds the lease does it once a day, by its own clock in UTC, after a build: that file is made when all
 is done, so that no replica begins again before the next day, and one that failed is tried with the next build. A day of
-samples is finished when the lake has a later one. Late windows of such a day are merged at the next day's turn.
+samples is finished when the lake has a later one. Late windows of such a day are merged at the next day's turn, or
+when they make very many segments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 
 import msgspec
 
@@ -21,12 +23,14 @@ from central.config import LakeSection
 from central.lake.errors import DamagedError
 from central.lake.segments import Lake, day_of
 from central.roll_ups.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
-from central.roll_ups.store import SlotStore
+from central.roll_ups.store import SlotManifest, SlotStore
 
 __all__ = ["CareDone", "LakeCare"]
 
 _FOLDER = "care"
 _KEPT_MARKS = 7
+_FEW = 10  # segments of a day that wait to be merged
+_CROWD = 1000  # such segments of the days that have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,30 @@ class LakeCare:
             self._done_on = today
         return self._done_on != today
 
+    def is_crowded(self) -> bool:
+        """Return whether finished days have so many small segments that they should be merged at once.
+
+        A host that sends windows of many days makes a segment of each day at each roll.
+
+        Raises:
+            OSError: the lake cannot be read.
+
+        """
+        if not self._section.compact:
+            return False
+        found = self._lake.segments()
+        small = Counter(each.day for each in found if not each.is_compacted and each.day != found[-1].day)
+        return sum(count for count in small.values() if count > _FEW) > _CROWD
+
+    def compact(self, check: Callable[[], None]) -> CareDone:
+        """Merge the segments of finished days only; as `run`."""
+        damaged: list[DamagedError] = []
+        merged = self._merged(self._slots.manifests(damaged), damaged, check)
+        removed = remove_superseded(self._lake, grace_s=self._grace_s)
+        if damaged:
+            raise damaged[0]
+        return CareDone(len(merged), sum(merged), removed)
+
     def run(self, check: Callable[[], None]) -> CareDone:
         """Do what is due. Blocks; only the holder of the lease may.
 
@@ -114,17 +142,10 @@ class LakeCare:
         return f"{_FOLDER}/{day.isoformat()}.json"
 
     def _run(self, check: Callable[[], None]) -> CareDone:
-        section, merged = self._section, []
+        section = self._section
         damaged: list[DamagedError] = []  # costs its own day only
         manifests = self._slots.manifests(damaged)
-        if section.compact:
-            days = self._lake.days()
-            for day in days[:-1]:
-                check()
-                with _noted(damaged):
-                    found = compact_day(self._lake, day, manifests.get(day), check=check)
-                    if found.written:
-                        merged.append(found.sources)
+        merged = self._merged(manifests, damaged, check) if section.compact else []
         check()
         removed = remove_superseded(self._lake, grace_s=self._grace_s)
         removed += self._slots.remove_unused(self._grace_s)
@@ -141,6 +162,29 @@ class LakeCare:
         if damaged:
             raise damaged[0]
         return CareDone(len(merged), sum(merged), removed, dropped, slot_days)
+
+    def _merged(
+        self, manifests: Mapping[date, SlotManifest], damaged: list[DamagedError], check: Callable[[], None]
+    ) -> list[int]:
+        """Merge segments of finished days. Returns of how many each segment was made."""
+        merged = []
+        unknown = {error.name.rpartition("/")[0] for error in damaged}
+        days = self._lake.days()
+        for day in days[:-1]:
+            check()
+            with _noted(damaged):
+                found = compact_day(
+                    self._lake,
+                    day,
+                    manifests.get(day),
+                    # Builds take what comes late of days before yesterday only now and then.
+                    unrolled_too=day < days[-1] - timedelta(days=1)
+                    and self._slots.folder(day) not in unknown,
+                    check=check,
+                )
+                if found.written:
+                    merged.append(found.sources)
+        return merged
 
 
 @contextlib.contextmanager

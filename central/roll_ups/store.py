@@ -106,6 +106,8 @@ class SlotStore:
         self._slot_ns = slot_ns
         self._log = log.get("builds")
         self._root = f"slots/slot={slot_ns / 1e9:g}"
+        #: Machines that are known to be left out; a warning names each once.
+        self.known_left_out: set[str] = set()
 
     def manifests(self, damaged: list[DamagedError] | None = None) -> dict[date, SlotManifest]:
         """Return the newest manifest of each day that has been rolled up.
@@ -422,11 +424,13 @@ class SlotStore:
             if not is_of_rows(error) or (is_of_memory(error) and not may_leave_out_for_memory):
                 raise
             left_out = failing(_machines(segment.path for segment in new), error, write)
-            self._log.warning(
-                "rows of machines cannot be rolled up and are left out",
-                machines=left_out,
-                error=(str(error).splitlines() or [""])[0],
-            )
+            if new_ones := sorted(set(left_out) - self.known_left_out):
+                self.known_left_out.update(new_ones)
+                self._log.warning(
+                    "rows of machines cannot be rolled up and are left out",
+                    machines=new_ones,
+                    error=(str(error).splitlines() or [""])[0],
+                )
             return (*write(left_out), left_out)
 
     def _read(self, name: str) -> SlotManifest:

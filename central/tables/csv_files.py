@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from whitepanda.common.csv_cells import FORMULA, NUMBER, QUOTED, csv_cell, csv_text
+from whitepanda.common.csv_cells import FORMULA, NUMBER, QUOTED, WITHIN, WITHIN_QUOTED, csv_cell, csv_text
 
 __all__ = ["read_texts", "write_csv"]
 
@@ -22,7 +22,7 @@ def write_csv(table: pa.Table, file: IO[bytes]) -> None:
     """
     for place, column in enumerate(table.columns):
         if _is_text(column.type):
-            texts = column.cast(pa.large_string())
+            texts = pc.replace_substring_regex(column.cast(pa.large_string()), WITHIN, r"\1'\2")
             is_formula = pc.match_substring_regex(texts, FORMULA)
             is_quoted = pc.and_(is_formula, pc.invert(pc.match_substring_regex(texts, NUMBER)))
             quoted = pc.utf8_replace_slice(texts, 0, 0, "'")
@@ -35,7 +35,8 @@ def read_texts(table: pa.Table) -> pa.Table:
     """Return a table that was read from a CSV file with the texts that were written."""
     for place, column in enumerate(table.columns):
         if _is_text(column.type):
-            texts = pc.replace_substring_regex(column, QUOTED, r"\1")
+            texts = pc.replace_substring_regex(column, WITHIN_QUOTED, r"\1\2")
+            texts = pc.replace_substring_regex(texts, QUOTED, r"\1")
             table = table.set_column(place, table.field(place).name, texts)
     return table.rename_columns([csv_text(name) for name in table.column_names])
 

@@ -35,8 +35,8 @@ class Sender:
 class ReadBatch:
     """A checked batch. `reason` is "" or why all of it is refused; `kept` are the accepted rows as packed bits.
 
-    `payload` is the batch without its reports, empty where no row is accepted. `names` are (VM, name) and `tasks`
-    (VM, job).
+    `payload` is the batch without its reports, empty where no row is accepted. `names` are (host, VM, name)
+    and `tasks` (VM, job).
     """
 
     spool_id: str
@@ -47,7 +47,7 @@ class ReadBatch:
     rejected_rows: dict[str, int] = field(default_factory=dict)
     kept: bytes | None = None
     jobs: frozenset[str] = frozenset()
-    names: tuple[tuple[str, str], ...] = ()
+    names: tuple[tuple[str, str, str], ...] = ()
     tasks: tuple[tuple[str, str], ...] = ()
     reason: str = ""
     detail: str = ""
@@ -87,7 +87,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         rejected_rows=checked.rejected_rows,
         kept=None if checked.kept is None else np.packbits(checked.kept).tobytes(),
         jobs=frozenset() if sender.is_importer else checked.jobs,
-        names=tuple(islice(named(batch.tasks), MAX_NAMES)),
+        names=tuple(islice(named(batch.tasks, sender.host), MAX_NAMES)),
         tasks=tuple((task.vm, task.job) for task in batch.tasks),
         reports=reports,
         report_bytes=size - batch.ByteSize() if reports else 0,  # they are gone from it

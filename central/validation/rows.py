@@ -7,7 +7,7 @@ exactly one reason: the first of `ROW_REASONS` that holds. So accepted and rejec
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ __all__ = [
     "bounds",
     "check",
     "is_name",
+    "job_bytes",
     "samples_table",
+    "too_many_jobs",
 ]
 
 #: Why a whole batch is refused. `malformed` and `oversized` are found before there is a batch to look at.
@@ -44,6 +46,7 @@ BATCH_REASONS = (
     "no_sequence",
     "too_many_rows",
     "too_many_tasks",
+    "too_many_vms",
     "too_many_jobs",
     "column_length",
     "task_index",
@@ -67,6 +70,8 @@ ROW_REASONS = (
 _MAX_INT64 = 2**63 - 1
 _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer than a day
 _MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name
+_JOB_BYTES = 64  # of names, for each job that a host may have
+_LEAST_JOB_BYTES = 64 << 10  # of a host, however few jobs it may have
 _MAX_SPOOL_ID = 64  # bytes; it is remembered indefinitely
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
 _SMALL = 0x80  # numbers below it take one byte in protobuf
@@ -90,14 +95,15 @@ class BatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What central's configuration allows; see `central.config.IngestSection`."""
+    """What central's configuration allows; see `central.config.IngestSection`, and `QuotaSection` for the VMs."""
 
     max_batch_rows: int = 10_000
+    max_vms_per_hour: int = 5_000
     max_host_jobs: int = 4_000
     max_cpi: float = 100.0
     max_cpu_usage_cores: float = 4096.0
     max_future_s: float = 3600.0
-    max_past_days: float = 400.0
+    max_past_days: float = 31.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,21 @@ def is_name(text: str, max_length: int = _MAX_NAME) -> bool:
     return 0 < len(text) <= max_length and _CONTROL.search(text) is None
 
 
+def job_bytes(jobs: Iterable[str]) -> int:
+    """Return how many bytes the names of jobs have."""
+    return len("".join(jobs).encode())
+
+
+def too_many_jobs(jobs: int, size: int, max_host_jobs: int) -> str:
+    """Return why so many jobs, with names of `size` bytes in all, are too many for a host; "" if they are not."""
+    if jobs > max_host_jobs:
+        return f"{jobs} jobs; ingest.max_host_jobs allows {max_host_jobs} of a host"
+    allowed = max(_JOB_BYTES * max_host_jobs, _LEAST_JOB_BYTES)
+    if size > allowed:
+        return f"names of jobs have {size} bytes; ingest.max_host_jobs = {max_host_jobs} allows {allowed} of a host"
+    return ""
+
+
 def check(
     batch: agent_pb2.CpiBatch,
     *,
@@ -154,12 +175,14 @@ def check(
 
     """
     rows = _check_structure(batch, limits)
+    if not is_importer and len(batch.tasks) > limits.max_vms_per_hour:
+        vms = len({(task.vm, task.job) for task in batch.tasks})
+        if vms > limits.max_vms_per_hour:
+            detail = f"{vms} VMs; quotas.max_vms_per_hour allows {limits.max_vms_per_hour} of one host"
+            raise BatchError("too_many_vms", detail)
     bad_task, bad_machine, jobs = _check_tasks(batch, host, platform, is_importer=is_importer)
-    if len(jobs) > limits.max_host_jobs and not is_importer:
-        raise BatchError(
-            "too_many_jobs",
-            f"{len(jobs)} jobs; ingest.max_host_jobs allows {limits.max_host_jobs} of a host",
-        )
+    if not is_importer and (detail := too_many_jobs(len(jobs), job_bytes(jobs), limits.max_host_jobs)):
+        raise BatchError("too_many_jobs", detail)
     if rows == 0:
         return Checked(0, 0, {}, None, jobs)
     rejected: dict[str, int] = {}

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from central.validation.rows import is_name
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["MAX_NAMES", "VmNames", "named"]
+__all__ = ["MAX_NAMES", "VmNames", "named", "shown_name"]
 
 _KEPT = 100_000  # twice the VMs of the largest fleet that is reckoned with
 #: Kept of one host, so that it does not push out the names of others.
 MAX_NAMES = 2_000
 _MAX_VM_BYTES = 64  # a UUID has 36
 _MAX_NAME = 256  # characters, as agents cut them
+_SHOWN = 5  # names of a VM
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def named(tasks: Iterable[agent_pb2.Task]) -> Iterator[tuple[str, str]]:
-    """Yield a batch's VMs and their names. Names unfit for a terminal or too long are none."""
+def named(tasks: Iterable[agent_pb2.Task], host: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the host, UUID and name of a batch's VMs. Names unfit for a terminal or too long are none.
+
+    `host` sends the batch: its VMs run there, but for those of an importer, which names their machines.
+    """
     for task in tasks:
         name, vm = task.name, task.vm
         if (
@@ -27,11 +32,14 @@ def named(tasks: Iterable[agent_pb2.Task]) -> Iterator[tuple[str, str]]:
             and is_name(vm, _MAX_VM_BYTES)
             and len(vm.encode()) <= _MAX_VM_BYTES
         ):
-            yield vm, name
+            yield task.machine or host, vm, name
 
 
 class VmNames:
-    """Names by UUID, in memory: agents say them anew on each of their streams. Those said longest ago go first.
+    """Names by host and UUID, in memory: agents say them anew on each of their streams. The oldest ones go first.
+
+    A host names the VMs that it says are its own. So it cannot rename another host's VM, and one that migrates has a
+    name of each host.
 
     Args:
         kept: at most so many.
@@ -42,42 +50,56 @@ class VmNames:
     def __init__(self, kept: int = _KEPT, kept_of_host: int = MAX_NAMES) -> None:
         self._kept = kept
         self._kept_of_host = kept_of_host
-        self._names: OrderedDict[str, tuple[str, str]] = (
-            OrderedDict()
-        )  # by VM: its name, the host that said it
-        self._of_host: dict[str, OrderedDict[str, None]] = {}  # VMs
+        self._of_host: dict[str, dict[str, str]] = {}  # by host: names by UUID, the oldest first
+        self._order: dict[tuple[str, str], None] = {}  # host and UUID, the oldest first
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._order)
 
-    def note(self, host: str, names: Iterable[tuple[str, str]]) -> None:
-        """Remember what a host calls its VMs: pairs as `named` gives them."""
-        for vm, name in names:
-            self._forget(vm)
-            self._names[vm] = (name, host)
-            mine = self._of_host.setdefault(host, OrderedDict())
-            mine[vm] = None
+    def note(self, names: Iterable[tuple[str, str, str]]) -> None:
+        """Remember names, as `named` gives them."""
+        for host, vm, name in names:
+            self._forget(host, vm)
+            mine = self._of_host.setdefault(host, {})
+            mine[vm] = name
+            self._order[host, vm] = None
             if len(mine) > self._kept_of_host:
-                self._forget(next(iter(mine)))
-        while len(self._names) > self._kept:
-            self._forget(next(iter(self._names)))
+                self._forget(host, next(iter(mine)))
+        while len(self._order) > self._kept:
+            self._forget(*next(iter(self._order)))
 
-    def knows(self, vm: str) -> bool:
-        """Whether a VM has this UUID or name."""
-        return vm in self._names or any(name == vm for name, _ in self._names.values())
+    def get(self, vm: str, host: str) -> str:
+        """Return what a host calls a VM; "" where it does not name it."""
+        return self._of_host.get(host, {}).get(vm, "")
 
-    def uuids(self, name: str) -> list[str]:
-        """Return the VMs that have this name."""
-        return [vm for vm, (known, _) in self._names.items() if known == name]
+    def by_host(self, vm: str) -> dict[str, str]:
+        """Return the hosts that name a VM, and what each calls it."""
+        return {host: names[vm] for host, names in self._of_host.items() if vm in names}
 
-    def get(self, vm: str) -> str:
-        """Return the VM's name, "" where it is not known."""
-        return self._names.get(vm, ("", ""))[0]
+    def find(self, text: str) -> list[str]:
+        """Return the VMs that have this UUID or name. What looks like a UUID is one first."""
+        known = {text: None} if self.by_host(text) else {}
+        if not (known and _UUID.fullmatch(text)):
+            for names in self._of_host.values():
+                known.update((vm, None) for vm, name in names.items() if name == text)
+        return list(known)
 
-    def _forget(self, vm: str) -> None:
-        if (known := self._names.pop(vm, None)) is None:
+    def _forget(self, host: str, vm: str) -> None:
+        mine = self._of_host.get(host, {})
+        if mine.pop(vm, None) is None:
             return
-        mine = self._of_host[known[1]]
-        del mine[vm]
+        del self._order[host, vm]
         if not mine:
-            del self._of_host[known[1]]
+            del self._of_host[host]
+
+
+def shown_name(names: Mapping[str, str], hosts: Container[str]) -> str:
+    """Return a VM's name for people, of names by host. Where hosts differ it is each one's, with the host.
+
+    The names of `hosts` count, where there are any: others named it at another time.
+    """
+    chosen = {host: name for host, name in names.items() if host in hosts} or names
+    if len(set(chosen.values())) <= 1:
+        return next(iter(chosen.values()), "")
+    listed = [f"{name} on {host}" for host, name in sorted(chosen.items())]
+    return ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")

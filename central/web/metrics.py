@@ -24,6 +24,7 @@ __all__ = [
     "COUNTERS",
     "FAILURES",
     "GAUGES",
+    "MACHINES_LEFT_OUT",
     "OPEN_INCIDENTS",
     "REASONS",
     "WEBHOOKS",
@@ -63,6 +64,7 @@ GAUGES = (
         "over_quota",
         "hosts that had something refused or dropped by [quotas] within 5 minutes",
     ),
+    ("hosts_paced", "paced_hosts", "hosts that central asks to wait between batches"),
     ("damaged_files", "damaged_files", "files of the lake that the last build or compaction found damaged"),
 )
 MACHINES_LEFT_OUT = (

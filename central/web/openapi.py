@@ -63,6 +63,11 @@ class Route:
     refusals: tuple[int, ...] = ()  # statuses of its own, beside those that every path has
 
     @property
+    def has_queue(self) -> bool:
+        """Whether questions of its kind have a queue of their own (`central.api.work.Worker`), which may be full."""
+        return 429 in self.refusals  # noqa: PLR2004 - the status of a full one
+
+    @property
     def request(self) -> Descriptor:
         """The request's message."""
         return _SERVICE.methods_by_name[self.method].input_type
@@ -96,7 +101,7 @@ ROUTES = (
         "/v1/vms/{vm}/history",
         "GetVmHistory",
         "Windows, events and incidents of a VM over at most a day",
-        (404,),
+        (404, 429),
     ),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
@@ -130,7 +135,11 @@ ROUTES = (
         "CPI and CPU usage of a host's VMs, and its incidents",
         (404, 429),
     ),
-    Route("/v1/data-health", "GetDataHealth", "What the lake has by day, and which hosts send nothing"),
+    Route(
+        "/v1/data-health",
+        "GetDataHealth",
+        "What the lake has by day, which hosts send nothing, and which are held back",
+    ),
 )
 
 

@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
 from central.api.paging import Admitted
+from central.api.work import Turns
 from central.config import HttpSection
 from central.page import files
 from central.revoked import Revoked, revoked_text
@@ -86,16 +87,19 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
 
     """
     text = json.dumps(document()).encode()
+    turns = Turns(1)  # of totals: however many ask for them, they wait for no question
 
     async def openapi(_request: Request) -> Response:
-        return Response(text, media_type="application/json")
+        async with fleet.turns.turn():
+            return Response(text, media_type="application/json")
 
     async def health(_request: Request) -> Response:
         return _json({"status": "serving"})
 
     async def totals(_request: Request) -> Response:
-        status = await fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), _Caller())
-        return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
+        async with turns.turn():
+            status = await fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), _Caller())
+            return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
     routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
     routes += [
@@ -140,8 +144,9 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
 
     async def answer(request: Request) -> Response:
         try:
-            values = [*request.query_params.multi_items(), *request.path_params.items()]
-            return _tagged(request, to_json(await method(read_request(route, values), _Caller())))
+            async with fleet.turns.turn(has_queue=route.has_queue):
+                values = [*request.query_params.multi_items(), *request.path_params.items()]
+                return _tagged(request, to_json(await method(read_request(route, values), _Caller())))
         except ParameterError as error:
             return _json({"error": str(error)}, 400)
         except _RefusedError as error:

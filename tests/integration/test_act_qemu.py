@@ -7,6 +7,7 @@ here, so that the files of the groups are stand-ins; the real ones are in test_a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -88,8 +89,18 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for group in self.groups:
-            wait_until(lambda group=group: not (group / "cgroup.procs").read_text())
-            group.rmdir()
+            wait_until(lambda group=group: _removed(group))
+
+
+def _removed(group):
+    """Remove a control group; False while its last process, already gone from its list, still ends."""
+    try:
+        group.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 @pytest.fixture

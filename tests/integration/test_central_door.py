@@ -21,6 +21,7 @@ from central.ingest.handshake import RefusedError
 from central.ingest.large_messages import Answer
 from central.ingest.peers import Peer
 from central.ingest.quotas import OverQuotaError
+from central.journal.writer import HostRecord
 from central.validation.reader import Sender
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
@@ -132,7 +133,7 @@ async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
         await peer.send(heartbeat(size, name * 2))
         code, detail = await peer.refused()
         assert code == "INVALID_ARGUMENT"
-        assert "names 101 jobs; ingest.max_host_jobs allows 100" in detail
+        assert "101 jobs; ingest.max_host_jobs allows 100 of a host" in detail
     wide = make.peer(central, "h1")
     jobs = [f"{'j' * 300}-{n}" for n in range(400)]
     said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
@@ -144,6 +145,60 @@ async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
     await held.send(agent_pb2.AgentMessage(hello=said))
     assert (await held.refused())[0] == "INVALID_ARGUMENT"
     assert central.ingest.refused_streams == {"too_many_jobs": 4}
+
+
+PANDAS = "\U0001f43c" * 200  # 800 bytes
+
+
+async def test_names_of_jobs_are_bounded_in_bytes(make) -> None:
+    """Wherever they are named; 64 bytes for each job that a host may have, 64 KiB at least."""
+    central = await make.central(max_host_jobs=100)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.send(heartbeat(81, PANDAS))  # 65,033 bytes
+    await until(lambda: len(central.registry.get("h1").jobs) == 81)
+    await peer.batch(1, rows=82, tasks=[agent_pb2.Task(vm=f"vm-{n}", job=f"{PANDAS}-{n}") for n in range(82)])
+    [rejected] = (await peer.ack()).rejected_batches
+    assert rejected.reason == "too_many_jobs"
+    assert "names of jobs have 65836 bytes" in rejected.detail
+    # Each is small enough, both together are not: those of the batch are kept.
+    await peer.batch(2, rows=10, tasks=[agent_pb2.Task(vm=f"vm-{n}", job=f"{PANDAS}b{n}") for n in range(10)])
+    await peer.ack()
+    assert central.registry.get("h1").jobs == {f"{PANDAS}b{n}" for n in range(10)}
+    await peer.send(heartbeat(82, PANDAS))
+    code, detail = await peer.refused()
+    assert code == "INVALID_ARGUMENT"
+    assert "names of jobs have 65836 bytes; ingest.max_host_jobs = 100 allows 65536" in detail
+    names = [f"{PANDAS}-{n}" for n in range(82)]
+    for named in (
+        agent_pb2.Hello(jobs=names),
+        agent_pb2.Hello(held=[agent_pb2.JobTag(job=name, tag=1) for name in names]),
+    ):
+        said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+        said.MergeFrom(named)
+        wide = make.peer(central, "h1")
+        await wide.send(agent_pb2.AgentMessage(hello=said))
+        assert (await wide.refused())[0] == "INVALID_ARGUMENT"
+    assert central.ingest.refused_streams == {"too_many_jobs": 3}
+
+
+async def test_changed_jobs_and_streams_in_quick_succession_are_written_once(make) -> None:
+    central = await make.central()
+    noted = []
+    put = central.journal._queue.put
+    central.journal._queue = SimpleNamespace(
+        put=lambda item: (noted.append(item) if isinstance(item, HostRecord) else None, put(item)),
+        get=central.journal._queue.get,
+    )
+    for turn in range(3):
+        peer = make.peer(central, "h1")
+        await peer.hello("h1")
+        for name in "ab":
+            await peer.send(heartbeat(3, f"{name}{turn}"))
+            wanted = {f"{name}{turn}-{n}" for n in range(3)}
+            await until(lambda wanted=wanted: central.registry.get("h1").jobs == wanted)
+            assert set(central.journal.hosts["h1"].jobs) == wanted
+    assert [record.host for record in noted] == ["h1"]
 
 
 async def test_jobs_of_batches_do_not_add_up_without_end(make) -> None:
@@ -208,7 +263,7 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
     with contextlib.suppress(grpc.aio.AioRpcError):
         while await peer.call.read() is not grpc.aio.EOF:  # it reads at last what was on its way, and the end
             continue
-    code, _ = await peer.refused()  # INTERNAL where gRPC reset the stream before the status was sent
+    code, _ = await peer.refused()  # INTERNAL where its write failed before the status came
     assert code in ("RESOURCE_EXHAUSTED", "INTERNAL")
     await until(lambda: ingest._open == 2)
     await sending

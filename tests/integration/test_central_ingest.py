@@ -93,14 +93,14 @@ async def test_what_vms_are_called_is_known_of_batches_that_are_taken(make) -> N
         1, tasks=[agent_pb2.Task(vm="vm-0", job="j", name="web-0"), agent_pb2.Task(vm="v", job="j")]
     )
     await peer.ack()
-    assert (names.get("vm-0"), names.get("v")) == ("web-0", "")
+    assert (names.get("vm-0", "h1"), names.get("v", "h1")) == ("web-0", "")
     tasks = [
         agent_pb2.Task(vm="vm-0", job="j", name="another's", machine="h2"),
         agent_pb2.Task(vm="v", job="j"),
     ]
     await peer.batch(2, tasks=tasks)
     assert (await peer.ack()).rejected_batches[0].reason == "foreign_machine"
-    assert names.get("vm-0") == "web-0"
+    assert names.get("vm-0", "h1") == "web-0"
 
 
 async def test_only_importers_speak_for_other_machines(make) -> None:

@@ -274,8 +274,9 @@ async def test_the_trace_shows_acknowledgements_that_come_first(strace: CentralP
 
 
 @pytest.mark.long  # half a minute under load
-async def test_the_kill_test_notices_batches_taken_twice(central: CentralProcess) -> None:
-    found, truth = await _under_load(central, kills=6, main=(MUTANTS, "forget-duplicates"))
+@pytest.mark.parametrize("mutant", ["forget-duplicates", "forget-live-spools"])
+async def test_the_kill_test_notices_batches_taken_twice(central: CentralProcess, mutant: str) -> None:
+    found, truth = await _under_load(central, kills=6, main=(MUTANTS, mutant))
     assert found - truth, "windows must be doubled"
     assert not truth - found
 

@@ -134,7 +134,7 @@ READ = """() => {
 
 
 async def test_names_that_turn_the_reading_direction_are_shown_by_their_numbers(tmp_path, browser):
-    name = "web\u202e\u2066\x1b[31mx"
+    name = "web\u202e\u2066\x1b[31mx\u115f\u1160\u2800\u3164\uffa0"
     job = quote(name)
     async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
         report(central, name, 1, central.now - 60 * S)
@@ -152,9 +152,11 @@ async def test_names_that_turn_the_reading_direction_are_shown_by_their_numbers(
         for link in (*links, f"#/incidents?suspect_job={job}", f"#/placement?job={job}"):
             await seen.open(link)
             texts[link] = await seen.page.evaluate(READ)
-            assert not re.search("[\u202a-\u202e\u2066-\u2069\x1b]", texts[link]), link
+            assert not re.search(
+                "[\u202a-\u202e\u2066-\u2069\x1b\u115f\u1160\u2800\u3164\uffa0]", texts[link]
+            ), link
         for link in ("#/incidents", "#/incident/1"):
-            assert r"web\u202e\u2066\x1b[31mx" in texts[link]
+            assert r"web\u202e\u2066\x1b[31mx\u115f\u1160\u2800\u3164\uffa0" in texts[link]
 
 
 async def test_central_goes_and_comes_back(tmp_path, browser):
@@ -364,6 +366,22 @@ async def test_data_health_says_when_centrals_certificate_expires(one, browser, 
         await seen.page.wait_for_function("() => document.body.innerText.includes('whitepanda pki renew')")
         assert "line 3: not a serial number" in await fact("Revoked certificates")
         assert await serious(seen.page) == []
+
+
+async def test_hosts_that_are_held_back_are_shown_with_the_budget_and_the_wait(one, browser, monkeypatch):
+    monkeypatch.setattr(one.fleet, "_over_quota", lambda: {"node0001": {"over_quota_rows": 1234}})
+    monkeypatch.setattr(one.fleet._registry.get("node0001"), "min_batch_interval_ms", 1250)
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/health")
+        row = await seen.page.locator("#health-held-back-scroll tbody tr").inner_text()
+        assert row.split("\t") == ["node0001", "▲ rows (1,234)", "1,234", "1.3 s"]
+        assert await serious(seen.page) == []
+        said = "● connected ▲ over quota: rows (1,234) ◐ paced: 1.3 s"
+        await seen.open("#/hosts")
+        assert await seen.page.locator("#hosts-scroll tbody td").first.inner_text() == said
+        assert await serious(seen.page) == []
+        await seen.open("#/host/node0001")
+        assert said in await seen.page.locator(".facts").inner_text()
 
 
 FITS = "() => [...document.querySelectorAll('.scroll')].map((x) => [x.id, x.scrollWidth - x.clientWidth])"

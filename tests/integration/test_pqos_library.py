@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 HEAD = '''
 import logging
 from collector.base import Reason, VmIdentity
-from collector.pqos import PqosSource
+from collector.pqos.source import PqosSource
 
 logging.disable()
 PYTHON = "/usr/bin/python3"  # ours need not be readable for another user

@@ -480,7 +480,9 @@ def test_the_watchdog_restarts_what_hangs(machine, override):
 
 def test_a_wrong_configuration_is_not_retried(machine, override):
     text = machine.run("cat", "/etc/whitepanda/agent.toml")
-    machine.run("tee", "/etc/whitepanda/wrong.toml", stdin=text.replace("[agent]", "[agent]\nticks = 1"))
+    machine.run(
+        "tee", "/etc/whitepanda/wrong.toml", stdin=text.replace("[agent]", "[agent]\nintervall_s = 1")
+    )
     with pytest.raises(AssertionError):
         override(
             "whitepanda-agent",
@@ -489,7 +491,7 @@ def test_a_wrong_configuration_is_not_retried(machine, override):
     time.sleep(3)
     assert machine.is_active("whitepanda-agent") == "failed"
     assert machine.show("whitepanda-agent", "NRestarts") == "0"
-    assert "unknown key 'agent.sampling.scheduler'" in machine.journal("whitepanda-agent")
+    assert "unknown key 'agent.intervall_s'" in machine.journal("whitepanda-agent")
 
 
 # -- mutants: each thing that the unit leaves open is needed -----------------------------------------------------

@@ -46,10 +46,22 @@ def forget_duplicates() -> None:
     writer.Journal._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
         (host, spool_id), writer.SequenceRanges()
     )
+    acknowledge_late()
+
+
+def forget_live_spools() -> None:
+    """Of spools that are not silent it is forgotten, too, what was taken."""
+    original = writer.forget_spools
+    writer.forget_spools = lambda connection, _before_day: original(connection, 1 << 30)
+    acknowledge_late()
+
+
+def acknowledge_late() -> None:
+    """Have a kill find batches that are committed and not yet acknowledged."""
     original = writer.Journal._on_loop
 
     def on_loop(self, *arguments) -> None:
-        time.sleep(0.05)  # so that a kill finds batches that are committed and not yet acknowledged
+        time.sleep(0.05)
         original(self, *arguments)
 
     writer.Journal._on_loop = on_loop
@@ -78,6 +90,7 @@ if __name__ == "__main__":
         "synchronous-off": synchronous_off,
         "acknowledge-first": acknowledge_first,
         "forget-duplicates": forget_duplicates,
+        "forget-live-spools": forget_live_spools,
         "no-lease": no_lease,
         "no-reserve": no_reserve,
     }[sys.argv.pop(1)]()

@@ -82,7 +82,7 @@ class PageCentral:
         self.registry = StreamRegistry()
         for vm in range(size.hosts * size.vms_per_host):
             name = f"{job_name(self._job_of(vm))}-{vm}"
-            self.registry.vm_names.note(f"host-{vm // size.vms_per_host}", [(vm_id(vm), name)])
+            self.registry.vm_names.note([(host_name(vm // size.vms_per_host), vm_id(vm), name)])
         if size.hosts:
             self._write_windows()
             self._write_versions()

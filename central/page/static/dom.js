@@ -1,8 +1,8 @@
 // Making elements. Text goes in as text, never as markup: nothing that a VM or a job is called can become a tag.
 
-const HIDDEN = /[^\P{C}\n]|[\p{Zl}\p{Zp}]/gu;
+const HIDDEN = /[^\P{C}\n]|[\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{1d159}\u{e0100}-\u{e01ef}]/gu;
 
-/** A text with its control characters, and those that turn the reading direction, by their numbers: names are others' words. */
+/** A text with its control characters, and those that turn the reading direction or show nothing, by their numbers: names are others' words. */
 export function readable(text) {
   return text.replace(HIDDEN, (char) => {
     const number = char.codePointAt(0).toString(16);

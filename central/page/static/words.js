@@ -1,6 +1,6 @@
 // What several views say alike: links, states of hosts, incidents as rows.
 import { h, readable } from "./dom.js";
-import { counted, duration, isKnown, slowDown, time } from "./format.js";
+import { count, counted, duration, isKnown, plain, slowDown, time } from "./format.js";
 
 export const link = (path, text, parameters = {}) => {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
@@ -29,6 +29,22 @@ const SIGNS = { connected: "●", late: "◐", gone: "○", open: "●", over: "
 
 export function state(word, text = word) {
   return h("span", { class: `state ${word}` }, h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "●"} `), text);
+}
+
+/** Which budgets of [quotas] a host has used up, each with how much was refused within five minutes. */
+export const usedUp = (host) => host.over_quota.map((each) => `${each.reason.replace("over_quota_", "")} (${count(each.count)})`).join(", ");
+
+/** How a host is, and whether central holds its batches back, as words to sort and filter by. */
+export const hostWords = (host) => [
+  host.importer ? "import" : hostState(host.connected, host.last_seen_unix_ns),
+  host.over_quota.length && `over quota: ${usedUp(host)}`,
+  host.min_batch_interval_ms && `paced: ${plain(host.min_batch_interval_ms / 1000, 1)} s`,
+].filter(Boolean);
+
+/** The same with signs and colours. */
+export function hostStates(host) {
+  const [first, ...held] = hostWords(host);
+  return h("span", null, state(first), held.map((words) => [" ", state(words.startsWith("over") ? "failed" : "late", words)]));
 }
 
 const SUFFERS = ["victim", "affected"];

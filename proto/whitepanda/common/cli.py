@@ -19,7 +19,7 @@ from rich.text import Text
 
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
-from whitepanda.common.texts import printable
+from whitepanda.common.texts import is_printable, printable
 
 __all__ = ["GRPC_EXPERIMENTS", "PlainConsole", "build", "command", "console", "errors", "main", "print_json"]
 
@@ -42,7 +42,7 @@ class PlainConsole(Console):
         """Do as rich does, with what is printable of what came by another way."""
         for segment in super().render(renderable, options):
             text = segment.text
-            if segment.control or text.isprintable() or text == "\n":
+            if segment.control or is_printable(text) or text == "\n":
                 yield segment
             else:
                 yield Segment(printable(text, keep="\n"), segment.style)

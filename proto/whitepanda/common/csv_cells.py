@@ -2,7 +2,9 @@ r"""Cells of CSV files that people may open in a spreadsheet.
 
 A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula. Whoever may start a VM
 chooses names that do. Such texts are written with a quote (') before them, and what reads such a file takes it away.
-Every file is written by this module or `central.tables.csv_files`.
+In many countries a spreadsheet splits lines at `;` instead, and takes the quotes around a cell for a part of it: so a
+quote is also written after a `;`, a tab or the end of a line within a text, where a formula would begin. Every file is
+written by this module or `central.tables.csv_files`.
 """
 
 from __future__ import annotations
@@ -12,25 +14,30 @@ import io
 import re
 from collections.abc import Iterable
 
-__all__ = ["FORMULA", "NUMBER", "QUOTED", "csv_cell", "csv_line", "csv_text"]
+__all__ = ["FORMULA", "NUMBER", "QUOTED", "WITHIN", "WITHIN_QUOTED", "csv_cell", "csv_line", "csv_text"]
 
 #: What is written with one more quote, unless it is a `NUMBER`: quotes are counted, so that no two texts become one.
 FORMULA = r"^'*[=+\-@\t\r]"
 NUMBER = r"^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
 #: What was; its group is the text without.
 QUOTED = r"^'('*[=+\-@\t\r])"
+#: The same after each separator within a text; its groups are what is around the quote.
+WITHIN = r"""([;\t\r\n])(["']*[=+\-@])"""
+WITHIN_QUOTED = r"""([;\t\r\n])'(["']*[=+\-@])"""
 
 _FORMULA, _NUMBER, _QUOTED = re.compile(FORMULA), re.compile(NUMBER), re.compile(QUOTED)
+_WITHIN, _WITHIN_QUOTED = re.compile(WITHIN), re.compile(WITHIN_QUOTED)
 
 
 def csv_cell(text: str) -> str:
     """Return a text as it is written into a cell."""
+    text = _WITHIN.sub(r"\1'\2", text)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def csv_text(cell: str) -> str:
     """Return the text of a cell that was read."""
-    return _QUOTED.sub(r"\1", cell)
+    return _QUOTED.sub(r"\1", _WITHIN_QUOTED.sub(r"\1\2", cell))
 
 
 def csv_line(cells: Iterable[object]) -> str:

@@ -1,18 +1,29 @@
 """Texts that others made, such as the name of a VM: made fit for a terminal, a log line, a label and a message.
 
 Whoever may start a VM chooses them: bytes that are no UTF-8, which no protobuf takes; control characters, which drive
-a terminal; marks that turn the reading direction; any length. The standard library is all that is needed here.
+a terminal; marks that turn the reading direction; letters without a shape; any length. The standard library is all
+that is needed here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-__all__ = ["MAX_NAME", "clean_name", "printable", "several_named"]
+__all__ = ["MAX_NAME", "clean_name", "is_printable", "printable", "several_named"]
 
 #: Characters of a name.
 MAX_NAME = 256
 _MAX_LISTED = 5  # VMs in a message
+# Fillers of Hangul, Braille without dots, variation selectors and the like: Python prints them.
+_BLANK = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U0001d159\U000e0100-\U000e01ef]"
+)
+
+
+def is_printable(text: str) -> bool:
+    """Whether each character is shown as something, or is a space."""
+    return text.isprintable() and _BLANK.search(text) is None
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -25,14 +36,14 @@ def printable(text: str, keep: str = "") -> str:
         keep: characters that stay all the same.
 
     """
-    if text.isprintable():
+    if is_printable(text):
         return text
-    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+    return "".join(char if is_printable(char) or char in keep else _escaped(char) for char in text)
 
 
 def clean_name(text: str) -> str:
     """Make a name `printable` and at most `MAX_NAME` characters long; the last of one that was cut is "…"."""
-    if len(text) <= MAX_NAME and text.isprintable():
+    if len(text) <= MAX_NAME and is_printable(text):
         return text
     text = printable(text[: MAX_NAME + 1])
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"

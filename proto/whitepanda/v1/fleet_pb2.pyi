@@ -12,7 +12,7 @@ class GetFleetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks", "certificate_expiry_unix_ns", "revoked_certificates", "last_revocation_error", "over_quota", "machines_left_out")
+    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks", "certificate_expiry_unix_ns", "revoked_certificates", "last_revocation_error", "over_quota", "paced_hosts", "machines_left_out")
     CENTRAL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class FleetStatus(_message.Message):
     REVOKED_CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     LAST_REVOCATION_ERROR_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    PACED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     MACHINES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     central_version: str
     protocol_version: int
@@ -78,8 +79,9 @@ class FleetStatus(_message.Message):
     revoked_certificates: int
     last_revocation_error: str
     over_quota: int
+    paced_hosts: int
     machines_left_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ..., certificate_expiry_unix_ns: _Optional[int] = ..., revoked_certificates: _Optional[int] = ..., last_revocation_error: _Optional[str] = ..., over_quota: _Optional[int] = ..., machines_left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ..., certificate_expiry_unix_ns: _Optional[int] = ..., revoked_certificates: _Optional[int] = ..., last_revocation_error: _Optional[str] = ..., over_quota: _Optional[int] = ..., paced_hosts: _Optional[int] = ..., machines_left_out: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WebhookReceiver(_message.Message):
     __slots__ = ("receiver", "active", "delivered", "failed_attempts", "dropped", "waiting", "oldest_waiting_unix_ns", "last_error")
@@ -120,7 +122,7 @@ class ListHostsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class HostSummary(_message.Message):
-    __slots__ = ("host", "platform", "agent_version", "protocol_version", "connected", "last_seen_unix_ns", "accepted_rows", "spooled_batches", "dropped_batches", "coefficient_version", "jobs", "clock_offset_ns", "importer")
+    __slots__ = ("host", "platform", "agent_version", "protocol_version", "connected", "last_seen_unix_ns", "accepted_rows", "spooled_batches", "dropped_batches", "coefficient_version", "jobs", "clock_offset_ns", "importer", "over_quota", "min_batch_interval_ms")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +136,8 @@ class HostSummary(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
     IMPORTER_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    MIN_BATCH_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     host: str
     platform: str
     agent_version: str
@@ -147,7 +151,9 @@ class HostSummary(_message.Message):
     jobs: _containers.RepeatedScalarFieldContainer[str]
     clock_offset_ns: int
     importer: bool
-    def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., connected: _Optional[bool] = ..., last_seen_unix_ns: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., clock_offset_ns: _Optional[int] = ..., importer: _Optional[bool] = ...) -> None: ...
+    over_quota: _containers.RepeatedCompositeFieldContainer[_agent_pb2.RejectedRows]
+    min_batch_interval_ms: int
+    def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., connected: _Optional[bool] = ..., last_seen_unix_ns: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., clock_offset_ns: _Optional[int] = ..., importer: _Optional[bool] = ..., over_quota: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., min_batch_interval_ms: _Optional[int] = ...) -> None: ...
 
 class ListHostsResponse(_message.Message):
     __slots__ = ("hosts", "next_page_token")
@@ -958,7 +964,7 @@ class GetDataHealthRequest(_message.Message):
     def __init__(self, top: _Optional[int] = ...) -> None: ...
 
 class DataHealth(_message.Message):
-    __slots__ = ("days", "last_segment_unix_ns", "late_hosts", "gone_hosts", "silent", "spooled_batches", "dropped_batches")
+    __slots__ = ("days", "last_segment_unix_ns", "late_hosts", "gone_hosts", "silent", "spooled_batches", "dropped_batches", "held_back", "held_back_hosts")
     DAYS_FIELD_NUMBER: _ClassVar[int]
     LAST_SEGMENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     LATE_HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -966,6 +972,8 @@ class DataHealth(_message.Message):
     SILENT_FIELD_NUMBER: _ClassVar[int]
     SPOOLED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_HOSTS_FIELD_NUMBER: _ClassVar[int]
     days: _containers.RepeatedCompositeFieldContainer[LakeDay]
     last_segment_unix_ns: int
     late_hosts: int
@@ -973,7 +981,19 @@ class DataHealth(_message.Message):
     silent: _containers.RepeatedCompositeFieldContainer[SilentHost]
     spooled_batches: int
     dropped_batches: int
-    def __init__(self, days: _Optional[_Iterable[_Union[LakeDay, _Mapping]]] = ..., last_segment_unix_ns: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., silent: _Optional[_Iterable[_Union[SilentHost, _Mapping]]] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...
+    held_back: _containers.RepeatedCompositeFieldContainer[HeldBackHost]
+    held_back_hosts: int
+    def __init__(self, days: _Optional[_Iterable[_Union[LakeDay, _Mapping]]] = ..., last_segment_unix_ns: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., silent: _Optional[_Iterable[_Union[SilentHost, _Mapping]]] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., held_back: _Optional[_Iterable[_Union[HeldBackHost, _Mapping]]] = ..., held_back_hosts: _Optional[int] = ...) -> None: ...
+
+class HeldBackHost(_message.Message):
+    __slots__ = ("host", "over_quota", "min_batch_interval_ms")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    MIN_BATCH_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    over_quota: _containers.RepeatedCompositeFieldContainer[_agent_pb2.RejectedRows]
+    min_batch_interval_ms: int
+    def __init__(self, host: _Optional[str] = ..., over_quota: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., min_batch_interval_ms: _Optional[int] = ...) -> None: ...
 
 class LakeDay(_message.Message):
     __slots__ = ("day", "segments", "rows", "size_bytes")

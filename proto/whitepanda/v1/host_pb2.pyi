@@ -64,7 +64,7 @@ class SourceStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., age_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., samples: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
 
 class UplinkStatus(_message.Message):
-    __slots__ = ("state", "address", "spooled_batches", "spooled_bytes", "acknowledged_batches", "dropped_batches", "rejected_rows", "last_error", "acknowledged_windows", "refused_updates", "refused_update_rows", "last_refusal")
+    __slots__ = ("state", "address", "spooled_batches", "spooled_bytes", "acknowledged_batches", "dropped_batches", "rejected_rows", "last_error", "acknowledged_windows", "refused_updates", "refused_update_rows", "last_refusal", "min_batch_interval_ms", "rejected_batches")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SPOOLED_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,8 @@ class UplinkStatus(_message.Message):
     REFUSED_UPDATES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_UPDATE_ROWS_FIELD_NUMBER: _ClassVar[int]
     LAST_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MIN_BATCH_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     state: str
     address: str
     spooled_batches: int
@@ -89,7 +91,9 @@ class UplinkStatus(_message.Message):
     refused_updates: int
     refused_update_rows: int
     last_refusal: str
-    def __init__(self, state: _Optional[str] = ..., address: _Optional[str] = ..., spooled_batches: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., acknowledged_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., rejected_rows: _Optional[int] = ..., last_error: _Optional[str] = ..., acknowledged_windows: _Optional[int] = ..., refused_updates: _Optional[int] = ..., refused_update_rows: _Optional[int] = ..., last_refusal: _Optional[str] = ...) -> None: ...
+    min_batch_interval_ms: int
+    rejected_batches: int
+    def __init__(self, state: _Optional[str] = ..., address: _Optional[str] = ..., spooled_batches: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., acknowledged_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., rejected_rows: _Optional[int] = ..., last_error: _Optional[str] = ..., acknowledged_windows: _Optional[int] = ..., refused_updates: _Optional[int] = ..., refused_update_rows: _Optional[int] = ..., last_refusal: _Optional[str] = ..., min_batch_interval_ms: _Optional[int] = ..., rejected_batches: _Optional[int] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "value", "reason", "source", "age_ns")

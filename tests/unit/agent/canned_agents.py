@@ -81,7 +81,7 @@ HOST = HostView(
         SourceView("perf", "available", "4 groups", 400 * MS, 3 * MS, 3600, 0),
         SourceView("libvirt", "stuck", "no answer for 4 s", 9 * S, 2 * S, 3000, 600),
     ),
-    uplink=UplinkView("connected", "central:7443", 1, 4096, 359, 3590, 0, 5, ""),
+    uplink=UplinkView("connected", "central:7443", 1, 4096, 359, 3590, 0, 5, "", rejected_batches=1),
     cpu_seconds=12.5,
     rss_bytes=60 << 20,
     window_ms=10_000,

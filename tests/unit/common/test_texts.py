@@ -20,6 +20,13 @@ ANY_TEXT = st.text(st.characters(), max_size=400)  # lone surrogates too
         ("two\nlines\t", r"two\nlines\t"),
         ("turned\u202eround", r"turned\u202eround"),
         ("half\ud83d", r"half\ud83d"),
+        ("blank\u115f\u1160\u2800\u3164\uffa0", r"blank\u115f\u1160\u2800\u3164\uffa0"),
+        ("한글 ᄀ ⠁", "한글 ᄀ ⠁"),
+        *(
+            (char, char.encode("unicode_escape").decode())
+            for char in "\u034f\u17b4\u17b5\u180b\u180f\ufe00\ufe0f"
+        ),
+        *((char, char.encode("unicode_escape").decode()) for char in "\U0001d159\U000e0100\U000e01ef"),
         ("", ""),
     ],
 )
@@ -44,7 +51,7 @@ def test_the_longest_name_is_not_cut():
 @given(ANY_TEXT)
 def test_a_name_is_clean_after_once_and_fits_any_message(text):
     name = clean_name(text)
-    assert name.isprintable()
+    assert name.isprintable() and not set(name) & set("\u115f\u1160\u2800\u3164\uffa0")
     assert len(name) <= MAX_NAME
     assert name.encode().decode() == name
     assert clean_name(name) == name

@@ -45,6 +45,7 @@ def known_names() -> set[str]:
     plain = [name for table in (central.GAUGES, central.FAILURES) for name, _, _ in table]
     plain += [
         central.CERTIFICATE_EXPIRY,
+        central.MACHINES_LEFT_OUT[0],
         central.OPEN_INCIDENTS,
         central.COEFFICIENTS_CREATED,
         central.WEBHOOK_OLDEST,

@@ -1,8 +1,8 @@
 // Is the data whole? The lake, what was refused and why, agents that are late or gone.
 import { facts, h, section } from "../dom.js";
-import { bytes, count, counted, duration, number, time } from "../format.js";
+import { bytes, count, counted, duration, number, plain, time } from "../format.js";
 import { table } from "../table.js";
-import { hostLink, hostState, state } from "../words.js";
+import { hostLink, hostState, state, usedUp } from "../words.js";
 
 export const title = () => "Data health";
 
@@ -30,6 +30,13 @@ const SILENT = [
   { label: "Silent for", value: (x) => -x.last_seen_unix_ns, cell: (x) => (x.last_seen_unix_ns ? duration(Date.now() * 1e6 - x.last_seen_unix_ns) : number(null)), numeric: true },
   { label: "Spooled there", value: (x) => x.spooled_batches, cell: (x) => count(x.spooled_batches), numeric: true, hint: "batches, by its last word" },
   { label: "Dropped there", value: (x) => x.dropped_batches, cell: (x) => count(x.dropped_batches), numeric: true },
+];
+const refused = (x) => x.over_quota.reduce((sum, each) => sum + each.count, 0);
+const HELD_BACK = [
+  { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
+  { label: "Over quota", value: usedUp, cell: (x) => (x.over_quota.length ? state("failed", usedUp(x)) : "no"), hint: "budgets of [quotas], each with what it refused within five minutes" },
+  { label: "Refused", value: refused, cell: (x) => count(refused(x)), numeric: true, hint: "batches and reports of contention, within five minutes" },
+  { label: "Waits between batches", value: (x) => x.min_batch_interval_ms, cell: (x) => (x.min_batch_interval_ms ? `${plain(x.min_batch_interval_ms / 1000, 1)} s` : "no"), numeric: true, hint: "as central asks" },
 ];
 const WORKS = [
   ["Acknowledging batches", "last_commit_error"],
@@ -73,6 +80,9 @@ export function draw({ status: s, health: d }) {
     section("Agents that are late or gone", h("p", { class: "quiet" },
       `${count(d.late_hosts)} late: connected, and nothing came for eleven minutes. ${count(d.gone_hosts)} gone: not connected. ${counted(d.spooled_batches, "batch waits", "batches wait")} on hosts, ${counted(d.dropped_batches, "was", "were")} dropped there.`),
       table("health-silent", `The longest silent first${d.silent.length < d.late_hosts + d.gone_hosts ? `: ${d.silent.length} of ${count(d.late_hosts + d.gone_hosts)}` : ""}`, SILENT, d.silent, "All known hosts are reporting.")),
+    section("Hosts that are held back", table("health-held-back",
+      `Over quota, or asked to wait between batches, the most refusals first${d.held_back.length < d.held_back_hosts ? `: ${d.held_back.length} of ${count(d.held_back_hosts)}` : ""}`,
+      HELD_BACK, d.held_back, "No host is over its quota or asked to wait.")),
     h("div", { class: "columns" },
       section("Refused, by reason", table("health-rejected", "Ever, the most first", REASONS, rejected, "Nothing was refused.")),
       section("Lake", table("health-lake", `The last days with windows, the newest first; ${counted(s.lake_rows, "window")} in ${counted(s.lake_segments, "segment")} in all`, DAYS, d.days, "The lake is empty."))),

@@ -4,7 +4,7 @@ import { facts, h, section } from "../dom.js";
 import { count, counted, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
-import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, verdict, vmLink } from "../words.js";
+import { found, hostStates, INCIDENT_COLUMNS, jobLink, link, verdict, vmLink } from "../words.js";
 
 const POINTS = 120;
 const MOST_LINES = COLOURS; // each VM has one of its own
@@ -106,7 +106,7 @@ export function draw(host, route) {
     times(route),
     host.incidents.filter((i) => i.open).map((i) => verdict(i)),
     s ? facts([
-      ["State", s.importer ? state("import") : state(hostState(s.connected, s.last_seen_unix_ns))],
+      ["State", hostStates(s)],
       ["Platform", s.platform],
       ["Agent", s.agent_version],
       ["Last seen", time(s.last_seen_unix_ns)],

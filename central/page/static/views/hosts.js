@@ -2,7 +2,7 @@
 import { h } from "../dom.js";
 import { count, time } from "../format.js";
 import { table } from "../table.js";
-import { hostLink, hostState, link, state } from "../words.js";
+import { hostLink, hostStates, hostWords, link } from "../words.js";
 
 export const title = () => "Hosts";
 
@@ -16,10 +16,9 @@ export async function load(ask, { parameters }) {
 
 export function draw({ page, contended }) {
   const slots = new Map(contended.map((each) => [each.host, each.reports]));
-  const how = (host) => (host.importer ? "import" : hostState(host.connected, host.last_seen_unix_ns));
   const columns = [
     { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
-    { label: "State", value: how, cell: (x) => state(how(x)) },
+    { label: "State", value: (x) => hostWords(x).join("; "), cell: hostStates, hint: "paced: central asks it to wait so long between batches" },
     { label: "Reports, 24 h", value: (x) => slots.get(x.host) ?? 0, cell: (x) => count(slots.get(x.host) ?? 0), numeric: true, hint: "slots in which VMs suffered, in the last 24 hours" },
     { label: "Jobs", value: (x) => x.jobs.length, cell: (x) => count(x.jobs.length), numeric: true },
     { label: "Platform", value: (x) => x.platform },

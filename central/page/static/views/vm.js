@@ -42,6 +42,13 @@ export function draw(vm, route) {
   const seconds = windows.map((each) => each.start_unix_ns / 1e9);
   const hosts = [...new Set([...vm.windows, ...vm.events].map((each) => each.host))];
   const mine = vm.incidents.flatMap((i) => [...i.victims, ...i.suspects]).find((each) => each.vm === vm.vm);
+  // A line for each host: one that claims another's VM does not change that one's.
+  const senders = [...new Set(vm.windows.map((each) => each.host))];
+  const lines = (label, of) => senders.map((host) => ({
+    label: senders.length > 1 ? `${label} on ${host}` : label,
+    points: senders.length > 1,
+    values: windows.map((each) => (each.host && each.host !== host ? undefined : of(each))), // undefined: no gap
+  }));
   const job = mine?.job || vm.events[0]?.event.job;
   const left = vm.windows_left_out ? `, the last ${count(vm.windows.length)} windows` : "";
   return [
@@ -54,8 +61,8 @@ export function draw(vm, route) {
       ["Host", hosts.length > 0 && h("span", null, hosts.map((host, k) => [k > 0 && ", ", hostLink(host, route.parameters)]))],
     ].filter(([, what]) => what)),
     vm.windows.length ? [
-      timeChart("CPI", `Windows of this VM${left}.`, seconds, [{ label: "CPI", values: windows.map((each) => each.cpi) }], "cycles per instruction"),
-      timeChart("CPU usage", `Windows of this VM${left}.`, seconds, [{ label: "CPU usage", values: windows.map((each) => each.cpu_usage_cores) }], "cores"),
+      timeChart("CPI", `Windows of this VM${left}.`, seconds, lines("CPI", (each) => each.cpi), "cycles per instruction"),
+      timeChart("CPU usage", `Windows of this VM${left}.`, seconds, lines("CPU usage", (each) => each.cpu_usage_cores), "cores"),
     ] : h("p", { class: "empty" }, "No windows of it in this time. They are there once they are in the lake, a minute after they were measured."),
     section("What its host found", table("vm-events", "Changes of its behaviour, the last first", EVENTS, vm.events, "Nothing was found in this time.")),
     section("Incidents", table("vm-incidents", "With it as a victim or a suspect, the last that began first", INCIDENT_COLUMNS, vm.incidents, "It was in no incident in this time.")),

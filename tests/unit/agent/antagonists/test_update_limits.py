@@ -517,3 +517,16 @@ def test_the_status_shows_what_was_refused():
     assert not any(line.startswith("refused") for line in shown[0])
     assert "refused      3 updates of central, 4 rows of others; last: created 9 s in the future" in shown[1]
     assert _json(host_pb2.HostStatus(uplink=_uplink(loud)))["uplink"]["refused_updates"] == 3
+
+
+def test_the_status_shows_how_long_central_asks_to_wait_between_batches():
+    quiet = UplinkView(state="connected", address="c:1")
+    paced = replace(quiet, min_batch_interval_ms=1200)
+    answers = [host_pb2.HostStatus(uplink=_uplink(view)) for view in (quiet, paced)]
+    lines = [
+        next(line.plain for line in _lines(answer) if line.plain.startswith("central ")) for answer in answers
+    ]
+    assert lines[0] == "central      connected, c:1"
+    assert lines[1] == "central      connected, c:1; central asks for 1.2 s between batches"
+    waits = [_json(answer)["uplink"]["min_batch_interval_s"] for answer in answers]
+    assert waits == [None, 1.2]

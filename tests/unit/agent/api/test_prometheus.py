@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gzip
 import http.client
@@ -445,53 +446,103 @@ async def test_a_loop_that_hangs_costs_the_scrape_not_the_server(monkeypatch):
         assert (await asyncio.to_thread(get, address))[0] == 200
 
 
-async def test_too_many_clients_are_turned_away_and_the_slow_let_go(monkeypatch):
-    monkeypatch.setattr(prometheus._Handler, "timeout", 0.3)
+@contextlib.contextmanager
+def connected(address, number):
+    """So many clients that have sent a part of a request."""
+    host, _, port = address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(number)
+        ]
+        for client in clients:
+            client.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
+        yield clients
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """No client is cut off because it takes long."""
+    monkeypatch.setattr(prometheus._Handler, "timeout", 600.0)
+    monkeypatch.setattr(prometheus, "_REQUEST_S", 600.0)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_slow_clients_give_way_to_a_scrape():
+    refused = []
+    section = MetricsSection("127.0.0.1:0")
+    server = MetricsServer(section, snapshot, lambda: 7, 1.0, lambda: refused.append(1))
+    await server.start()
+    try:
+        with connected(server.address, 12):
+            assert (await asyncio.to_thread(get, server.address))[0] == 200
+            assert len(refused) >= 12 + 1 - prometheus._MAX_CLIENTS
+    finally:
+        await server.stop()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_clients_that_do_not_read_the_answer_give_way_to_a_scrape(monkeypatch):
+    body = b"a 1\n" * 4_000_000  # more than the sockets hold
+    monkeypatch.setattr(prometheus, "render", lambda _snapshot, _accept: (body, "text/plain"))
     async with serving() as address:
-        host, _, port = address.rpartition(":")
-        idle = [socket.create_connection((host, int(port))) for _ in range(prometheus._MAX_CLIENTS)]
-        await asyncio.sleep(0.1)
-        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-            await asyncio.to_thread(get, address)
-        await asyncio.sleep(0.5)
-        assert (await asyncio.to_thread(get, address))[0] == 200
-        for connection in idle:
-            connection.close()
+        with connected(address, 12) as clients:
+            for client in clients[-prometheus._MAX_CLIENTS :]:
+                client.send(b"\r\n")
+                await asyncio.to_thread(client.recv, 15, socket.MSG_WAITALL)  # the answer has begun
+            assert (await asyncio.to_thread(get, address))[2] == body
 
 
-async def test_who_drips_is_cut_off_and_all_who_are_refused_are_counted(monkeypatch):
+@pytest.mark.usefixtures("patient")
+async def test_over_tls_slow_clients_give_way_to_a_scrape(pki):
+    tls, client = pki
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.load_cert_chain(client.certificate, client.key)
+    async with serving(tls=tls) as address:
+        with connected(address, 12):  # it waits for their handshakes
+            assert (await asyncio.to_thread(get, address, context=context))[0] == 200
+
+
+@pytest.mark.usefixtures("patient")
+async def test_clients_that_are_being_answered_are_not_cut_off(monkeypatch):
+    """While all are, a new one is turned away."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(_pages, _accept, *, compress):
+        begun.release()
+        assert go_on.wait(60)
+        return b"a 1\n", "text/plain"
+
+    monkeypatch.setattr(prometheus._Pages, "get", slow)
+    async with serving() as address:
+        with concurrent.futures.ThreadPoolExecutor(prometheus._MAX_CLIENTS) as pool:
+            asked = [pool.submit(get, address) for _ in range(prometheus._MAX_CLIENTS)]
+            try:
+                for _ in asked:
+                    assert begun.acquire(timeout=60)
+                with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+                    get(address)
+            finally:
+                go_on.set()
+            assert {answer.result()[0] for answer in asked} == {200}
+
+
+async def test_who_drips_is_cut_off_and_counted(monkeypatch):
     monkeypatch.setattr(prometheus, "_REQUEST_S", 0.5)
     refused = []
-    server = MetricsServer(
-        MetricsSection("127.0.0.1:0"), snapshot, lambda: 7, 1.0, lambda: refused.append(time.monotonic())
-    )
+    section = MetricsSection("127.0.0.1:0")
+    server = MetricsServer(section, snapshot, lambda: 7, 1.0, lambda: refused.append(1))
     await server.start()
-    host, _, port = server.address.rpartition(":")
-    slow = [socket.create_connection((host, int(port))) for _ in range(prometheus._MAX_CLIENTS)]
     try:
-        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-            await asyncio.to_thread(get, server.address)
-        assert len(refused) == 1
+        with connected(server.address, prometheus._MAX_CLIENTS) as slow:
 
-        def drip():
-            for connection in slow:
-                with contextlib.suppress(OSError):
-                    connection.send(b"G")
+            def are_cut_off():
+                for client in slow:
+                    with contextlib.suppress(OSError):
+                        client.send(b"G")
+                return len(refused) == len(slow)
 
-        def is_free():
-            drip()
-            return len(refused) == 1 + len(slow)
-
-        await until(is_free)
-        end = time.monotonic() + 60
-        while True:  # their threads end in a moment
-            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):
-                assert (await asyncio.to_thread(get, server.address))[0] == 200
-                break
-            assert time.monotonic() < end
+            await until(are_cut_off)
     finally:
-        for connection in slow:
-            connection.close()
         await server.stop()
 
 

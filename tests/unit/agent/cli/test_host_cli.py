@@ -92,7 +92,8 @@ cost         12.5 s of CPU (0.3% of a core), 60 MiB
 central      connected, central:7443
 spooled      1 batches, 4.1KB
 sent         359 batches, 3,590 windows
-dropped      0 batches; 5 rows rejected
+dropped      0 batches
+rejected     1 batches whole; 5 rows
 coefficients version 7
 
 SOURCE  STATE        AGE TOOK SAMPLES FAILURES
@@ -105,7 +106,8 @@ STATUS_CUT_OFF = """\
 central      connecting, central:7443
 spooled      1,200 batches, 4.2MB
 sent         0 batches, 0 windows
-dropped      3 batches; 0 rows rejected
+dropped      3 batches
+rejected     0 batches whole; 0 rows
 last error   no
 coefficients none, central has not sent any
 
@@ -342,8 +344,10 @@ def test_agent_status_for_programs(run, agents):
         "acknowledged_batches": 359,
         "acknowledged_windows": 3590,
         "dropped_batches": 0,
+        "rejected_batches": 1,
         "rejected_rows": 5,
         "last_error": None,
+        "min_batch_interval_s": None,
         "refused_updates": 0,
         "refused_update_rows": 0,
         "last_refusal": None,

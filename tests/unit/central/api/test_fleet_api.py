@@ -17,6 +17,7 @@ import pytest
 
 from central import pki
 from central.api.fleet import Fleet
+from central.api.work import Turns
 from central.build.builder import Builder, LeftOut
 from central.cli import antagonists
 from central.cli._fleet import asking, explained
@@ -30,6 +31,7 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
 from central.validation.triggers import TriggerRow
+from central.web.checked import CheckedRequests
 from whitepanda.common import cli
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.fleets import Asked
@@ -91,7 +93,7 @@ class Served:
         self._server = grpc.aio.server()
 
     async def start(self) -> None:
-        fleet = Fleet(
+        self.fleet = Fleet(
             self.journal,
             self.registry,
             self.lake,
@@ -100,7 +102,7 @@ class Served:
             operators=("operator",),
             clock_unix_ns=lambda: 77,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(self.fleet), self._server)
         self.port = self._server.add_secure_port(
             "127.0.0.1:0", server_credentials(self.certificates["central"])
         )
@@ -186,6 +188,16 @@ async def test_only_operators_may_ask(served, method):
         details == "only operators may ask; none of this certificate's names (host-1) is in central.operators"
     )
     await served.ask(method, METHODS[method]())
+
+
+async def test_who_may_not_ask_takes_no_turn(served):
+    served.fleet.turns = Turns(1)
+    async with served.fleet.turns.turn():
+        asking = asyncio.create_task(served.ask("ListHosts", fleet_pb2.ListHostsRequest()))
+        code, _ = await served.refusal("ListHosts", fleet_pb2.ListHostsRequest(), "host-1")
+        assert code == "PERMISSION_DENIED"
+        assert not asking.done()
+    assert not (await asking).hosts
 
 
 async def test_decisions_are_refused_with_a_code_and_a_line(served):
@@ -453,7 +465,7 @@ async def test_the_command_line_names_centrals_http_port(served, capsys, monkeyp
 async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monkeypatch):
     publish(served.builder, 2)
     served.journal.note_host(HostRecord("node1", jobs=("web",)))
-    served.registry.vm_names.note("h", [("uuid-1", "vm-1")])
+    served.registry.vm_names.note([("h", "uuid-1", "vm-1")])
     row = EventRow("node1", 9, 9, "uuid-2", "vm-2", 0, 0, agent_pb2.VmEvent(vm="uuid-2").SerializeToString())
     done = asyncio.get_running_loop().create_future()
     served.journal.submit(

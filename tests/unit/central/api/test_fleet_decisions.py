@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.api.runtimes import ModelFile
-from central.api.work import Worker
+from central.api.work import Turns, Worker
 from central.journal.writer import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty, Pool, Scatter
+from central.own_threads import SharedAnswer
 from central.runtimes.model import Model, write_model
 from central.runtimes.tables import Names
 from central.upgrades.lake_rows import Side, read_side
@@ -258,6 +259,37 @@ async def test_only_so_many_wait_and_who_leaves_is_not_waited_for():
     assert (await first, await fourth, done) == (1, 4, [1, 4])
 
 
+async def test_few_questions_are_answered_at_a_time_and_one_begins_per_turn_of_the_loop():
+    turns, gate = Turns(2), asyncio.Event()
+    begun, queued, per_turn = [], [], []
+
+    async def ask(number: int, *, waits: bool) -> None:
+        async with turns.turn():
+            begun.append(number)
+            if waits:
+                await gate.wait()
+
+    async def ask_queued(number: int) -> None:
+        async with turns.turn(has_queue=True):
+            queued.append(number)
+            await gate.wait()
+
+    asking = [asyncio.create_task(ask(number, waits=True)) for number in range(5)]
+    asking += [asyncio.create_task(ask_queued(number)) for number in range(100)]
+    asking[2].cancel()  # it leaves while it waits
+    while len(queued) < 100:
+        before = len(begun) + len(queued)
+        await asyncio.sleep(0)
+        per_turn.append(len(begun) + len(queued) - before)
+    assert max(per_turn) == 1
+    assert (begun, queued) == ([0, 1], list(range(100)))
+    gate.set()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert begun == [0, 1, 3, 4]
+    await asyncio.gather(*(ask(number, waits=False) for number in range(5, 50)))
+    assert begun == [0, 1, *range(3, 50)]
+
+
 def runtime_model(slow=2.0):
     """Alone: web 100 us, db 200 us on p; twice as much on q. Beside db web takes `slow` times as long, per VM."""
     shape = Shape(1, 1, 1)
@@ -285,6 +317,7 @@ def modelled(served, windows, tmp_path):  # noqa: F811
     write_model(tmp_path / "runtimes.model", runtime_model())
     served.fleet._models = ModelFile(str(tmp_path / "runtimes.model"))
     served.fleet._live = live(windows)
+    served.fleet._snapshot = SharedAnswer(served.fleet._live.snapshot)
     for host, platform in (("h1", "p"), ("h2", "q"), ("h3", "p"), ("h4", "p"), ("h5", "x")):
         served.journal.hosts[host] = HostRecord(host, platform)
     return served

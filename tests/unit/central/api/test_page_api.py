@@ -237,15 +237,20 @@ async def test_a_hosts_lines_by_hand(fleet, local):
         1,
     )
     assert hour["until_unix_ns"] - hour["since_unix_ns"] == 3600 * S
+    _, many = await get(local, "/v1/host-timeline?host=h1&top=1000")
+    assert many["step_ns"] == 36 * S  # as many points as an answer may have of so many VMs
     _, imported = await get(local, "/v1/host-timeline?host=h2")
     assert imported["summary"] is None and [vm["vm"] for vm in imported["vms"]] == ["w1"]
 
 
 async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
-    fleet.store.take([row(1, NOW - DAY_NS, host="h9", suspect="scan")], gap_ns=GAP, oldest_unix_ns=0)
+    seen = [row(n, NOW - DAY_NS, host=host, suspect="scan") for n, host in enumerate(("h9", "h1"), 1)]
+    fleet.store.take(seen, gap_ns=GAP, oldest_unix_ns=0)
     (victim,) = fleet.store.find(IncidentQuery(), limit=1)[0].victims
     write(fleet.fleet._lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
-    fleet.fleet._registry.vm_names.note("h", [("w1", "web-one")])
+    fleet.fleet._registry.vm_names.note(
+        [("h1", "w1", "web-one"), ("bad", "w1", "evil"), ("bad", "nameless", "evil")]
+    )
     fleet.journal.start()
 
     def event(vm, ago_s, behaviour, before, ratio):
@@ -314,6 +319,38 @@ async def test_how_whole_the_data_is(fleet, local):
     assert (found["spooled_batches"], found["dropped_batches"]) == (9, 3)
     _, short = await get(local, "/v1/data-health?top=1")
     assert len(short["silent"]) == 1 and short["gone_hosts"] == 1
+
+
+async def test_which_hosts_are_held_back(fleet, local):
+    for host in ("calm", "paced", "slow", "over", "worst"):
+        connect(fleet, host, NOW - 10 * S)
+    fleet.fleet._over_quota = lambda: {
+        "over": {"over_quota_bytes": 2},
+        "worst": {"over_quota_rows": 7, "over_quota_reports": 1},
+        "gone": {"over_quota_vms": 1},
+    }
+    for host, wait_ms in (("paced", 1250), ("slow", 2000), ("worst", 1000)):
+        fleet.fleet._registry.get(host).min_batch_interval_ms = wait_ms
+    _, found = await get(local, "/v1/data-health")
+    assert found["held_back_hosts"] == 5
+    worst = [{"reason": "over_quota_reports", "count": 1}, {"reason": "over_quota_rows", "count": 7}]
+    assert [(x["host"], x["over_quota"], x["min_batch_interval_ms"]) for x in found["held_back"]] == [
+        ("worst", worst, 1000),
+        ("over", [{"reason": "over_quota_bytes", "count": 2}], 0),
+        ("gone", [{"reason": "over_quota_vms", "count": 1}], 0),
+        ("slow", [], 2000),
+        ("paced", [], 1250),
+    ]
+    _, short = await get(local, "/v1/data-health?top=2")
+    assert ([x["host"] for x in short["held_back"]], short["held_back_hosts"]) == (["worst", "over"], 5)
+    _, hosts = await get(local, "/v1/hosts")
+    summaries = {x["host"]: (x["over_quota"], x["min_batch_interval_ms"]) for x in hosts["hosts"]}
+    assert summaries == {"calm": ([], 0), "over": (found["held_back"][1]["over_quota"], 0), "paced": ([], 1250),
+                         "slow": ([], 2000), "worst": (worst, 1000)}  # fmt: skip
+    _, timeline = await get(local, "/v1/host-timeline?host=worst")
+    assert timeline["summary"]["over_quota"] == worst
+    _, status = await get(local, "/v1/status")
+    assert (status["over_quota"], status["paced_hosts"]) == (3, 3)
 
 
 async def test_what_cannot_be_answered_is_told_in_one_line(local):

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from datetime import date, timedelta
 from functools import partial
 
@@ -33,7 +34,7 @@ from tests.support.older_lake import no_digests
 from whitepanda.common import log
 
 FIRST_DAY = date(2026, 11, 1)
-SECTION = BuildSection(interval_s=0.05, memory_limit_mib=256, threads=1, method="panda")
+SECTION = BuildSection(interval_s=0.05, memory_limit_mib=256, threads=1, method="panda", late_interval_s=0)
 OURS = BuildSection(memory_limit_mib=256, threads=1)
 
 
@@ -227,6 +228,35 @@ def test_only_changed_days_are_computed(lake, monkeypatch):
     # the state of the second day's earlier set of segments is gone
     assert len(list((lake.root / "state/slot=300").glob("day=*/*"))) == 4
     assert not list((lake.root / "state/slot=300").glob(".build-*"))
+
+
+def test_late_windows_are_taken_every_late_interval(lake, monkeypatch):
+    """One host with a row of each old day at each roll must not make central compute all days at each build."""
+    computed = []
+    original = Builder._compute
+
+    def compute(self, duckdb, day, scratch, **options):
+        computed.append(day.day.day)
+        original(self, duckdb, day, scratch, **options)
+
+    monkeypatch.setattr(Builder, "_compute", compute)
+    ahead_ns = 0
+    section = msgspec.structs.replace(SECTION, late_interval_s=6 * 3600.0)
+    builder = Builder(section, lake, clock_unix_ns=lambda: time.time_ns() + ahead_ns)
+    for day in range(4):
+        write_day(lake, day, day + 1)
+    assert (builder.build_once(), computed) == (1, [1, 2, 3, 4])
+    for day in range(4):
+        write_day(lake, day, day + 5)
+    assert (builder.build_once(), computed) == (2, [1, 2, 3, 4, 3, 4])  # the newest two
+    write_day(lake, 0, 9)
+    assert builder.build_once() is None
+    ahead_ns = 6 * 3600 * 10**9
+    assert (builder.build_once(), computed) == (3, [1, 2, 3, 4, 3, 4, 1, 2])
+    assert builder.current.manifest.rows == 9 * 600
+    write_day(lake, 0, 10)
+    ahead_ns = -365 * DAY_NS  # a clock that was set back makes nothing wait
+    assert builder.build_once() == 4
 
 
 def test_state_is_only_a_cache(lake):

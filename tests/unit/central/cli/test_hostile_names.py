@@ -20,7 +20,7 @@ from whitepanda.common import cli
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import fleet_pb2
 
-BAD = "\x1b\x07\x00\x9b\x7f\u200b\u200f\u202a\u202e\u2066\u2069\u2028\u2029\ufeff\U000e0041"
+BAD = "\x1b\x07\x00\x9b\x7f\u200b\u200f\u202a\u202e\u2066\u2069\u2028\u2029\ufeff\U000e0041\u115f\u2800\u3164"
 NAMES = st.builds(
     "{}{}{}".format, st.text(max_size=6), st.sampled_from(BAD), st.text("ab\u202e\x1b[]31m", max_size=6)
 ).map(lambda name: name.encode(errors="replace").decode())
@@ -29,7 +29,10 @@ NAMES = st.builds(
 def hidden(text: str) -> set[str]:
     """The characters that are not printed as they are."""
     return {
-        char for char in text if char != "\n" and unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp", "Cs"}
+        char
+        for char in text
+        if char in "\u115f\u1160\u2800\u3164\uffa0"
+        or (char != "\n" and unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp", "Cs"})
     }
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
+import resource
 import signal
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +100,26 @@ async def test_of_other_messages_their_jobs_are_counted(large, peer) -> None:
     )
     assert (answer.body, answer.jobs) == ("hello", 5000)
     assert (await large.read(b"\x12" * 100_000, SENDER, peer)).body == "malformed"
+
+
+async def test_for_want_of_memory_a_message_is_not_said_to_be_malformed(large, peer) -> None:
+    raw, small = raw_of(batch(20_000)), raw_of(batch(900))
+    errors = []
+    for more_kib in (2 << exponent for exponent in range(6, 20)):  # until it suffices
+        await large.read(small, SENDER, peer)  # the process has started
+        process = large._process
+        status = Path(f"/proc/{process.pid}/status").read_text()  # noqa: ASYNC240 - not on a disk
+        limit = (int(re.search(r"VmData:\s+(\d+)", status)[1]) + more_kib) << 10
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, hard))
+        try:
+            assert (await large.read(raw, SENDER, peer)).body == "batch"
+            break
+        except OSError as error:
+            errors.append(str(error))
+        process.kill()
+        process.wait()
+    assert "the process that reads large messages is short of memory" in errors
 
 
 async def dying(large: LargeMessages, raw: bytes, *, waiting: int = 0) -> list[asyncio.Task]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,9 +13,12 @@ from central.config import IngestSection
 from central.journal import flush_worker
 from central.journal import writer as journal_module
 from central.journal.flush import Roller
-from central.journal.tables import finish_roll, forget_some
+from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts
 from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
-from central.lake.segments import Lake
+from central.lake.segments import DAY_NS, Lake
+from central.validation.reader import Sender as BatchSender
+from central.validation.reader import read_batch
+from central.validation.rows import Limits
 from tests.unit.central.validation.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
 
@@ -60,7 +64,15 @@ class Sender:
         self.outcomes: list[tuple[int, bool]] = []
 
     def submit(
-        self, sequence: int, *, host: str = "h", spool: str = "s", refused: str = "", lost: int = 0
+        self,
+        sequence: int,
+        *,
+        host: str = "h",
+        spool: str = "s",
+        refused: str = "",
+        lost: int = 0,
+        day: int = 0,
+        is_importer: bool = False,
     ) -> None:
         batch = a_batch(3, spool_id=spool, sequence=sequence)
         kept = None if not lost else np.packbits(np.arange(3) >= lost).tobytes()
@@ -70,7 +82,7 @@ class Sender:
                 platform="P",
                 spool_id=spool,
                 sequence=sequence,
-                received_unix_ns=1000 + sequence,
+                received_unix_ns=day * DAY_NS + 1000 + sequence,
                 payload=batch.SerializeToString(),
                 rows=3,
                 accepted_rows=0 if refused else 3 - lost,
@@ -78,6 +90,7 @@ class Sender:
                 kept=kept,
                 done=lambda is_new: self.outcomes.append((sequence, is_new)),
                 refused=refused,
+                is_importer=is_importer,
             )
         )
 
@@ -215,6 +228,99 @@ async def test_what_hosts_say_waits_for_a_batch_or_a_moment(
     await again.close()
 
 
+def written_groups(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
+    """Return what each transaction of the journal is asked to write, from now on."""
+    groups: list[list[object]] = []
+    original = journal._write
+
+    def write(connection: sqlite3.Connection, items: list) -> journal_module.Group:
+        groups.append(items)
+        return original(connection, items)
+
+    monkeypatch.setattr(journal, "_write", write)
+    return groups
+
+
+async def test_a_host_is_written_once_a_minute_whatever_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    groups = written_groups(journal, monkeypatch)
+    sender = Sender(journal)
+    for turn in range(1, 21):
+        journal.note_host(HostRecord("h", jobs=(f"job-{turn}",)))
+        assert journal.hosts["h"].jobs == (f"job-{turn}",)
+        sender.submit(turn)
+        await sender.heard(turn)
+    journal.note_host(HostRecord("another"))
+    sender.submit(21)
+    await sender.heard(21)
+    noted = [item for group in groups for item in group if isinstance(item, HostRecord)]
+    assert [(record.host, record.jobs) for record in noted] == [("h", ("job-1",)), ("another", ())]
+    await journal.close()
+    again = opened(tmp_path)  # a stop loses nothing
+    assert again.hosts["h"].jobs == ("job-20",)
+    await again.close()
+
+
+async def test_what_a_host_said_last_is_written_when_the_minute_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.01)
+    monkeypatch.setattr(journal_module, "_HOST_INTERVAL_S", 0.05)
+    journal = opened(tmp_path)
+    for turn in range(3):
+        journal.note_host(HostRecord("h", jobs=(f"job-{turn}",)))
+    async with asyncio.timeout(10):
+        while read_hosts(journal._connection).get("h", HostRecord("h")).jobs != ("job-2",):
+            await asyncio.sleep(0.01)
+    await journal.close()
+
+
+async def test_what_hosts_say_does_not_add_up_while_commits_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.01)
+    monkeypatch.setattr(journal_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(journal_module, "_HOST_INTERVAL_S", 0.001)
+    journal = opened(tmp_path)
+    journal._set_failure("disk full")
+    monkeypatch.setattr(journal, "_queue", queue := SimpleQueue())  # the writer takes nothing
+    for turn in range(20):
+        journal.note_host(HostRecord("h", jobs=(f"job-{turn}",)))
+        await asyncio.sleep(0.005)
+    assert queue.qsize() == 1
+    journal.failure = ""
+    async with asyncio.timeout(10):
+        while queue.qsize() < 2:
+            await asyncio.sleep(0.005)
+    assert (queue.get().jobs, queue.get().jobs) == (("job-0",), ("job-19",))
+    monkeypatch.undo()
+    await journal.close()
+
+
+async def test_a_transaction_counts_the_bytes_of_what_hosts_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.01)
+    journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001, reserve_bytes=8 << 20)
+    groups = written_groups(journal, monkeypatch)
+    jobs = tuple(f"{n:03}" + "\U0001f43c" * 200 for n in range(320))  # 251 KiB
+    for n in range(12):
+        journal.note_host(HostRecord(f"host-{n}", jobs=jobs))
+    journal.start()
+    async with asyncio.timeout(10):
+        while sum(map(len, groups)) < 12:
+            await asyncio.sleep(0.01)
+    assert max(map(len, groups)) <= 5  # of a MiB
+    await journal.close()
+    again = opened(tmp_path)
+    assert again.hosts["host-11"].jobs == jobs
+    [size] = again._connection.execute("SELECT length(CAST(jobs AS BLOB)) FROM hosts LIMIT 1").fetchone()
+    assert size < 270_000  # as UTF-8, no escapes
+    await again.close()
+
+
 async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     told: list[str] = []
@@ -335,6 +441,84 @@ async def test_a_roll_begins_after_what_the_last_one_left_is_deleted(tmp_path: P
     later = await journal.begin_roll(10**6)
     assert (roll.first, roll.last, later.first, later.last) == (1, 1, 2, 3)
     await journal.close()
+
+
+async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> None:
+    today, lake = 100, Lake(tmp_path / "lake")
+
+    def reopened() -> tuple[Journal, Sender]:
+        made = Journal(
+            tmp_path,
+            replica="central-0",
+            commit_interval_s=0.001,
+            spool_days=40.0,
+            clock_unix_ns=lambda: today * DAY_NS,
+        )
+        made.start()
+        return made, Sender(made)
+
+    journal, sender = reopened()
+
+    async def taken(sequence: int, spool: str, *, is_importer: bool = False) -> bool:
+        sender.submit(sequence, spool=spool, day=today, is_importer=is_importer)
+        _, is_new = (await sender.heard(len(sender.outcomes) + 1))[-1]
+        await Roller(IngestSection(), journal, lake).roll_all()
+        return is_new
+
+    def known() -> set[str]:
+        found = journal._connection.execute("SELECT DISTINCT spool_id FROM received")
+        return {spool for (spool,) in found}
+
+    for sequence in (1, 3, 5):
+        assert await taken(sequence, "silent")
+    assert await taken(1, "repeated")
+    assert await taken(1, "imported", is_importer=True)
+    assert await taken(1, "live")
+    today = 140
+    assert not await taken(1, "repeated")
+    assert await taken(2, "live")
+    assert known() == {"silent", "repeated", "imported", "live"}, "the last hour of day 100 is 39 days ago"
+    await journal.close()
+    journal, sender = reopened()
+    today = 141
+    assert await taken(3, "live")
+    assert known() == {"repeated", "imported", "live"}
+    assert await taken(3, "silent")
+    today = 10_000
+    assert await taken(4, "live")
+    assert known() == {"imported", "live"}
+    assert not await taken(1, "imported", is_importer=True)
+    assert not await taken(1, "live")
+    await journal.close()
+
+
+async def test_spools_are_forgotten_in_small_steps(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    for spool in ("a", "b"):
+        for sequence in range(1, 10, 2):
+            sender.submit(sequence, spool=spool, day=7)
+    await sender.heard(10)
+
+    async def step() -> tuple[int, int]:
+        spools = await journal._call(lambda connection: forget_spools(connection, 8, 3))
+        (left,) = journal._connection.execute("SELECT count(*) FROM received").fetchone()
+        return len(spools), left
+
+    assert await journal._call(lambda connection: forget_spools(connection, 7, 3)) == []
+    assert [await step() for _ in range(5)] == [(1, 7), (2, 4), (1, 1), (1, 0), (0, 0)]
+    await journal.close()
+
+
+def test_a_batch_of_a_forgotten_spool_has_no_row_that_counts() -> None:
+    batch, limits = a_batch(3), Limits()
+    received = max(batch.start_unix_ns)
+    raw = batch.SerializeToString()
+    for is_importer, refused in ((False, {"old_time": 3}), (True, {})):
+        sender = BatchSender(
+            "h", "P", is_importer, limits, received + int(limits.max_past_days + 31) * DAY_NS
+        )
+        assert read_batch(a_batch(3), raw, sender).rejected_rows == refused
 
 
 async def test_a_lake_that_cannot_be_written_keeps_the_rows_in_the_journal(tmp_path: Path) -> None:

@@ -200,3 +200,11 @@ def test_a_segment_is_flushed_before_it_has_its_name(tmp_path: Path, monkeypatch
     calls = calls[calls.index("rename") - 1 :]  # before that, the new folders' names
     assert calls == ["flush", "rename", "flush"]
     assert pq.read_table(segment.path).num_rows == 1
+
+
+def test_a_segment_keeps_no_footer(tmp_path: Path) -> None:
+    """A footer takes 50 KB: a lake of many small segments would fill central's memory."""
+    (segment,) = Lake(tmp_path).write_segment(table(("h", 1, 0)), A)
+    assert (segment.rows, segment.columns(), segment.has_seal) == (1, tuple(SAMPLES.names), True)
+    assert not any(isinstance(value, pq.FileMetaData) for value in vars(segment).values())
+    assert segment.columns() is Lake(tmp_path).segments()[0].columns(), "names are kept once"

@@ -18,7 +18,7 @@ A, B = segment_stem("central-0", "0000000a", 1), segment_stem("central-1", "0000
 A2 = segment_stem("central-0", "0000000a", 2)
 
 
-def table(*rows: tuple[str, int, int]) -> pa.Table:
+def table(*rows: tuple[str, int, int], host: str = "x") -> pa.Table:
     """Rows of (vm, sequence, start_unix_ns), all of one host."""
     known = {
         "vm": [vm for vm, _, _ in rows],
@@ -29,6 +29,7 @@ def table(*rows: tuple[str, int, int]) -> pa.Table:
         "cpu_usage_cores": [0.5] * len(rows),
         "cpi": [1.5 if start % 2 else None for _, _, start in rows],
     }
+    known |= {"host": [host] * len(rows), "machine": [host] * len(rows)}
     filled = {f.name: ["x" if f.type == pa.string() else None] * len(rows) for f in SAMPLES}
     return pa.table({**filled, **known}, schema=SAMPLES)
 
@@ -51,6 +52,17 @@ def test_windows_of_one_vm_in_order_and_the_last_ones(tmp_path: Path) -> None:
     assert starts(windows, "v", 0, 2 * DAY_NS, 2) == [40, DAY_NS + 1]
     assert starts(windows, "nobody", 0, 2 * DAY_NS) == []
     assert starts(windows, "v", 5 * DAY_NS, 6 * DAY_NS) == []
+
+
+def test_a_host_that_claims_a_vm_leaves_room_for_the_windows_of_another(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.write_segment(table(*(("v", 1, start) for start in range(1, 100))), A)
+    lake.write_segment(table(*(("v", 1, start) for start in range(100, 1000)), host="bad"), A2)
+    for limit in (10, 11, 500):
+        found = VmWindows(lake).read("v", 0, 1000, limit)
+        times = {host: [w.start_unix_ns for w in found if w.host == host] for host in ("x", "bad")}
+        mine = min(99, limit // 2)
+        assert times == {"x": [*range(100 - mine, 100)], "bad": [*range(1000 - limit + mine, 1000)]}
 
 
 def test_a_batch_that_two_journals_took_counts_once(tmp_path: Path) -> None:

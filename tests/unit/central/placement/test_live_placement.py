@@ -19,6 +19,7 @@ from central.cli import place as place_cli
 from central.config import PlacementSection
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
+from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
 from central.validation.rows import StoredBatch, samples_table
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
@@ -225,7 +226,7 @@ def test_an_empty_lake(tmp_path):
 
 @pytest.fixture
 def asked(served, lake):  # noqa: F811 - the fixture
-    served.fleet._live = live(lake)
+    served.fleet._snapshot = SharedAnswer(live(lake).snapshot)
     return served
 
 

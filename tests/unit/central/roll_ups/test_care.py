@@ -18,6 +18,7 @@ from central.lake.errors import DamagedError
 from central.lake.lease import FencedError
 from central.lake.objects import Folder
 from central.lake.segments import DAY_NS, Lake, LakeError
+from central.roll_ups import maintenance as care
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import drop_samples, drop_slots
 from central.roll_ups.maintenance import CareDone, LakeCare
@@ -29,7 +30,7 @@ from whitepanda.common import log
 
 HOUR_NS = 3600 * 10**9
 SLOT_NS = 300 * 10**9
-SECTION = BuildSection(memory_limit_mib=256, threads=1, method="panda")
+SECTION = BuildSection(memory_limit_mib=256, threads=1, method="panda", late_interval_s=0)
 
 
 class Clock:
@@ -56,8 +57,9 @@ def lake(tmp_path) -> Lake:
     return lake
 
 
-def builder(lake, clock, name="central-0", **section) -> Builder:
-    return Builder(SECTION, lake, clock_unix_ns=clock, holder=name, lake_section=LakeSection(**section))
+def builder(lake, clock, name="central-0", build_days=31, **section) -> Builder:
+    build = msgspec.structs.replace(SECTION, days=build_days)
+    return Builder(build, lake, clock_unix_ns=clock, holder=name, lake_section=LakeSection(**section))
 
 
 def after_build(builder) -> int | None:
@@ -111,6 +113,47 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     ]
     assert one.current.manifest.rows == 25 * 600
     assert verified(lake) == []
+
+
+def test_very_many_small_segments_are_merged_before_the_day_is_over(lake, clock, monkeypatch):
+    """One host with a row of each old day at each roll must not fill the lake with files."""
+    monkeypatch.setattr(care, "_CROWD", 40)
+    built = builder(lake, clock, build_days=2)
+    after_build(built)
+    for number in range(20, 40):  # of the two finished days, of which builds take one
+        write_day(lake, 1 + number % 2, number + 1)
+    after_build(built)
+    assert segments(lake) == [1, 11, 11, 5]  # 20 small segments are no crowd
+    for number in range(40, 70):
+        write_day(lake, 1 + number % 2, number + 1)
+    after_build(built)
+    assert segments(lake) == [1, 1, 1, 5]
+    assert sorted(path.name for path in (lake.root / "care").iterdir()) == ["2026-11-04.json"]
+    assert verified(lake) == []
+    assert sum(segment.rows for segment in lake.segments()) == 70 * 600
+
+
+def test_small_segments_of_days_that_builds_let_wait_are_merged(lake, monkeypatch):
+    monkeypatch.setattr(care, "_CROWD", 40)
+    section = msgspec.structs.replace(SECTION, late_interval_s=86400.0)
+    built = Builder(section, lake, lake_section=LakeSection())
+    after_build(built)
+    for number in range(20, 80):
+        write_day(lake, number % 3, number + 1)
+    after_build(built)
+    assert built.current.manifest.rows == 40 * 600, "builds let late windows of all but two days wait"
+    assert segments(lake) == [2, 2, 1, 5]
+    assert verified(lake) == []
+    later = Builder(SECTION, lake)
+    later.build_once()
+    assert later.current.manifest.rows == 80 * 600
+
+
+def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatch):
+    monkeypatch.setattr(care, "_CROWD", 0)
+    built = builder(lake, clock, compact=False)
+    after_build(built)
+    assert segments(lake) == [5, 5, 5, 5]
 
 
 async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(lake, clock, monkeypatch):

@@ -96,6 +96,37 @@ def test_small_segments_become_one_per_journal(lake: Lake) -> None:
     assert verified(lake) == []
 
 
+def test_what_is_not_rolled_up_is_merged_by_itself_where_that_is_wanted(lake: Lake) -> None:
+    before = rows(lake)
+    rolled_up = rolled(lake)
+    for number in range(6, 12):
+        write(lake, number)
+    assert compact_day(lake, DAY, rolled_up, min_sources=2).sources == 8
+    assert compact_day(lake, DAY, rolled_up, min_sources=2, unrolled_too=True).sources == 6
+    assert [each.name.rpartition("/")[2] for each in lake.segments()] == [
+        "central-0-0badcafe-000000000001_000000000005",
+        "central-0-0badcafe-000000000006_000000000011",
+        "central-1-0badcafe-000000000001_000000000003",
+    ]
+    assert [row for row in rows(lake) if row[0] < 6] == before
+    rolled(lake)
+    assert verified(lake) == []
+
+
+def test_few_late_windows_do_not_write_a_large_segment_again(lake: Lake) -> None:
+    write(lake, 6, rows=2000)
+    for number in range(7, 12):
+        write(lake, number)
+    assert compact_day(lake, DAY, rolled(lake), min_sources=2).sources == 14
+    for number in range(12, 16):
+        write(lake, number)
+    assert compact_day(lake, DAY, rolled(lake)).sources == 4  # 16 rows, not these and the 2,040 before
+    for number in range(16, 20):
+        write(lake, number, rows=10)
+    assert compact_day(lake, DAY, rolled(lake)).sources == 6  # 56 rows beside 2,040
+    assert verified(lake) == []
+
+
 def test_small_segments_become_one_row_group(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "lake")
     for number in range(1, 41):

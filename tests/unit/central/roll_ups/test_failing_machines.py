@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +110,45 @@ def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatc
     assert builder.current.manifest.machines_left_out == ("host-1",)
     assert builder.last_days_computed == 1
     assert SlotStore(lake, 300 * 10**9).manifests()
+
+
+@pytest.mark.parametrize("where", ["roll_up", "state"])
+def test_a_machine_is_named_in_the_log_when_it_begins_to_be_left_out(lake, monkeypatch, where) -> None:
+    bad = {"host-1"}
+
+    def fail(machines) -> None:
+        if bad & set(machines):
+            raise MemoryError("too much")
+
+    write_part, write_state = store.write_part, day_states.write
+
+    def part(*arguments):
+        fail({"host-1", "host-2"} - set(arguments[-1]))
+        return write_part(*arguments)
+
+    def state(method, running, rows, *arguments):
+        fail(running.collect(rows.select("machine").distinct())["machine"].to_pylist())
+        write_state(method, running, rows, *arguments)
+
+    if where == "roll_up":
+        monkeypatch.setattr(store, "write_part", part)
+    else:
+        monkeypatch.setattr(day_states, "write", state)
+    number = 1
+
+    def build() -> list[list[str]]:
+        nonlocal number
+        with structlog.testing.capture_logs() as lines:
+            assert Builder(OURS, lake).build_once() == number
+        number += 1
+        lake.write_segment(samples(rows_of(number, 1), number), segment_stem("central-0", "0badcafe", number))
+        return [line["machines"] for line in lines if line["log_level"] == "warning"]
+
+    assert build() == [["host-1"]]
+    assert build() == []  # another day of it
+    bad.add("host-2")
+    assert build() == [["host-2"]]
+    assert build() == []
 
 
 def test_a_build_short_of_memory_does_less_at_a_time_and_leaves_nobody_out(tmp_path) -> None:

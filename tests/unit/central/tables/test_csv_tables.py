@@ -36,16 +36,57 @@ HOSTILE = [
     "-5e",
     '=A"1",2',
 ]
-HARMLESS = ["web-1", "-5", "+0.5", "-1.5e-3", "'quoted'", "'", "", "a=b", "é"]
+#: In many countries `;` is between the cells of a file. Some programs take a tab, and in an unquoted cell a line ends.
+INNER = [
+    ("x;=1+1", "x;'=1+1"),
+    ("x;y;@a;-5", "x;y;'@a;'-5"),
+    ("=a;+b", "'=a;'+b"),
+    ("x\t=1", "x\t'=1"),
+    ("x\r\n=1", "x\r\n'=1"),
+    ("x;\t=1", "x;\t'=1"),
+    ("x;'=1", "x;''=1"),
+    ('x;"=1', """x;'"=1"""),
+]
+HARMLESS = [
+    "web-1",
+    "-5",
+    "+0.5",
+    "-1.5e-3",
+    "'quoted'",
+    "'",
+    "",
+    "a=b",
+    "é",
+    "a;b",
+    "a;'b'",
+    "a; b-1",
+    "a,=b",
+]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 ANY = st.one_of(
-    TEXTS, st.sampled_from(HOSTILE), st.builds("{}{}".format, st.sampled_from([*STARTS, "'=", "''-"]), TEXTS)
+    TEXTS,
+    st.sampled_from(HOSTILE),
+    st.builds("{}{}".format, st.sampled_from([*STARTS, "'=", "''-"]), TEXTS),
+    st.text("ax;=+-@\t\r\n'\"", max_size=12),
 )
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_formula_is_written_with_a_quote(text):
     assert csv_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize(("text", "cell"), INNER)
+def test_a_formula_after_another_separator_is_written_with_a_quote(text, cell):
+    assert csv_cell(text) == cell
+    assert csv_text(cell) == text
+
+
+@given(st.lists(ANY.filter(lambda text: not is_number(text)), min_size=1, max_size=5))
+def test_a_program_with_another_separator_finds_no_formula(texts):
+    for delimiter in ",;\t":
+        for cells in csv.reader(io.StringIO(csv_line(texts), newline=""), delimiter=delimiter):
+            assert [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))] == []
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -89,7 +130,7 @@ def test_what_is_not_known_stays_empty():
     assert file.getvalue() == b'"job"\n\n"\'=a"\n'
 
 
-NAMES = ["=job", "@job", "-job", "'=job", "web"]
+NAMES = ["=job", "@job", "-job", "'=job", "web", "web;=1", "=a;-b;'+c;d"]
 
 
 def test_a_table_of_runs_keeps_its_names(tmp_path):

@@ -79,6 +79,11 @@ def test_a_good_batch_is_taken_whole() -> None:
             "2 tasks of 1 rows",
         ),
         (
+            a_batch(7, tasks=[agent_pb2.Task(vm=str(n), job="j") for n in range(7)]),
+            "too_many_vms",
+            "7 VMs; quotas.max_vms_per_hour allows 6 of one host",
+        ),
+        (
             a_batch(4, tasks=[agent_pb2.Task(vm="v", job=str(n)) for n in range(4)]),
             "too_many_jobs",
             "4 jobs; ingest.max_host_jobs allows 3",
@@ -106,7 +111,7 @@ def test_a_good_batch_is_taken_whole() -> None:
     ],
 )
 def test_a_structural_problem_refuses_the_batch(batch, reason, says) -> None:
-    found, text = refused(batch, max_batch_rows=10, max_host_jobs=3)
+    found, text = refused(batch, max_batch_rows=10, max_vms_per_hour=6, max_host_jobs=3)
     assert found == reason
     assert says in text
 
@@ -140,7 +145,7 @@ def test_an_importer_may_name_more_jobs() -> None:
         ({"start_unix_ns": [NOW, 2**63 - 1, NOW]}, "bad_time"),
         ({"start_unix_ns": [NOW, NOW + 3600 * 10**9 + 1, NOW + 3600 * 10**9]}, "future_time"),
         ({"start_unix_ns": [NOW, 0, NOW]}, "old_time"),
-        ({"start_unix_ns": [NOW, NOW - 400 * DAY - 1, NOW - 400 * DAY]}, "old_time"),
+        ({"start_unix_ns": [NOW, NOW - 31 * DAY - 1, NOW - 31 * DAY]}, "old_time"),
         ({"cycles": [1, 2**63, UNKNOWN]}, "bad_counter"),
         ({"instructions": [1, UNKNOWN - 1, UNKNOWN]}, "bad_counter"),
         ({"cycles": [10**11, 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
@@ -203,10 +208,10 @@ def test_a_host_measures_what_can_be(columns, reason) -> None:
 
 
 def test_importers_send_windows_of_any_age() -> None:
-    batch = a_batch(start_unix_ns=[0, NOW - 401 * DAY, NOW])
+    batch = a_batch(start_unix_ns=[0, NOW - 32 * DAY, NOW])
     assert checked(batch, is_importer=True).rejected_rows == {}
     assert checked(batch).rejected_rows == {"old_time": 2}
-    assert checked(batch, max_past_days=402).rejected_rows == {"old_time": 1}
+    assert checked(batch, max_past_days=33).rejected_rows == {"old_time": 1}
 
 
 def test_an_unknown_value_is_no_fault() -> None:

@@ -2,43 +2,72 @@
 
 from __future__ import annotations
 
-from central.validation.vm_names import VmNames, named
+from central.validation.vm_names import VmNames, named, shown_name
 from whitepanda.v1 import agent_pb2
 
+UUID = "6b29fc40-ca47-1067-b31d-00dd010662da"
 
-def pairs(*names: tuple[str, str]) -> list[tuple[str, str]]:
-    return list(named([agent_pb2.Task(vm=vm, name=name) for vm, name in names]))
+
+def pairs(host: str, *names: tuple[str, str]) -> list[tuple[str, str, str]]:
+    return list(named([agent_pb2.Task(vm=vm, name=name) for vm, name in names], host))
 
 
 def test_names_are_of_the_last_batch_and_those_said_longest_ago_go_first():
     names = VmNames(kept=2)
-    names.note("h", pairs(("a", "web-1"), ("b", "db-1")))
-    names.note("h", pairs(("a", "web-2"), ("b", "")))
-    names.note("h", pairs(("c", "scan-1")))
-    assert [names.get(vm) for vm in ("a", "b", "c", "d")] == ["web-2", "", "scan-1", ""]
+    names.note(pairs("h", ("a", "web-1"), ("b", "db-1")))
+    names.note(pairs("h", ("a", "web-2"), ("b", "")))
+    names.note(pairs("h", ("c", "scan-1")))
+    assert [names.get(vm, "h") for vm in ("a", "b", "c", "d")] == ["web-2", "", "scan-1", ""]
     assert len(names) == 2
 
 
 def test_what_is_no_name_is_not_kept():
-    assert pairs(("a", "red\x1b[31m"), ("b", "x" * 257), ("", "y"), ("c\0", "z")) == []
-    assert pairs(("b", "x" * 256)) == [("b", "x" * 256)]
+    assert pairs("h", ("a", "red\x1b[31m"), ("b", "x" * 257), ("", "y"), ("c\0", "z")) == []
+    assert pairs("h", ("b", "x" * 256)) == [("h", "b", "x" * 256)]
 
 
 def test_a_key_has_64_bytes_at_most():
-    assert pairs(("ä" * 32, "fits"), ("ä" * 33, "too long")) == [("ä" * 32, "fits")]
+    assert pairs("h", ("ä" * 32, "fits"), ("ä" * 33, "too long")) == [("h", "ä" * 32, "fits")]
+
+
+def test_an_importer_names_vms_of_their_machines():
+    task = agent_pb2.Task(vm="a", name="web", machine="node1")
+    assert list(named([task], "importer")) == [("node1", "a", "web")]
 
 
 def test_a_host_pushes_out_its_own_names_only():
     names = VmNames(kept=5, kept_of_host=2)
-    names.note("good", pairs(("a", "web"), ("b", "db")))
-    names.note("bad", pairs(*((str(n), f"vm-{n}") for n in range(100))))
-    assert [names.get(vm) for vm in ("a", "b", "97", "98", "99")] == ["web", "db", "", "vm-98", "vm-99"]
-    assert (names.knows("web"), names.uuids("vm-99"), names.knows("vm-1")) == (True, ["99"], False)
+    names.note(pairs("good", ("a", "web"), ("b", "db")))
+    names.note(pairs("bad", *((str(n), f"vm-{n}") for n in range(100))))
+    assert [names.get(vm, "good") for vm in ("a", "b")] == ["web", "db"]
+    assert [names.get(vm, "bad") for vm in ("97", "98", "99")] == ["", "vm-98", "vm-99"]
+    assert [names.find(text) for text in ("web", "vm-99", "vm-1")] == [["a"], ["99"], []]
 
 
-def test_a_vm_that_moves_is_of_the_host_that_named_it_last():
+def test_a_host_cannot_rename_another_hosts_vm():
+    names = VmNames()
+    names.note(pairs("good", ("a", "web")))
+    names.note(pairs("bad", ("a", "evil"), ("web", "x"), ("c", UUID)))
+    names.note(pairs("good", (UUID, "db")))
+    assert (names.get("a", "good"), names.get("a", "bad"), names.get("a", "other")) == ("web", "evil", "")
+    assert names.by_host("a") == {"good": "web", "bad": "evil"}
+    assert names.find("web") == ["web", "a"]  # neither hides the other
+    assert names.find(UUID) == [UUID]
+
+
+def test_a_vm_that_moves_has_a_name_of_each_host():
     names = VmNames(kept=5, kept_of_host=1)
-    names.note("old", pairs(("a", "web")))
-    names.note("new", pairs(("a", "web")))
-    names.note("old", pairs(("b", "db")))
-    assert (names.get("a"), names.get("b"), len(names)) == ("web", "db", 2)
+    names.note(pairs("old", ("a", "web")))
+    names.note(pairs("new", ("a", "web")))
+    assert (names.by_host("a"), names.find("web")) == ({"old": "web", "new": "web"}, ["a"])
+    names.note(pairs("old", ("b", "db")))
+    assert (names.by_host("a"), names.get("b", "old"), len(names)) == ({"new": "web"}, "db", 2)
+
+
+def test_hosts_that_name_a_vm_otherwise_are_shown_each():
+    assert shown_name({}, {"a"}) == ""
+    assert shown_name({"a": "web", "b": "web"}, {"a", "b"}) == "web"
+    assert shown_name({"a": "web", "b": "evil"}, {"a", "b"}) == "web on a, evil on b"
+    assert shown_name({"a": "web", "b": "old"}, {"a"}) == "web"
+    assert shown_name({"a": "web"}, {"b"}) == "web"
+    assert shown_name({str(n): f"vm-{n}" for n in range(9)}, {}).endswith("vm-4 on 4, ...")

@@ -18,7 +18,6 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.paging import Admitted
 from central.build.builder import Builder
@@ -30,6 +29,7 @@ from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import SlowError
 from central.pki import describe, issue, make_ca, renew
 from central.web import metrics
+from central.web.checked import CheckedRequests
 from central.web.openapi import ROUTES, ParameterError, document, read_request, to_json
 from central.web.server import HttpApi, is_loopback
 from tests.unit.central.incidents.test_incidents import GAP, NOW, row, trigger
@@ -232,10 +232,10 @@ async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
 async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local):
     served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
     times = f"since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
-    served.fleet._registry.vm_names.note("h", [("uuid-web", "shop")])
+    served.fleet._registry.vm_names.note([("h1", "uuid-web", "shop")])
     status, history = await get(local, f"/v1/vms/shop/history?{times}")
     assert (status, history["vm"], history["name"], len(history["incidents"])) == (200, "uuid-web", "shop", 1)
-    served.fleet._registry.vm_names.note("h", [("uuid-2", "shop")])
+    served.fleet._registry.vm_names.note([("h", "uuid-2", "shop")])
     status, answer = await get(local, f"/v1/vms/shop/history?{times}")
     told = "2 VMs are named 'shop': uuid-web, uuid-2; give the UUID"
     assert (status, answer) == (400, {"error": told})
@@ -243,6 +243,20 @@ async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local)
     status, answer = await get(local, f"/v1/vms/nosuch/history?{times}")
     assert status == 404
     assert answer["error"].endswith("; of a VM that sends none now they are found by its UUID only")
+
+
+async def test_a_vm_that_two_hosts_claim_is_shown_with_both(served, local):
+    served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
+    path = f"/v1/vms/uuid-web/history?since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
+    note = served.fleet._registry.vm_names.note
+    note([("bad", "uuid-web", "evil")])
+    assert (await get(local, path))[1]["name"] == "web-1", "of the host that sent something in this time"
+    served.store.take([row(2, NOW, host="bad")], gap_ns=GAP, oldest_unix_ns=0)
+    assert (await get(local, path))[1]["name"] == "evil on bad, web-1 on h1"
+    note([("h1", "uuid-web", "shop"), ("bad", "shop", "x")])
+    assert (await get(local, path))[1]["name"] == "evil on bad, shop on h1"
+    status, answer = await get(local, path.replace("uuid-web", "shop"))
+    assert (status, answer) == (400, {"error": "2 VMs are named 'shop': shop, uuid-web; give the UUID"})
 
 
 async def test_all_routes_answer_on_loopback(local):

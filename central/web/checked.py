@@ -9,12 +9,17 @@ import grpc
 
 from central.api.limits import problem_of
 from central.api.paging import Context, abort
+from central.web.openapi import ROUTES
 
 __all__ = ["CheckedRequests"]
 
+_QUEUED = frozenset(route.method for route in ROUTES if route.has_queue)
+
 
 class CheckedRequests:
-    """The fleet API for gRPC: each request is looked at with `problem_of` before its method sees it.
+    """The fleet API for gRPC: each request is looked at with `problem_of`, and waits for its turn.
+
+    Who may not ask is refused before that.
 
     Args:
         fleet: what answers.
@@ -28,9 +33,11 @@ class CheckedRequests:
         method = getattr(self._fleet, name)
 
         async def checked(request: Any, context: Context) -> Any:
+            await self._fleet.check_operator(context)
             problem = problem_of(request)
             if problem:
                 await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
-            return await method(request, context)
+            async with self._fleet.turns.turn(has_queue=name in _QUEUED):
+                return await method(request, context)
 
         return checked
