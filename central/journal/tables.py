@@ -418,7 +418,7 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
             for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)
         ),
         max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
-        json.dumps(record.jobs, ensure_ascii=False),
+        msgspec.json.encode(record.jobs).decode(),
     )
 
 

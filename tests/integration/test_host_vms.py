@@ -80,7 +80,7 @@ def joined(uuid: str, *samples: SourceSample) -> JoinedVm:
     )
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=60.0):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "did not come true in time"
