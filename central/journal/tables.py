@@ -20,6 +20,7 @@ from central.validation.triggers import TriggerRow
 __all__ = [
     "EVENTS_SCHEMA",
     "FORGOTTEN_BYTES",
+    "FORGOTTEN_RANGES",
     "HOST_COLUMNS",
     "PACKS_SCHEMA",
     "SCHEMA",
@@ -118,7 +119,7 @@ HOST_COLUMNS = (
 #: would write them once more, under a name that nobody reads, and delete them.
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
-_FORGOTTEN_RANGES = 1000  # the same
+FORGOTTEN_RANGES = 1000  # the same
 _PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
@@ -462,7 +463,7 @@ def forget_some(connection: sqlite3.Connection, most_bytes: int = FORGOTTEN_BYTE
 
 
 def forget_spools(
-    connection: sqlite3.Connection, before_day: int, most_rows: int = _FORGOTTEN_RANGES
+    connection: sqlite3.Connection, before_day: int, most_rows: int = FORGOTTEN_RANGES
 ) -> list[tuple[str, str]]:
     """Delete the ranges of spools from which nothing came since a day (since 1970), about `most_rows` of them.
 

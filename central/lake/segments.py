@@ -132,10 +132,14 @@ class Segment:
         """What the footer says."""
         footer = self.footer
         pairs = footer.metadata or {}
-        names = tuple(footer.schema.to_arrow_schema().names)
+        with self.damage_told():
+            names = tuple(footer.schema.to_arrow_schema().names)
+        schema = pairs.get(b"whitepanda.schema", b"1")
+        if not schema.isdigit():
+            raise DamagedError(self.objects.root, self.key, f"its schema is {schema[:20]!r}", _REMEDY)
         return _Facts(
             rows=int(footer.num_rows),
-            schema=int(pairs.get(b"whitepanda.schema", b"1")),
+            schema=int(schema),
             has_seal=checksums.SEGMENT_KEY.encode() in pairs,
             columns=_NAMES if names == _NAMES else names,
         )

@@ -390,9 +390,7 @@ class SlotStore:
                 rolled=rolled,
                 seal=checksums.PLACE,
             )
-            name = self._name(day, number)
-            data = checksums.sealed(msgspec.json.encode(manifest) + b"\n", name)
-            self._lake.objects.create(name, data)
+            data = self._create(day, manifest, new)
         except BaseException as error:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)
@@ -403,6 +401,15 @@ class SlotStore:
                         self._lake.objects.remove(name)
             raise
         return msgspec.json.decode(data, type=SlotManifest)
+
+    def _create(self, day: date, manifest: SlotManifest, new: list[Segment]) -> bytes:
+        """Put a manifest in force, unless who has the lease by now merged some of the `new` segments."""
+        name = self._name(day, manifest.number)
+        if not {segment.key for segment in new} <= {segment.key for segment in self._lake.segments(day)}:
+            raise FileExistsError(name)
+        data = checksums.sealed(msgspec.json.encode(manifest) + b"\n", name)
+        self._lake.objects.create(name, data)
+        return data
 
     def _written(
         self,

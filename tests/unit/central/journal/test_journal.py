@@ -452,7 +452,7 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
             replica="central-0",
             commit_interval_s=0.001,
             spool_days=40.0,
-            clock_unix_ns=lambda: today * DAY_NS,
+            clock_unix_ns=lambda: int(today * DAY_NS),
         )
         made.start()
         return made, Sender(made)
@@ -460,7 +460,7 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     journal, sender = reopened()
 
     async def taken(sequence: int, spool: str, *, is_importer: bool = False) -> bool:
-        sender.submit(sequence, spool=spool, day=today, is_importer=is_importer)
+        sender.submit(sequence, spool=spool, day=int(today), is_importer=is_importer)
         _, is_new = (await sender.heard(len(sender.outcomes) + 1))[-1]
         await Roller(IngestSection(), journal, lake).roll_all()
         return is_new
@@ -478,6 +478,9 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     assert not await taken(1, "repeated")
     assert await taken(2, "live")
     assert known() == {"silent", "repeated", "imported", "live"}, "the last hour of day 100 is 39 days ago"
+    today = 140.9
+    assert not await taken(2, "live")
+    assert "silent" in known(), "nor is it 40 days ago on the evening of day 140"
     await journal.close()
     journal, sender = reopened()
     today = 141
