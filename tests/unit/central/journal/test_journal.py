@@ -495,6 +495,29 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     await journal.close()
 
 
+async def test_silent_spools_are_not_worth_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def full(*_arguments: object) -> None:
+        asked.append(None)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(journal_module, "forget_spools", full)
+    journal = Journal(
+        tmp_path, replica="central-0", commit_interval_s=0.001, spool_days=40.0, reserve_bytes=1 << 20
+    )
+    journal.start()
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    assert await Roller(IngestSection(), journal, Lake(tmp_path / "lake")).roll_all() == 3
+    assert asked == [None]
+    assert journal._reserve.is_held
+    await journal.close()
+
+
 async def test_spools_are_forgotten_in_small_steps(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     sender = Sender(journal)
