@@ -121,7 +121,9 @@ class Ingest:
         try:
             if (refused := await self._refused(context, peer)) is not None:
                 await context.abort(*refused)  # a client that does not read may keep it waiting here
-        except grpc.aio.InternalError:  # the connection ended during a write or that; gRPC would log a traceback
+        except (
+            grpc.aio.InternalError
+        ):  # the connection ended during a write or that; gRPC would log a traceback
             raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)
