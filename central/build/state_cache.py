@@ -1,6 +1,6 @@
 """Days' states as folders: each is there as a whole or not at all, and is not used when it is damaged.
 
-    <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, digests.json
+    <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi}.parquet, digests.json
 
 `digests.json` is sealed and has the digests of the files (`central.lake.checksums`). State is a cache: what is
 damaged is told of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is

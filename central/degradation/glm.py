@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,6 @@ class Regression:
     deviance: float
     pearson_chi2: float
     iterations: int
-    eliminated: tuple[str, ...] = field(default=())
 
 
 def scales_of(values: Floats) -> Floats:

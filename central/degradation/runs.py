@@ -22,7 +22,7 @@ from central.build import duckdb_connection
 from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError
 
-__all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs", "read_runs"]
+__all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs"]
 
 Floats = NDArray[np.float64]
 
@@ -206,18 +206,13 @@ class Runs:
         )
 
 
-def read_runs(path: Path, columns: Columns) -> Runs:
-    """Read a RUNS file.
+def make_runs(table: Table, columns: Columns) -> Runs:
+    """Make arrays of a table's rows.
 
     Raises:
         InputError: a column is missing or not numeric, no row is a baseline, a target is not positive, no row is left.
 
     """
-    return make_runs(Table(path), columns)
-
-
-def make_runs(table: Table, columns: Columns) -> Runs:
-    """Make arrays of a table's rows; see `read_runs`."""
     table.require([columns.target], "--target")
     table.require(columns.group_by, "--group-by")
     table.require(columns.features, "--features")

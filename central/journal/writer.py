@@ -25,7 +25,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,6 @@ from central.journal.tables import (
     forget_spools,
     read_events,
     read_hosts,
-    read_roll,
     read_stats,
     read_triggers,
     upgrade,
@@ -61,7 +60,6 @@ from central.journal.tables import (
 )
 from central.lake.segments import DAY_NS, segment_stem
 from central.validation.events import EventRow
-from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
 from whitepanda.common.durable import sync_folder
@@ -289,10 +287,6 @@ class Journal:
         if math.isfinite(self._spool_days) and not self.failure and not self._reserve.is_drawn:
             while await self._call(self._forget_spools):
                 continue
-
-    def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
-        """Yield the batches of a roll, see `journal_tables.read_roll`. For any thread."""
-        return read_roll(self.path, roll, piece_rows)
 
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
         """Return events that are on disk, see `journal_tables.read_events`. For any thread."""

@@ -13,7 +13,7 @@ from central.config import IngestSection
 from central.journal import flush_worker
 from central.journal import writer as journal_module
 from central.journal.flush import Roller
-from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts
+from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts, read_roll
 from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
 from central.lake.segments import DAY_NS, Lake
 from central.validation.reader import Sender as BatchSender
@@ -166,10 +166,10 @@ async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
     await sender.heard(5)
     roll = await journal.begin_roll(10**6)
     assert roll is not None
-    pieces = [[batch.sequence for batch in piece] for piece in journal.read_roll(roll, 5)]
+    pieces = [[batch.sequence for batch in piece] for piece in read_roll(journal.path, roll, 5)]
     assert pieces == [[1, 2], [3, 4], [5]]
-    assert [len(piece) for piece in journal.read_roll(roll, 1)] == [1] * 5
-    assert [len(piece) for piece in journal.read_roll(roll, 10**6)] == [5]
+    assert [len(piece) for piece in read_roll(journal.path, roll, 1)] == [1] * 5
+    assert [len(piece) for piece in read_roll(journal.path, roll, 10**6)] == [5]
     monkeypatch.setattr(flush_worker, "_PIECE_ROWS", 5)
     assert await Roller(IngestSection(), journal, lake).roll_all() == 12
     [segment] = lake.segments()
