@@ -22,7 +22,7 @@ from central.lake.segments import Lake
 from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
 from central.roll_ups.store import SlotStore
 from central.verify.checks import DayStats, problems, slot_lengths, stats
-from central.verify.digests import not_covered, state_problems
+from central.verify.digests import state_problems
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -60,18 +60,11 @@ def verify(
             found.append(line)
             if not json:
                 console.print(line, soft_wrap=True, highlight=False)
-        without_digest = not_covered(opened)
     if json:
-        print_json({"lake": lake, "problems": found, "not_covered_by_a_digest": without_digest})
-    else:
-        if any(without_digest.values()):
-            told = ", ".join(f"{count} of {kind}" for kind, count in without_digest.items() if count)
-            console.print(
-                f"files of an older release, without a digest: {told}", soft_wrap=True, highlight=False
-            )
-        if not found:
-            where = " in footers and manifests" if quick else ""
-            console.print(f"{segments} segments, no problem{where}")
+        print_json({"lake": lake, "problems": found})
+    elif not found:
+        where = " in footers and manifests" if quick else ""
+        console.print(f"{segments} segments, no problem{where}")
     if found:
         raise typer.Exit(1)
 

@@ -35,13 +35,9 @@ from central.journal.latency import AckTimes
 from central.journal.reserve import Reserve, free_bytes, is_full
 from central.journal.sequence_ranges import SequenceRanges
 from central.journal.tables import (
-    EVENTS_SCHEMA,
     FORGOTTEN_BYTES,
-    PACKS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
-    SPOOLS_SCHEMA,
-    TRIGGERS_SCHEMA,
     Group,
     HostRecord,
     JournalStats,
@@ -55,7 +51,6 @@ from central.journal.tables import (
     read_hosts,
     read_stats,
     read_triggers,
-    upgrade,
     write_group,
 )
 from central.lake.segments import DAY_NS, segment_stem
@@ -80,9 +75,6 @@ _LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
 _LOG_PAGES = (
     256  # a commit that finds so many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
 )
-_CONVERTED_BYTES = (
-    64 << 20
-)  # journals of older releases are rewritten at the start where they have less in them
 _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
 
 
@@ -99,7 +91,6 @@ _Item = Submission | HostRecord | Rejection | _Call | None
 
 
 _STOP = object()
-_SIZES = ("page_count", "freelist_count", "page_size")
 _DRAWN = "the disk is full, and the reserve is in use to note rolls; batches wait until it is held again"
 
 
@@ -324,7 +315,7 @@ class Journal:
             if state != "ok":
                 raise sqlite3.DatabaseError(str(state).replace("\n", " "))
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}{PACKS_SCHEMA}COMMIT;")
+            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")
             sync_folder(self.path.parent)
         return connection
 
@@ -332,7 +323,7 @@ class Journal:
     def _set_pragmas(connection: sqlite3.Connection) -> None:
         # Packs are some 100 KB: with larger pages there are fewer to be summed, written and moved. Of new journals.
         connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of new ones, too: the file can be made shorter
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # the file can be made shorter
         # Debian's SQLite overwrites what is deleted: that would take as much room in the log as the rows had.
         connection.execute("PRAGMA secure_delete=OFF").fetchall()
         connection.execute("PRAGMA journal_mode=WAL")
@@ -355,31 +346,16 @@ class Journal:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             connection.execute("COMMIT")
-        if meta.get("schema") == "1":
-            self._transaction(upgrade)
-            meta["schema"] = SCHEMA_VERSION
         if meta.get("schema") != SCHEMA_VERSION:
             raise UnavailableError(
                 f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
-        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA + SPOOLS_SCHEMA)
         while self._transaction(self._forget_some):
             continue
-        self._make_shrinkable(connection)
         self.stats = read_stats(connection)
         self._hosts = read_hosts(connection)
         return str(meta["journal"])
-
-    def _make_shrinkable(self, connection: sqlite3.Connection) -> None:
-        """Rewrite a journal of an older release, unless it is large: its file could never give space back."""
-        if connection.execute("PRAGMA auto_vacuum").fetchone() == (2,):
-            return
-        facts = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SIZES]
-        used = (facts[0] - facts[1]) * facts[2]
-        if used <= _CONVERTED_BYTES and free_bytes(self.path.parent) > 4 * used + self._reserve.size_bytes:
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            connection.execute("VACUUM")
 
     async def _call(self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True) -> Any:
         result: Future[Any] = Future()

@@ -57,8 +57,8 @@ class SlotPart(msgspec.Struct, frozen=True, kw_only=True):
     batches: str
     slot_rows: int
     slots_bytes: int
-    slots_sha256: str = ""  # of the file; an older release told none
-    batches_sha256: str = ""
+    slots_sha256: str
+    batches_sha256: str
 
 
 class RolledSegment(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -83,8 +83,8 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ns: int
     code_version: str
     machines_left_out: tuple[str, ...] = ()  # whose rows could not be rolled up
-    rolled: dict[str, tuple[RolledSegment, ...]] = {}  # by origin; a release before this one listed none
-    seal: str = ""
+    rolled: dict[str, tuple[RolledSegment, ...]]  # by origin
+    seal: str
 
     @property
     def digest_words(self) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ class SlotStore:
         return _machines(self._lake.objects.local(part.slots) for part in manifest.parts)
 
     def check_slots(self, part: SlotPart) -> None:
-        """Hold a part's slots against their digest, if it has one.
+        """Hold a part's slots against their digest.
 
         Raises:
             DamagedError: they are not those that were written.
@@ -244,33 +244,13 @@ class SlotStore:
         self.check_slots(part)
         self.check_batches(part)
 
-    def check_to_keep(self, part: SlotPart) -> None:
-        """Do both, before the samples go that could make them anew; files without a digest are read through."""
-        self.check(part)
-        for name, written in ((part.slots, part.slots_sha256), (part.batches, part.batches_sha256)):
-            if not written:
-                self._read_through(name)
-
     def check_batches(self, part: SlotPart) -> None:
         """Hold what a part knows of batches against its digest; else as `check_slots`."""
         self._check(part.batches, part.batches_sha256)
 
     def _check(self, name: str, written: str) -> None:
-        if written:
-            path = self._lake.objects.local(name)
-            checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
-
-    def _read_through(self, name: str) -> None:
-        try:
-            with self._lake.objects.open(name) as file, pq.ParquetFile(file) as parquet:
-                for _ in parquet.iter_batches():
-                    pass
-        except (pa.ArrowException, OSError) as error:
-            is_gone = isinstance(error, FileNotFoundError)
-            if isinstance(error, OSError) and error.errno is not None and not is_gone:
-                raise
-            why = "is not there" if is_gone else (str(error).splitlines() or [type(error).__name__])[0]
-            raise DamagedError(self._lake.name, name, why, self._remedy(name)) from error
+        path = self._lake.objects.local(name)
+        checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
 
     @staticmethod
     def _remedy(name: str) -> str:
@@ -441,10 +421,10 @@ class SlotStore:
         checksums.check_text(self._lake.name, name, data, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
-            if schema > SLOT_SCHEMA_VERSION:
+            if schema != SLOT_SCHEMA_VERSION:
                 raise LakeError(
-                    f"{self._lake.name}/{name} has schema {schema}, this central reads up to {SLOT_SCHEMA_VERSION}; "
-                    "update central"
+                    f"{self._lake.name}/{name} has schema {schema}, this central reads {SLOT_SCHEMA_VERSION}; "
+                    "use the version of central that wrote it"
                 )
             return msgspec.json.decode(data, type=SlotManifest)
         except msgspec.MsgspecError as error:

@@ -493,19 +493,6 @@ def test_a_broken_model_file_is_refused_in_one_line(change, said, model, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_an_older_model_is_to_be_fitted_again(model, tmp_path):
-    arrays = arrays_of(model)
-    arrays["header"] = header(arrays, format="whitepanda-runtime-1", quantiles=None)
-    with (tmp_path / "old").open("wb") as file:
-        np.savez(file, **arrays)
-    with pytest.raises(InputError) as error:
-        read_model(tmp_path / "old")
-    assert str(error.value) == (
-        f"{tmp_path / 'old'}: is a model of an older whitepanda (format whitepanda-runtime-1; this one reads "
-        "whitepanda-runtime-2); fit again with `whitepanda runtime fit`"
-    )
-
-
 def test_a_smaller_share_has_no_lower_bound_in_any_order(study, model):
     found = read_model(model)
     rows = read_rows(study / "new.csv").placed(found.workloads, found.platforms, "")
