@@ -12,7 +12,6 @@ these are read (`central.lake.checksums`).
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import sys
 import time
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from central.lake import checksums
 from central.lake.errors import DamagedError
+from central.lake.manifests import ManifestCommit
 from central.lake.objects import NotRegularError
 from central.lake.segments import Lake, LakeError, Segment, day_in
 from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
@@ -319,9 +319,7 @@ class SlotStore:
         old = before.parts if before is not None else ()
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
-        drafts = {name: self._lake.objects.draft(name) for name in (slots, batches)}
         merged = old if not is_short and len(old) >= _MAX_PARTS else ()
-        published = []
         for segment in new:
             with segment.path.open("rb") as file:
                 segment.check(file)
@@ -329,25 +327,23 @@ class SlotStore:
             self.check_batches(part)
         for part in merged:
             self.check_slots(part)
-        try:
+        with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
+            files = commit.draft(slots), commit.draft(batches)
             counted, duplicates, left_out = self._written(
                 connection,
                 new,
                 ([part.batches for part in old], [part.slots for part in merged]),
-                (drafts[slots], drafts[batches]),
+                files,
                 may_leave_out_for_memory=is_short and len(new) == 1,
             )
             part = SlotPart(
                 slots=slots,
                 batches=batches,
-                slot_rows=int(pq.read_metadata(drafts[slots]).num_rows),
-                slots_bytes=drafts[slots].stat().st_size,
-                slots_sha256=checksums.digest_of(drafts[slots]),
-                batches_sha256=checksums.digest_of(drafts[batches]),
+                slot_rows=int(pq.read_metadata(files[0]).num_rows),
+                slots_bytes=files[0].stat().st_size,
+                slots_sha256=commit.publish(slots),
+                batches_sha256=commit.publish(batches),
             )
-            for name, draft in drafts.items():
-                self._lake.objects.publish(draft, name)
-                published.append(name)
             through = dict(before.through) if before is not None else {}
             rolled = dict(before.rolled) if before is not None else {}
             for segment in new:
@@ -370,18 +366,7 @@ class SlotStore:
                 rolled=rolled,
                 seal=checksums.PLACE,
             )
-            name = self._name(day, number)
-            data = checksums.sealed(msgspec.json.encode(manifest) + b"\n", name)
-            self._lake.objects.create(name, data)
-        except BaseException as error:
-            for draft in drafts.values():
-                draft.unlink(missing_ok=True)
-            with contextlib.suppress(LakeError, OSError):
-                now = None if isinstance(error, FileExistsError) else self.manifest(day)
-                if now is None or now.number < number:  # else it may be this very one
-                    for name in published:
-                        self._lake.objects.remove(name)
-            raise
+            data = commit.create(msgspec.json.encode(manifest) + b"\n")
         return msgspec.json.decode(data, type=SlotManifest)
 
     def _written(
