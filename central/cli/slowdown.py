@@ -27,10 +27,11 @@ from central.placement.pairs import (
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
-from central.placement.tables import Jobs, jobs_of, numbers_by_name, read_rows, units_of
+from central.placement.tables import Jobs, jobs_of, numbers_by_name, units_of
 from central.plotting.timeline import bars
 from central.plotting.timeline import plot as write_plot
 from central.runtimes.predict import write_table
+from central.tables.user_files import UserTable
 from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
@@ -87,10 +88,9 @@ def estimate(
 
 def _jobs_of_one_machine(path: Path) -> Jobs:
     """Read jobs; a column host, as of `place`, must name one machine."""
-    rows = read_rows(path)
+    rows = UserTable(path)
     if HOST in rows.columns:
-        at = rows.columns.index(HOST)
-        hosts = dict.fromkeys(row[at] for row in rows.cells)
+        hosts = dict.fromkeys(rows.texts(HOST).tolist())
         if len(hosts) > 1:
             some = ", ".join(name or "(none)" for name in list(hosts)[:3])
             raise InputError(
