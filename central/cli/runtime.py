@@ -21,10 +21,11 @@ from central.runtimes.fit import FitOptions
 from central.runtimes.fit import fit as fit_model
 from central.runtimes.lake_rows import read_lake
 from central.runtimes.model import Model, read_model, write_model
-from central.runtimes.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows, write_table
+from central.runtimes.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows
 from central.runtimes.show import show_measures, show_neighbours
 from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from central.runtimes.update import update as update_model
+from central.tables.csv_files import write_table
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 

@@ -30,7 +30,7 @@ from central.placement.requests import HOST
 from central.placement.tables import Jobs, jobs_of, numbers_by_name, units_of
 from central.plotting.timeline import bars
 from central.plotting.timeline import plot as write_plot
-from central.runtimes.predict import write_table
+from central.tables.csv_files import write_table
 from central.tables.user_files import UserTable
 from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json

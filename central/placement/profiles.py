@@ -14,7 +14,7 @@ from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_sha
 from central.placement.tables import JOB, TAU
 from central.tables.user_files import UserTable
 from whitepanda.common.csv_cells import csv_line
-from whitepanda.common.durable import replacing
+from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
 
 __all__ = ["COPIES", "PROBES", "SHARES", "JobProfile", "Profiles", "read_profiles", "write_loadings"]
@@ -179,8 +179,5 @@ def write_loadings(path: Path, profiles: Profiles) -> None:
         times = [job.tau_s.value] if with_times and job.tau_s is not None else []
         cells = [f"{value:.12g}" for value in (*(loading[name] for name in profiles.resources), *times)]
         lines.append(csv_line([job.job, *cells]))
-    try:
-        with replacing(path, mode=0o600) as file:
-            file.write("".join(lines).encode())
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    with writing(path, mode=0o600) as file:
+        file.write("".join(lines).encode())

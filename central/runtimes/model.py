@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from central.models.pitot import Members, Rows, Shape, log_runtimes
 from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement, gap
 from central.runtimes.tables import Names
-from whitepanda.common.durable import replacing
+from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
 
 __all__ = ["FORMAT", "Estimates", "Model", "read_model", "write_model"]
@@ -135,13 +135,8 @@ def write_model(path: Path, model: Model) -> None:
         scatter = pool.scatter
         columns = (pool.residuals, scatter.difficulty, scatter.disagreement, scatter.gap)
         arrays[f"pool_{count}"] = np.stack(columns)
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
-    try:
-        with replacing(path, mode=0o644) as file:
-            np.savez(file, allow_pickle=False, **arrays)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    with writing(path, mode=0o644) as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read_model(path: Path) -> Model:

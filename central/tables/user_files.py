@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from central.models.groups import Column, Floats, Ints
-from central.tables.csv_files import read_texts
+from central.tables.csv_files import is_parquet, read_texts
 from whitepanda.common.errors import InputError
 
-__all__ = ["UserTable", "is_parquet", "refuse_twice"]
+__all__ = ["UserTable", "refuse_twice"]
 
 _SHOWN = 20  # columns in an error
+
+_Column = npt.NDArray[Any]
+_Floats = npt.NDArray[np.float64]
 
 
 class UserTable:
@@ -76,7 +79,7 @@ class UserTable:
             word = "column" if len(missing) == 1 else "columns"
             raise InputError(f"{self.path}: has no {word} {', '.join(missing)}; it has {self.told}")
 
-    def texts(self, column: str) -> Column:
+    def texts(self, column: str) -> _Column:
         """Return a column as text without spaces around it; "" where there is none."""
         try:
             texts = pc.utf8_trim_whitespace(self.table[column].cast(pa.string()))
@@ -85,7 +88,7 @@ class UserTable:
             raise InputError(f"{self.path}: column {column} must be names, not {kind}") from error
         return np.asarray(pc.fill_null(texts, "").to_numpy(zero_copy_only=False)).astype(str)
 
-    def names(self, column: str) -> Column:
+    def names(self, column: str) -> _Column:
         """Return a column as text; every row must have some."""
         texts = self.texts(column)
         empty = np.flatnonzero(texts == "")
@@ -102,7 +105,7 @@ class UserTable:
         above: bool = False,
         empty: float | None = None,
         remedy: str = "",
-    ) -> Floats:
+    ) -> _Floats:
         """Return a column as finite numbers.
 
         Args:
@@ -128,7 +131,7 @@ class UserTable:
             self.refuse(column, f"numbers {bounds}", row, then)
         return values
 
-    def whole(self, column: str, *, low: float = 1.0) -> Ints:
+    def whole(self, column: str, *, low: float = 1.0) -> npt.NDArray[np.int64]:
         """Return a column as whole numbers."""
         values = self.numbers(column, low=low)
         wrong = (values != np.rint(values)) | (values > 2**53)
@@ -142,7 +145,7 @@ class UserTable:
         value = "empty" if told is None or told == "" else _shown(str(told).strip())
         raise InputError(f"{self.path}: column {column} must be {wanted} (row {row + 1}: {value}){then}")
 
-    def _values(self, column: str, bounds: str) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    def _values(self, column: str, bounds: str) -> tuple[_Floats, npt.NDArray[np.bool_]]:
         """Return numbers, NaN where the file has none, and where that is."""
         kind = self.table[column].type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -167,12 +170,7 @@ class UserTable:
         return np.asarray(found, np.float64), np.asarray(is_empty)
 
 
-def is_parquet(path: Path) -> bool:
-    """Say whether a file is Parquet, by its ending; else it is CSV."""
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
-def refuse_twice(path: Path, column: str, names: Column) -> None:
+def refuse_twice(path: Path, column: str, names: _Column) -> None:
     """Raise an InputError where a name is there more than once."""
     values, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():

@@ -7,20 +7,17 @@ neither, each instance counts the same.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from central.models.groups import Column, Floats, Ints, group, sums
 from central.models.wsmeter import Observed, Shares
-from central.tables.csv_files import write_csv
-from central.tables.user_files import UserTable, is_parquet, refuse_twice
-from whitepanda.common.durable import replacing
+from central.tables.csv_files import is_parquet, write_table
+from central.tables.user_files import UserTable, refuse_twice
 from whitepanda.common.errors import InputError
 
 __all__ = [
@@ -30,11 +27,11 @@ __all__ = [
     "read_jobs",
     "read_machines",
     "read_rows",
-    "replace_file",
     "write_jobs",
     "write_machines",
 ]
 
+_MODE = 0o600  # they name jobs or machines
 _METRICS = ("value", "ipc", "mips")
 #: Numbers whose squares and their quotients are still numbers; in any unit, nothing that is measured lies outside.
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -175,7 +172,7 @@ def write_jobs(path: Path, jobs: Jobs) -> None:
 
     """
     columns = ("job", "weight", "mean", "std", "instances", "cost")
-    _write(path, pa.table({name: getattr(jobs, name) for name in columns}))
+    write_table(path, pa.table({name: getattr(jobs, name) for name in columns}), mode=_MODE)
 
 
 def read_machines(path: Path) -> list[str]:
@@ -211,7 +208,9 @@ def write_rows(path: Path, observed: Observed) -> None:
         InputError: it cannot be written.
 
     """
-    _write(path, pa.table({name: getattr(observed, name) for name in ("machine", "job", "value")}))
+    write_table(
+        path, pa.table({name: getattr(observed, name) for name in ("machine", "job", "value")}), mode=_MODE
+    )
 
 
 def write_machines(path: Path, machines: Sequence[str]) -> None:
@@ -221,27 +220,4 @@ def write_machines(path: Path, machines: Sequence[str]) -> None:
         InputError: it cannot be written.
 
     """
-    _write(path, pa.table({"machine": list(machines)}))
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; only its owner can read it: it names jobs or machines.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
-    try:
-        with replacing(path, mode=0o600) as file:
-            file.write(content)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror or error}") from error
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    buffer = io.BytesIO()
-    if is_parquet(path):
-        pq.write_table(table, buffer)
-    else:
-        write_csv(table, buffer)
-    replace_file(path, buffer.getvalue())
+    write_table(path, pa.table({"machine": list(machines)}), mode=_MODE)

@@ -13,8 +13,8 @@ from central.cli._outputs import TABLES, check_output
 from central.degradation.runs import Table
 from central.models.pitot import ALONE, Rows
 from central.runtimes.evaluate import measure
-from central.runtimes.predict import write_table
 from central.runtimes.tables import Names, read_features, read_log_runtimes, read_rows
+from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
 
 
