@@ -39,11 +39,10 @@ class Table:
 
     Args:
         path: the file.
-        texts: leave every column of a CSV file as the text that it is: a name 1.10 stays 1.10.
 
     """
 
-    def __init__(self, path: Path, *, texts: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
@@ -57,8 +56,7 @@ class Table:
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")
         _check_file(path)
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
-        how = "all_varchar = true" if texts else "sample_size = -1"
-        reader = "read_parquet(?)" if is_parquet else f"read_csv(?, header = true, {how})"
+        reader = "read_parquet(?)" if is_parquet else "read_csv(?, header = true, sample_size = -1)"
         try:
             self._duckdb.execute(f"CREATE TABLE read AS SELECT * FROM {reader}", [name])  # noqa: S608 - constants
             columns = self._duckdb.execute("DESCRIBE read").fetchall()

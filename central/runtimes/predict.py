@@ -105,7 +105,7 @@ def predict_rows(
         bounds = model.bounds(rows, estimates, [value for _, value in epsilons])
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
-    result = named.table.all_columns()
+    result = named.table.cells
     for name, values in zip(columns, (estimates.log_us, *bounds), strict=True):
         column = np.full(len(is_known), np.nan)
         column[is_known] = np.exp(values)

@@ -32,6 +32,9 @@ class UserTable:
     Args:
         path: a file, or a pipe: it is read once. Parquet by its ending, else CSV.
 
+    Attributes:
+        cells: as they were read: texts of CSV, null where there is none.
+
     Raises:
         InputError: it cannot be read, has no rows, a column without a name, or two of the same name.
 
@@ -40,7 +43,7 @@ class UserTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.table: pa.Table = pq.read_table(path) if is_parquet(path) else _csv(path)
+            self.cells: pa.Table = pq.read_table(path, partitioning=None) if is_parquet(path) else _csv(path)
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
                 raise InputError(f"{path}: cannot be read: {_line(error)}") from error
@@ -53,17 +56,17 @@ class UserTable:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise InputError(f"{path}: two columns are called {_shown(twice)}")
-        if not self.table.num_rows:
+        if not self.cells.num_rows:
             raise InputError(f"{path}: has no rows")
 
     def __len__(self) -> int:
         """Count the rows."""
-        return int(self.table.num_rows)
+        return int(self.cells.num_rows)
 
     @property
     def columns(self) -> list[str]:
         """The names of its columns."""
-        return list(self.table.column_names)
+        return list(self.cells.column_names)
 
     @property
     def told(self) -> str:
@@ -82,9 +85,9 @@ class UserTable:
     def texts(self, column: str) -> _Column:
         """Return a column as text without spaces around it; "" where there is none."""
         try:
-            texts = pc.utf8_trim_whitespace(self.table[column].cast(pa.string()))
+            texts = pc.utf8_trim_whitespace(self.cells[column].cast(pa.string()))
         except pa.ArrowException as error:
-            kind = self.table[column].type
+            kind = self.cells[column].type
             raise InputError(f"{self.path}: column {column} must be names, not {kind}") from error
         return np.asarray(pc.fill_null(texts, "").to_numpy(zero_copy_only=False)).astype(str)
 
@@ -113,22 +116,23 @@ class UserTable:
             low: the least value.
             high: the greatest.
             above: `low` itself is too little.
-            empty: what an empty cell stands for; None: it is refused.
+            empty: what an empty cell stands for, NaN also of a cell that is not a number; None: it is refused.
             remedy: of a number that is too large.
 
         """
-        bounds = f"above {low:g}" if above else f"of {low:g} or more"
-        bounds = f"from {low:g} to {high:g}" if high < math.inf else bounds
-        values, is_empty = self._values(column, bounds)
-        if empty is not None:
-            values = np.where(is_empty, empty, values)
+        wanted = f"numbers above {low:g}" if above else f"numbers of {low:g} or more"
+        wanted = f"numbers from {low:g} to {high:g}" if high < math.inf else wanted
+        wanted = "finite numbers" if low == -math.inf else wanted
+        values, is_empty = self._values(column, wanted)
+        if empty is not None and math.isnan(empty):
+            is_empty |= np.isnan(values)
         wrong = ~((values > low if above else values >= low) & (values <= high) & np.isfinite(values))
         if empty is not None:
             wrong &= ~is_empty
+            values = np.where(is_empty, empty, values)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            then = f"; {remedy}" if remedy and values[row] > high else ""
-            self.refuse(column, f"numbers {bounds}", row, then)
+            self.refuse(column, wanted, row, f"; {remedy}" if remedy and values[row] > high else "")
         return values
 
     def whole(self, column: str, *, low: float = 1.0) -> npt.NDArray[np.int64]:
@@ -141,22 +145,20 @@ class UserTable:
 
     def refuse(self, column: str, wanted: str, row: int, then: str = "") -> None:
         """Raise an InputError about a row's value, which is not what is wanted."""
-        told = self.table[column][row].as_py()
+        told = self.cells[column][row].as_py()
         value = "empty" if told is None or told == "" else _shown(str(told).strip())
         raise InputError(f"{self.path}: column {column} must be {wanted} (row {row + 1}: {value}){then}")
 
-    def _values(self, column: str, bounds: str) -> tuple[_Floats, npt.NDArray[np.bool_]]:
+    def _values(self, column: str, wanted: str) -> tuple[_Floats, npt.NDArray[np.bool_]]:
         """Return numbers, NaN where the file has none, and where that is."""
-        kind = self.table[column].type
+        kind = self.cells[column].type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             try:
-                found = self.table[column].cast(pa.float64())
+                found = self.cells[column].cast(pa.float64())
             except pa.ArrowException as error:
-                raise InputError(
-                    f"{self.path}: column {column} must be numbers {bounds}, not {kind}"
-                ) from error
-            return np.asarray(found.to_numpy(zero_copy_only=False), np.float64), np.asarray(found.is_null())
-        texts = pc.utf8_trim_whitespace(pc.fill_null(self.table[column], ""))
+                raise InputError(f"{self.path}: column {column} must be {wanted}, not {kind}") from error
+            return np.asarray(found.to_numpy(zero_copy_only=False), np.float64), np.array(found.is_null())
+        texts = pc.utf8_trim_whitespace(pc.fill_null(self.cells[column], ""))
         is_empty = pc.equal(texts, "")
         try:
             found = pc.if_else(is_empty, "nan", texts).cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -166,8 +168,8 @@ class UserTable:
                 try:
                     found[row] = float(text or "nan")
                 except ValueError:
-                    self.refuse(column, f"numbers {bounds}", row)
-        return np.asarray(found, np.float64), np.asarray(is_empty)
+                    self.refuse(column, wanted, row)
+        return np.asarray(found, np.float64), np.array(is_empty)
 
 
 def refuse_twice(path: Path, column: str, names: _Column) -> None:
@@ -183,30 +185,33 @@ def _csv(path: Path) -> pa.Table:
     if not content.strip():
         raise InputError(f"{path}: is empty; the first line must name the columns")
     try:
-        header = next(csv.reader(io.StringIO(content.split(b"\n", 1)[0].decode("utf-8-sig"))), [])
+        first = content.split(b"\n", 1)[0].decode("utf-8-sig")
+        delimiter = max(",;\t|", key=first.count)
+        header = next(csv.reader([first], delimiter=delimiter), [])
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is no UTF-8 text (row 0, the header)") from error
     except csv.Error as error:
         raise InputError(f"{path}: is no CSV with a header: {_line(error)}") from error
-    options = pa_csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string()), null_values=[])
-    parsing = pa_csv.ParseOptions(newlines_in_values=True)
+    types = dict.fromkeys(header, pa.string())
+    options = pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
+    parsing = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     try:
         table = pa_csv.read_csv(pa.BufferReader(content), convert_options=options, parse_options=parsing)
     except pa.ArrowException as error:
-        raise InputError(f"{path}: {_why_no_csv(content, error)}") from error
+        raise InputError(f"{path}: {_why_no_csv(content, delimiter, error)}") from error
     table = read_texts(table.rename_columns([name.strip() for name in table.column_names]))
     is_filled = np.zeros(table.num_rows, np.bool_)
     for column in table.columns:
-        is_filled |= np.asarray(pc.not_equal(column.cast(pa.string()), ""))
+        is_filled |= np.asarray(pc.is_valid(column))
     return table if is_filled.all() else table.filter(pa.array(is_filled))
 
 
-def _why_no_csv(content: bytes, error: Exception) -> str:
+def _why_no_csv(content: bytes, delimiter: str, error: Exception) -> str:
     """Say what is wrong with a text that pyarrow cannot read, with the row."""
     number, header = -1, 0
     try:
         lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
-        for number, row in enumerate(row for row in csv.reader(lines) if row):
+        for number, row in enumerate(row for row in csv.reader(lines, delimiter=delimiter) if row):
             header = header or len(row)
             if len(row) != header:
                 return f"is no CSV with a header: row {number} has {len(row)} values, the header {header}"

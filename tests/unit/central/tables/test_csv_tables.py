@@ -136,10 +136,10 @@ NAMES = ["=job", "@job", "-job", "'=job", "web", "web;=1", "=a;-b;'+c;d"]
 def test_a_table_of_runs_keeps_its_names(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text(csv_line(["=column", "n"]) + "".join(csv_line([name, -1.5]) for name in NAMES))
-    for table in (Table(path), Table(path, texts=True)):
-        assert table.columns == ("=column", "n")
-        assert [name for (name,) in table.labels(["=column"])] == NAMES
-        assert table.numbers("n").tolist() == [-1.5] * len(NAMES)
+    table = Table(path)
+    assert table.columns == ("=column", "n")
+    assert [name for (name,) in table.labels(["=column"])] == NAMES
+    assert table.numbers("n").tolist() == [-1.5] * len(NAMES)
 
 
 def test_a_file_of_machines_keeps_its_names(tmp_path):
