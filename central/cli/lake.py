@@ -17,6 +17,7 @@ import pyarrow as pa
 import typer
 
 from central.build import duckdb_connection
+from central.cli._outputs import JsonOption
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
 from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
@@ -29,7 +30,6 @@ from whitepanda.common.errors import InputError, UnavailableError
 app = typer.Typer(help="Central's lake of samples: check it, count it, compact it.", no_args_is_help=True)
 
 _Lake = Annotated[str, typer.Argument(metavar="LAKE", help="A folder, or s3://bucket/prefix.")]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _SlotS = Annotated[
     float | None,
     typer.Option(
@@ -49,7 +49,7 @@ def verify(
     lake: _Lake,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Footers and manifests only, not the rows.")] = False,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Read everything, and say one line per problem; exit code 1 if there is any."""
     found = []
@@ -70,7 +70,7 @@ def verify(
 
 
 @app.command("stats")
-def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
+def show_stats(lake: _Lake, slot_s: _SlotS = None, json: JsonOption = False) -> None:
     """Count days, rows, bytes, duplicates and replicas; name the machines that the newest version leaves out."""
     with _opened(lake) as opened, duckdb_connection.connect() as connection:
         length = _slot_length(opened, slot_s)
@@ -113,7 +113,7 @@ def compact(
     grace_s: Annotated[
         float, typer.Option(help="Keep merged segments so long, for readers that listed them before.", min=0)
     ] = GRACE_S,
-    json: _Json = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Merge the small segments of each day that are rolled up to slots; the rows stay the same."""
     with _opened(lake) as opened, _lease(opened) as lease:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, group_key
 from central.build import duckdb_connection
+from central.models.groups import Floats
 from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError
 
 __all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs"]
 
-Floats = NDArray[np.float64]
 
 _LEFT_OUT = {
     "not_wanted": "not wanted (--where)",

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.runtimes.model import Model
 from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError, UnavailableError
@@ -18,7 +19,6 @@ from whitepanda.common.extras import how_to_install
 
 __all__ = ["Embedded", "Neighbours", "as_table", "embed", "groups_of", "neighbours", "project", "read_groups"]
 
-Floats = NDArray[np.float64]
 
 #: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
 _SEPARATORS = "/:"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.models.pitot import Members, Rows, Shape, log_runtimes
 from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement, gap
 from central.runtimes.tables import Names
@@ -21,7 +22,6 @@ from whitepanda.common.errors import InputError
 
 __all__ = ["FORMAT", "Estimates", "Model", "read_model", "write_model"]
 
-Floats = NDArray[np.float64]
 
 FORMAT = "whitepanda-runtime-1"
 #: Rows that are predicted at once: bounds the memory that it takes.

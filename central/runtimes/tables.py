@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.models.pitot import ALONE, Rows
 from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError
 
 __all__ = ["Features", "NamedRows", "Names", "means_alone", "read_features", "read_log_runtimes", "read_rows"]
 
-Floats = NDArray[np.float64]
 _SEPARATOR = ";"
 _NUMBERED = re.compile(r"interferer_[0-9]+")
 #: What other programs write for nothing.
