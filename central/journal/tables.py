@@ -18,6 +18,7 @@ from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 
 __all__ = [
+    "BUSY_TIMEOUT_S",
     "FORGOTTEN_BYTES",
     "HOST_COLUMNS",
     "SCHEMA",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = "1"
-_BUSY_TIMEOUT_S = 10.0
+BUSY_TIMEOUT_S = 10.0
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE received (
@@ -348,7 +349,7 @@ def read_roll(journal: Path, roll: Roll, piece_rows: int) -> Iterator[list[Store
     The pieces are the same each time. For any thread or process: it has a connection of its own, and holds the
     journal's log back no longer than it takes to read a piece.
     """
-    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
     try:
         piece: list[StoredBatch] = []
         rows = 0

@@ -35,6 +35,7 @@ from central.journal.latency import AckTimes
 from central.journal.reserve import Reserve, free_bytes, is_full
 from central.journal.sequence_ranges import SequenceRanges
 from central.journal.tables import (
+    BUSY_TIMEOUT_S,
     FORGOTTEN_BYTES,
     SCHEMA,
     SCHEMA_VERSION,
@@ -69,7 +70,6 @@ _HOST_INTERVAL_S = 60.0  # what a host says of itself is written no more often
 _CACHED_SPOOLS = 65_536
 _NEVER = 1 << 40  # days
 _LAST_DAY = "SELECT last_day FROM spools WHERE host = ? AND spool_id = ?"
-_BUSY_TIMEOUT_S = 10.0
 _PAGE_BYTES = 16384  # of new journals
 _LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
 _LOG_PAGES = (
@@ -281,7 +281,7 @@ class Journal:
 
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
         """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
-        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         try:
             return read_events(connection, **wanted)
         finally:
@@ -289,7 +289,7 @@ class Journal:
 
     def read_triggers(self, limit: int) -> list[tuple[int, TriggerRow]]:
         """Return the oldest reports of contention that wait for incident history, with their ids. For any thread."""
-        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         try:
             return read_triggers(connection, limit)
         finally:
@@ -306,7 +306,7 @@ class Journal:
     def _open(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
         connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
+            self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S
         )
         self._set_pragmas(connection)
         self._bound_log(connection)
