@@ -102,7 +102,7 @@ class Central:
             reserve_bytes=reserve_bytes(
                 state, config.ingest.journal_reserve_mib, config.ingest.max_message_bytes
             ),
-            spool_days=config.ingest.max_past_days + _SPOOL_MARGIN_DAYS,
+            spool_days=config.ingest.max_past_days + config.ingest.max_future_s / 86400 + _SPOOL_MARGIN_DAYS,
         )
         self.journal.start()
         try:

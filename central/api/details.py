@@ -16,7 +16,7 @@ from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
 from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
-from central.api.work import Worker
+from central.api.work import Turns, Worker
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.incidents.store import IncidentQuery, IncidentStore
@@ -58,6 +58,7 @@ class DetailQueries:
     _over_quota: Callable[[], Mapping[str, Mapping[str, int]]]
     _summary: Callable[[HostRecord, Mapping[str, Mapping[str, int]]], fleet_pb2.HostSummary]
     check_operator: Callable[[Context], Awaitable[None]]
+    turns: Turns
 
     async def GetJob(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.GetJobRequest, context: Context
@@ -74,10 +75,12 @@ class DetailQueries:
         if problem:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
         built = self._builder.current
-        suspected = await ask_store(context, self._incidents.suspect_jobs, limit=1, job=request.job)
+        async with self.turns.turn():
+            suspected = await ask_store(context, self._incidents.suspect_jobs, limit=1, job=request.job)
         try:
             running = await self._drawing.run(self._recent.read, context)
-            history = await asyncio.to_thread(self._history.of, request.job)
+            async with self.turns.turn():
+                history = await asyncio.to_thread(self._history.of, request.job)
         except (SlowError, LakeError, OSError) as error:
             remedy = "`whitepanda lake verify` tells more"
             if isinstance(error, SlowError):
@@ -132,7 +135,8 @@ class DetailQueries:
         # On a grid, so that the same steps come again a moment later.
         since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
         query = IncidentQuery(host=request.host, since_unix_ns=since, until_unix_ns=until)
-        incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
+        async with self.turns.turn():
+            incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
 
         def read() -> pa.Table:
             return read_lines(self._lake, self._times, request.host, since, until, step)
@@ -153,8 +157,9 @@ class DetailQueries:
         vms = sorted(_timelines(lines, (until - since) // step), key=_by_usage)
         for vm in vms[:top]:
             self._add_statistics(vm)
-        await self._add_names(vms[:top], request.host, context)
-        await self._add_events(vms[:top], request.host, since, until)
+        async with self.turns.turn():
+            await self._add_names(vms[:top], request.host, context)
+            await self._add_events(vms[:top], request.host, since, until)
         return fleet_pb2.HostTimeline(
             host=request.host,
             summary=None if record is None else self._summary(record, self._over_quota()),

@@ -13,7 +13,7 @@ import grpc
 from central.api.limits import MAX_WINDOWS
 from central.api.names import NameChecks
 from central.api.paging import Context, Token, abort, check_times, encode, read_page
-from central.api.work import Worker
+from central.api.work import Turns, Worker
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
@@ -46,6 +46,7 @@ class IncidentQueries(NameChecks):
     _registry: StreamRegistry
     _vm_windows: VmWindows
     check_operator: Callable[[Context], Awaitable[None]]
+    turns: Turns
 
     async def ListIncidents(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListIncidentsRequest, context: Context
@@ -136,15 +137,16 @@ class IncidentQueries(NameChecks):
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, several_named(request.vm, found))
         vm = found[0] if found else request.vm
         query = IncidentQuery(vm=vm, since_unix_ns=since, until_unix_ns=until)
-        incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
-        events = await asyncio.to_thread(
-            self._journal.read_events,
-            before_id=_MAX_INT64,
-            limit=_MAX_LISTED,
-            vm=vm,
-            since_unix_ns=since,
-            until_unix_ns=until,
-        )
+        async with self.turns.turn():
+            incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
+            events = await asyncio.to_thread(
+                self._journal.read_events,
+                before_id=_MAX_INT64,
+                limit=_MAX_LISTED,
+                vm=vm,
+                since_unix_ns=since,
+                until_unix_ns=until,
+            )
         windows = await self._windows(context, vm, since, until, limit + 1)
         if not windows and not events and not incidents:
             message = (
@@ -159,7 +161,8 @@ class IncidentQueries(NameChecks):
             {one.host for one in windows} | {one.host for one in incidents} | {row.host for _, row in events}
         )
         if not names or hosts - names.keys():
-            names = (await ask_store(context, self._incidents.names, [vm])).get(vm, {}) | names
+            async with self.turns.turn():
+                names = (await ask_store(context, self._incidents.names, [vm])).get(vm, {}) | names
         return fleet_pb2.VmHistory(
             vm=vm,
             name=shown_name(names, hosts),

@@ -14,13 +14,17 @@ import grpc
 from central.api.paging import Context, abort
 from whitepanda.common.errors import InputError
 
-__all__ = ["NotThereError", "Turns", "Worker"]
+__all__ = ["BusyError", "NotThereError", "Turns", "Worker"]
 
 Result = TypeVar("Result")
 
 
 class NotThereError(InputError):
     """There is nothing of what is asked for."""
+
+
+class BusyError(Exception):
+    """So many questions wait already that this one is refused."""
 
 
 class Turns:
@@ -30,19 +34,39 @@ class Turns:
 
     Args:
         most: questions at a time.
+        most_waiting: further ones are refused. Clients that left are still among those that wait.
 
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_waiting: int = 512) -> None:
         self._free = asyncio.Semaphore(most)
         self._beginning = asyncio.Lock()
+        self._most_waiting = most_waiting
+        self.waiting = 0
 
     @contextlib.asynccontextmanager
     async def turn(self, *, has_queue: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn; `has_queue`: a `Worker` bounds these questions, and one that waits there needs no turn."""
-        async with contextlib.nullcontext() if has_queue else self._free:
-            async with self._beginning:
-                await asyncio.sleep(0)
+        """Wait for a turn.
+
+        Args:
+            has_queue: a `Worker` bounds these questions. One that waits there needs no turn; what else it asks does.
+
+        Raises:
+            BusyError: too many wait.
+
+        """
+        if self.waiting >= self._most_waiting:
+            message = f"{self._most_waiting} questions wait already; ask again in a while"
+            raise BusyError(message)
+        async with contextlib.AsyncExitStack() as held:
+            self.waiting += 1
+            try:
+                if not has_queue:
+                    await held.enter_async_context(self._free)
+                async with self._beginning:
+                    await asyncio.sleep(0)
+            finally:
+                self.waiting -= 1
             yield
 
 

@@ -20,7 +20,14 @@ from central.build import duckdb_connection
 from central.cli._outputs import JsonOption
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
-from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
+from central.roll_ups.compaction import (
+    GRACE_S,
+    MIN_SOURCES,
+    compact_day,
+    drop_samples,
+    is_left_to_late_builds,
+    remove_superseded,
+)
 from central.roll_ups.store import SlotStore
 from central.verify.checks import DayStats, problems, slot_lengths, stats
 from central.verify.digests import state_problems
@@ -115,12 +122,22 @@ def compact(
     ] = GRACE_S,
     json: JsonOption = False,
 ) -> None:
-    """Merge the small segments of each day that are rolled up to slots; the rows stay the same."""
+    """Merge the small segments of each day; the rows stay the same."""
     with _opened(lake) as opened, _lease(opened) as lease:
         slots = SlotStore(opened, round(_slot_length(opened, slot_s) * 1e9))
         manifests = slots.manifests()
-        days = {day: compact_day(opened, day, manifests.get(day), check=lease.check, min_sources=min_segments)
-                for day in opened.days()}  # fmt: skip
+        found = opened.days()
+        days = {
+            day: compact_day(
+                opened,
+                day,
+                manifests.get(day),
+                unrolled_too=is_left_to_late_builds(day, found[-1]),
+                check=lease.check,
+                min_sources=min_segments,
+            )
+            for day in found
+        }
         lease.check()
         removed = remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
         dropped = drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0

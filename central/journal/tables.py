@@ -20,6 +20,7 @@ from central.validation.triggers import TriggerRow
 __all__ = [
     "BUSY_TIMEOUT_S",
     "FORGOTTEN_BYTES",
+    "FORGOTTEN_RANGES",
     "HOST_COLUMNS",
     "SCHEMA",
     "SCHEMA_VERSION",
@@ -104,7 +105,7 @@ HOST_COLUMNS = (
 #: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows.
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
-_FORGOTTEN_RANGES = 1000  # the same
+FORGOTTEN_RANGES = 1000  # the same
 _PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
@@ -381,7 +382,7 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
             for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)
         ),
         max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
-        json.dumps(record.jobs, ensure_ascii=False),
+        msgspec.json.encode(record.jobs).decode(),
     )
 
 
@@ -425,7 +426,7 @@ def forget_some(connection: sqlite3.Connection, most_bytes: int = FORGOTTEN_BYTE
 
 
 def forget_spools(
-    connection: sqlite3.Connection, before_day: int, most_rows: int = _FORGOTTEN_RANGES
+    connection: sqlite3.Connection, before_day: int, most_rows: int = FORGOTTEN_RANGES
 ) -> list[tuple[str, str]]:
     """Delete the ranges of spools from which nothing came since a day (since 1970), about `most_rows` of them.
 

@@ -17,6 +17,7 @@ suffices, transactions and the log are kept smaller than it. Once rows are delet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import math
 import queue
@@ -37,6 +38,7 @@ from central.journal.sequence_ranges import SequenceRanges
 from central.journal.tables import (
     BUSY_TIMEOUT_S,
     FORGOTTEN_BYTES,
+    FORGOTTEN_RANGES,
     SCHEMA,
     SCHEMA_VERSION,
     Group,
@@ -55,6 +57,7 @@ from central.journal.tables import (
     write_group,
 )
 from central.lake.segments import DAY_NS, segment_stem
+from central.own_threads import in_own_thread
 from central.validation.events import EventRow
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
@@ -85,6 +88,7 @@ class _Call:
     run: Callable[[sqlite3.Connection], Any]
     result: Future[Any]
     is_transaction: bool = True
+    may_draw: bool = True  # the reserve, on a full disk
 
 
 _Item = Submission | HostRecord | Rejection | _Call | None
@@ -216,7 +220,7 @@ class Journal:
         self._written.clear()
         self._queue.put(None)
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await in_own_thread(self._thread.join)
         self._connection.close()
         self._lock.close()
 
@@ -276,8 +280,10 @@ class Journal:
             while await self._call(self._take_reserve, is_transaction=False):
                 continue
         if math.isfinite(self._spool_days) and not self.failure and not self._reserve.is_drawn:
-            while await self._call(self._forget_spools):
-                continue
+            # Not worth the reserve: on a full disk it waits for another roll.
+            with contextlib.suppress(sqlite3.OperationalError):
+                while await self._call(self._forget_spools, may_draw=False):
+                    continue
 
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
         """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
@@ -357,9 +363,11 @@ class Journal:
         self._hosts = read_hosts(connection)
         return str(meta["journal"])
 
-    async def _call(self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True) -> Any:
+    async def _call(
+        self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True, may_draw: bool = True
+    ) -> Any:
         result: Future[Any] = Future()
-        self._queue.put(_Call(run, result, is_transaction))
+        self._queue.put(_Call(run, result, is_transaction, may_draw))
         return await asyncio.wrap_future(result)
 
     def _run(self) -> None:
@@ -450,7 +458,7 @@ class Journal:
         try:
             return self._execute(call)
         except sqlite3.OperationalError as error:
-            if not is_full(error, self.path.parent) or not self._reserve.draw():
+            if not is_full(error, self.path.parent) or not call.may_draw or not self._reserve.draw():
                 raise
         self._on_loop(self._say_drawn)
         return self._execute(call)
@@ -552,8 +560,11 @@ class Journal:
 
     def _forget_spools(self, connection: sqlite3.Connection) -> bool:
         """Forget what was taken of silent spools. True: to be called again."""
-        before_day = math.ceil(self._clock_unix_ns() / DAY_NS - self._spool_days)
-        forgotten = forget_spools(connection, before_day)
+        before_day = math.floor(self._clock_unix_ns() / DAY_NS - self._spool_days)
+        most_rows = min(
+            FORGOTTEN_RANGES, max(self._group_bytes // _PAGE_BYTES, 1)
+        )  # each may be on a page of its own
+        forgotten = forget_spools(connection, before_day, most_rows)
         for key in forgotten:
             self._ranges.pop(key, None)
         return bool(forgotten)

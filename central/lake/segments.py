@@ -128,7 +128,10 @@ class Segment:
     def _facts(self) -> _Facts:
         """What the footer says."""
         footer = self.footer
-        return _Facts(int(footer.num_rows), int((footer.metadata or {}).get(b"whitepanda.schema", b"0")))
+        schema = (footer.metadata or {}).get(b"whitepanda.schema", b"0")
+        if not schema.isdigit():
+            raise DamagedError(self.objects.root, self.key, f"its schema is {schema[:20]!r}", _REMEDY)
+        return _Facts(int(footer.num_rows), int(schema))
 
     def check(self, file: BinaryIO | None = None) -> None:
         """Hold all of its bytes against its digest.

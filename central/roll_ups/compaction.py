@@ -26,7 +26,14 @@ from central.lake.retention import note_deletion
 from central.lake.segments import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
 
-__all__ = ["Compacted", "compact_day", "drop_samples", "drop_slots", "remove_superseded"]
+__all__ = [
+    "Compacted",
+    "compact_day",
+    "drop_samples",
+    "drop_slots",
+    "is_left_to_late_builds",
+    "remove_superseded",
+]
 
 #: Rows of a compacted segment, about; a segment of more stays alone.
 SEGMENT_ROWS = 20_000_000
@@ -91,6 +98,11 @@ def compact_day(
                 rows = _merge(lake, sources, check)
                 done = Compacted(done.sources + len(sources), done.written + 1, done.rows + rows)
     return done
+
+
+def is_left_to_late_builds(day: date, newest: date) -> bool:
+    """Return whether builds take what comes late of a day only now and then: segments are merged before that."""
+    return day < newest - timedelta(days=1)
 
 
 def remove_superseded(lake: Lake, *, grace_s: float = GRACE_S) -> int:

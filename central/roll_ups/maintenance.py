@@ -15,22 +15,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 
 import msgspec
 
 from central.config import LakeSection
 from central.lake.errors import DamagedError
 from central.lake.segments import Lake, day_of
-from central.roll_ups.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
+from central.roll_ups.compaction import (
+    GRACE_S,
+    MIN_SOURCES,
+    compact_day,
+    drop_samples,
+    drop_slots,
+    is_left_to_late_builds,
+    remove_superseded,
+)
 from central.roll_ups.store import SlotManifest, SlotStore
 
 __all__ = ["CareDone", "LakeCare"]
 
 _FOLDER = "care"
 _KEPT_MARKS = 7
-_FEW = 10  # segments of a day that wait to be merged
-_CROWD = 1000  # such segments of the days that have more
+_CROWD = 1000  # small segments of finished days, where a journal has at least `MIN_SOURCES` of a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class LakeCare:
         self._build_days = build_days
         self._grace_s = grace_s
         self._done_on: date | None = None
+        self._left = 0  # small segments that the last merge left
 
     def is_due(self) -> bool:
         """Return whether no replica has done it today.
@@ -90,7 +98,8 @@ class LakeCare:
     def is_crowded(self) -> bool:
         """Return whether finished days have so many small segments that they should be merged at once.
 
-        A host that sends windows of many days makes a segment of each day at each roll.
+        A host that sends windows of many days makes a segment of each day at each roll. What the last merge had to
+        leave, as beside a damaged segment, does not count again.
 
         Raises:
             OSError: the lake cannot be read.
@@ -98,9 +107,16 @@ class LakeCare:
         """
         if not self._section.compact:
             return False
+        small = self._count_small()
+        self._left = min(self._left, small)
+        return small > self._left + _CROWD
+
+    def _count_small(self) -> int:
         found = self._lake.segments()
-        small = Counter(each.day for each in found if not each.is_compacted and each.day != found[-1].day)
-        return sum(count for count in small.values() if count > _FEW) > _CROWD
+        small = Counter(
+            (each.day, each.origin) for each in found if not each.is_compacted and each.day != found[-1].day
+        )
+        return sum(count for count in small.values() if count >= MIN_SOURCES)
 
     def compact(self, check: Callable[[], None]) -> CareDone:
         """Merge the segments of finished days only; as `run`."""
@@ -177,13 +193,13 @@ class LakeCare:
                     self._lake,
                     day,
                     manifests.get(day),
-                    # Builds take what comes late of days before yesterday only now and then.
-                    unrolled_too=day < days[-1] - timedelta(days=1)
+                    unrolled_too=is_left_to_late_builds(day, days[-1])
                     and self._slots.folder(day) not in unknown,
                     check=check,
                 )
                 if found.written:
                     merged.append(found.sources)
+        self._left = self._count_small()
         return merged
 
 

@@ -9,6 +9,7 @@ import grpc
 
 from central.api.limits import problem_of
 from central.api.paging import Context, abort
+from central.api.work import BusyError
 from central.web.openapi import ROUTES
 
 __all__ = ["CheckedRequests"]
@@ -37,7 +38,10 @@ class CheckedRequests:
             problem = problem_of(request)
             if problem:
                 await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
-            async with self._fleet.turns.turn(has_queue=name in _QUEUED):
-                return await method(request, context)
+            try:
+                async with self._fleet.turns.turn(has_queue=name in _QUEUED):
+                    return await method(request, context)
+            except BusyError as error:
+                await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
         return checked

@@ -40,12 +40,12 @@ _REFUSALS = {
     404: "There is nothing of that name or number",
     408: "The request did not come in time",
     410: "The version is not kept any more, or there is no model of runtimes",
-    429: "Too many questions of this kind wait",
+    429: "Too many questions, or too many of this kind, wait",
     431: f"The request's line and headers are longer than {limits.MAX_HTTP_BYTES:,} bytes",
     500: "Central failed; its log says why",
     503: "Too many connections are open, or something that central needs does not answer; try again later",
 }
-_EVERYWHERE = (400, 403, 408, 431, 500, 503)
+_EVERYWHERE = (400, 403, 408, 429, 431, 500, 503)
 _OPERATOR = (
     "A client certificate of central's CA with a name in central.operators. Where central.http_listen is a loopback "
     "address there is no TLS, and every program of that machine may ask."
@@ -61,11 +61,7 @@ class Route:
     method: str
     summary: str
     refusals: tuple[int, ...] = ()  # statuses of its own, beside those that every path has
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether questions of its kind have a queue of their own (`central.api.work.Worker`), which may be full."""
-        return 429 in self.refusals  # noqa: PLR2004 - the status of a full one
+    has_queue: bool = False  # of its kind of questions, see `central.api.work.Worker`
 
     @property
     def request(self) -> Descriptor:
@@ -101,7 +97,8 @@ ROUTES = (
         "/v1/vms/{vm}/history",
         "GetVmHistory",
         "Windows, events and incidents of a VM over at most a day",
-        (404, 429),
+        (404,),
+        has_queue=True,
     ),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
@@ -109,16 +106,22 @@ ROUTES = (
         "/v1/observation-plan",
         "PlanObservation",
         "How many VMs of which jobs to observe for a margin",
-        (404, 429),
+        (404,),
+        has_queue=True,
     ),
     Route(
-        "/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake", (404, 429)
+        "/v1/comparison",
+        "CompareSides",
+        "Whether the fleet became faster: two sides of the lake",
+        (404,),
+        has_queue=True,
     ),
     Route(
         "/v1/runtime",
         "PredictRuntime",
         "How long a job would run on a host now, or on a platform",
-        (404, 410, 429),
+        (404, 410),
+        has_queue=True,
     ),
     Route(
         "/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"
@@ -127,13 +130,15 @@ ROUTES = (
         "/v1/job",
         "GetJob",
         "A job's CPI by platform, its coefficient then and now, where it runs",
-        (404, 429),
+        (404,),
+        has_queue=True,
     ),
     Route(
         "/v1/host-timeline",
         "GetHostTimeline",
         "CPI and CPU usage of a host's VMs, and its incidents",
-        (404, 429),
+        (404,),
+        has_queue=True,
     ),
     Route(
         "/v1/data-health",

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
 from central.api.paging import Admitted
-from central.api.work import Turns
+from central.api.work import BusyError, Turns
 from central.config import HttpSection
 from central.page import files
 from central.revoked import Revoked, revoked_text
@@ -58,6 +58,7 @@ _STATUS = {
 }
 _KEEP_ALIVE_S = 5
 _STOP_GRACE_S = 3
+_BUSY, _LEFT = 429, 499  # the latter is read by nobody
 _RELOAD_S = 30.0
 _COMPRESSED_FROM_BYTES = 1000
 _COMPRESSION = 4  # 1000 hosts in 3 ms, a tenth of their size
@@ -96,8 +97,10 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
     async def health(_request: Request) -> Response:
         return _json({"status": "serving"})
 
-    async def totals(_request: Request) -> Response:
+    async def totals(request: Request) -> Response:
         async with turns.turn():
+            if await request.is_disconnected():
+                return Response(status_code=_LEFT)
             status = await fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), _Caller())
             return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
@@ -115,6 +118,7 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
         ],
         exception_handlers={
+            BusyError: lambda _request, error: _json({"error": str(error)}, _BUSY),
             404: _not_found,
             405: _not_known,
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
@@ -145,6 +149,8 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
     async def answer(request: Request) -> Response:
         try:
             async with fleet.turns.turn(has_queue=route.has_queue):
+                if await request.is_disconnected():  # its client left while it waited
+                    return Response(status_code=_LEFT)
                 values = [*request.query_params.multi_items(), *request.path_params.items()]
                 return _tagged(request, to_json(await method(read_request(route, values), _Caller())))
         except ParameterError as error:

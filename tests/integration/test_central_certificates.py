@@ -26,6 +26,7 @@ from central.daemon import Central
 from central.pki import issue, make_ca
 from central.revoked import LOOK_S, revoked_text
 from tests.support.central_process import CentralProcess
+from tests.support.fake_central import until
 from tests.support.spoken_streams import CONNECT, https, said_to_hello
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, channel_credentials
@@ -217,8 +218,8 @@ async def test_nothing_more_is_taken_from_a_revoked_host_that_reads_nothing(
         hello = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
         await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
         await call.read()
+        await until(lambda: revoking.registry.get("h1") is not None)  # the Welcome is sent just before
         stream = revoking.registry.get("h1")
-        assert stream is not None
         large = agent_pb2.CoefficientUpdate(version=1)
         large.coefficients.add(job="x" * 1_000_000)
         while stream.send(agent_pb2.CentralMessage(coefficients=large)):

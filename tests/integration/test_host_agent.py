@@ -77,7 +77,7 @@ class Agent:
             )  # what is not known: null
         return {vm["name"]: vm for vm in msgspec.json.decode(text)}
 
-    def wait(self, condition, timeout_s=30.0):
+    def wait(self, condition, timeout_s=60.0):
         """Wait for something to be true of the VMs; returns them."""
         end = time.monotonic() + timeout_s
         while not condition(vms := self.quick_vms()):

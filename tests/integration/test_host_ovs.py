@@ -149,7 +149,7 @@ class OwnOvs:
         return self._sockets[number]
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=60.0):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "did not come true in time"
@@ -223,7 +223,7 @@ def network(rates):
     return rates[11:17]
 
 
-def sampled(source, timeout_s=20):
+def sampled(source, timeout_s=60):
     """Sample; an ovs-vswitchd that makes or ends a port may not answer for a second or two on a busy machine.
 
     What came too late to make a rate with (it is then stale) is asked for again.
@@ -391,10 +391,10 @@ class Sampler:
             self.sample()
             time.sleep(0.05)
 
-    def until_complete(self, timeout_s=20):
+    def until_complete(self, timeout_s=60):
         wait_until(self.sample, timeout_s)
 
-    def until_error(self, text="", timeout_s=20):
+    def until_error(self, text="", timeout_s=60):
         """Sample until it failed with this text: a busy machine may need a while."""
 
         def failed():

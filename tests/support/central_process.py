@@ -120,7 +120,7 @@ key = "{self.pki}/central.key"
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; returns the exit status."""
         assert self.process is not None
         if self.process.poll() is None:

@@ -131,7 +131,7 @@ class FakeCentral:
         return [batch for stream in self.streams for batch in stream.batches]
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait for something to become true."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():

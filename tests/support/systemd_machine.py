@@ -115,7 +115,7 @@ class Machine:
         self.run("systemctl", "daemon-reload")
 
 
-def eventually(check, what, timeout_s=20.0):
+def eventually(check, what, timeout_s=60.0):
     """Wait until `check()` returns something true, and return it."""
     end = time.monotonic() + timeout_s
     while True:

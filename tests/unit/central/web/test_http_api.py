@@ -11,6 +11,8 @@ import re
 import shutil
 import socket
 import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -20,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from central.api.fleet import Fleet
 from central.api.paging import Admitted
+from central.api.work import Turns
 from central.build.builder import Builder
 from central.config import BuildSection
 from central.incidents.store import IncidentStore
@@ -32,6 +35,7 @@ from central.web import metrics
 from central.web.checked import CheckedRequests
 from central.web.openapi import ROUTES, ParameterError, document, read_request, to_json
 from central.web.server import HttpApi, is_loopback
+from tests.support.fake_central import until
 from tests.unit.central.incidents.test_incidents import GAP, NOW, row, trigger
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import OwnCertificate, TlsFiles
@@ -86,6 +90,13 @@ def fetch(port: int, path: str, context: ssl.SSLContext | None = None, method="G
         connection.close()
 
 
+async def ask_only(api: HttpApi, path: str) -> asyncio.StreamWriter:
+    """Ask, and read no answer."""
+    _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return writer
+
+
 async def get(api: HttpApi, path: str, *arguments, **headers):
     return await asyncio.to_thread(fetch, api.port, path, *arguments, **headers)
 
@@ -106,6 +117,52 @@ def test_the_document_is_valid_and_has_every_method():
         "type": ["number", "null"],
         "description": "coefficient * usage; NaN where not known",
     }
+
+
+async def test_a_question_whose_client_left_while_it_waited_is_not_asked(served, local, monkeypatch):
+    asked = []
+    monkeypatch.setattr(served.journal, "read_events", lambda **wanted: asked.append(wanted) or [])
+    turns = served.fleet.turns = Turns(1, most_waiting=2)
+    async with turns.turn():
+        for waiting in (1, 2):
+            writer = await ask_only(local, "/v1/events")
+            await until(lambda waiting=waiting: turns.waiting == waiting)
+            writer.close()
+        status, said = await get(local, "/v1/events")
+        assert (status, said["error"]) == (429, "2 questions wait already; ask again in a while")
+        await until(lambda: not local._server.server_state.connections)
+    await until(lambda: not turns.waiting)
+    assert (await get(local, "/v1/events"))[0] == 200
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/events", "/v1/incidents", "/v1/vms/x/history", "/v1/host-timeline?host=h", "/v1/job?job=j"],
+)
+async def test_few_questions_ask_the_databases_at_a_time(served, local, monkeypatch, path):
+    go, running = threading.Event(), []
+
+    def hang(*_arguments, **_named):
+        running.append(None)
+        go.wait()
+        return []
+
+    monkeypatch.setattr(served.journal, "read_events", hang)
+    for name in ("find", "suspect_jobs", "names"):
+        monkeypatch.setattr(served.store, name, hang)
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(12)
+    )  # threads are not what bounds them
+    writers = [await ask_only(local, path) for _ in range(12)]
+    try:
+        turns = served.fleet.turns
+        await until(lambda: turns.waiting == 8)
+        assert len(running) == 4
+    finally:
+        go.set()
+        for writer in writers:
+            writer.close()
 
 
 def test_messages_as_json():
@@ -360,8 +417,8 @@ async def test_requests_by_grpc_have_the_same_limits(served):
     ],
 )
 async def test_the_last_time_of_all_is_no_failure_of_central(local, path):
-    for since, until in ((LAST_TIME - 3600 * S, LAST_TIME), (1, 2), (LAST_TIME - 1, LAST_TIME)):
-        status, answer = await get(local, path.format(since, until))
+    for since, end in ((LAST_TIME - 3600 * S, LAST_TIME), (1, 2), (LAST_TIME - 1, LAST_TIME)):
+        status, answer = await get(local, path.format(since, end))
         assert status in (400, 404), answer
         assert "\n" not in answer["error"]
 
