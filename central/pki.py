@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -392,21 +391,10 @@ def _store(
     crt_pem = certificate.public_bytes(serialization.Encoding.PEM)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new_key = _write_new(key_path, key_pem, 0o600)
-        new_crt = _write_new(crt_path, crt_pem, 0o644)
-        new_key.rename(key_path)
-        new_crt.rename(crt_path)
+        with replacing(crt_path, mode=0o644) as crt_file, replacing(key_path, mode=0o600) as key_file:
+            key_file.write(key_pem)
+            crt_file.write(crt_pem)
+            crt_file.flush()  # before the key takes its place
     except OSError as error:
         raise TlsError(f"{error.filename or directory}: cannot write: {error.strerror}") from error
     return crt_path, key_path
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> Path:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    return temporary

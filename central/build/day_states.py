@@ -110,7 +110,7 @@ def solved(
     statistics = running.collect(engine.job_statistics(moments))
     if method == "panda":
         days = {name: _by_day(running, name, folders) for name in ("pairs", "usage")}
-        return statistics, running.collect(engine.coefficients({"cpi": moments}, days))
+        return statistics, running.collect(engine.coefficients(moments, days))
     statistics = _with_robust_scales(statistics, estimator.scales(folders))
     return statistics, estimator.as_table(estimator.coefficients(folders), pa.string())
 

@@ -26,12 +26,7 @@ import pyarrow.parquet as pq
 from central.build import duckdb_connection, machine_days
 from central.build.dictionary_encoding import coded, numbered
 from central.build.machine_days import PRODUCTS, Kernel
-from central.models.antagonists.panda import (
-    HISTOGRAM_BINS_PER_E,
-    HISTOGRAM_MAX_BIN,
-    HISTOGRAM_MIN_BIN,
-    MIN_RELATIVE_STD,
-)
+from central.models.antagonists.panda import MIN_RELATIVE_STD
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -48,7 +43,6 @@ __all__ = [
     "fit",
     "job_statistics",
     "merged_moments",
-    "merged_state",
     "task_slots",
     "with_schema",
     "write_pair_state",
@@ -75,9 +69,6 @@ STATE: Mapping[str, pa.Schema] = {
             "mean": pa.float64(),
             "m2": pa.float64(),
         }
-    ),
-    "histogram": pa.schema(
-        {"job": pa.string(), "platform": pa.string(), "bin": pa.int64(), "samples": pa.int64()}
     ),
 }
 
@@ -301,7 +292,7 @@ def write_pair_state(
     )
     opened.machine_days(numbers, rows.count, machine_days.panda, slot_ns, folder / "raw.parquet")
     tables = _named(opened.read([folder / "raw.parquet"]), groups)
-    tables |= {"cpi": cpi_moments(slots), "histogram": _histogram(slots)}
+    tables["cpi"] = cpi_moments(slots)
     for name, schema in STATE.items():
         opened.write(with_schema(tables[name], schema), folder / f"{name}.parquet")
     for name in ("machines", "groups", "raw"):
@@ -323,34 +314,6 @@ def _named(products: ir.Table, groups: ir.Table) -> dict[str, ir.Table]:
     }
 
 
-def _histogram(slots: ir.Table) -> ir.Table:
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    known = slots.filter(slots.cpi.notnull())
-    # The bound below the first bin, because not every engine has a logarithm of 0.
-    least = math.exp(HISTOGRAM_MIN_BIN / HISTOGRAM_BINS_PER_E)
-    bins = (known.cpi.clip(lower=least).ln() * HISTOGRAM_BINS_PER_E).floor().cast("int64")
-    known = known.mutate(bin=bins.clip(lower=HISTOGRAM_MIN_BIN, upper=HISTOGRAM_MAX_BIN))
-    return known.group_by([*_JOB, "bin"]).aggregate(samples=ibis._.count())
-
-
-def merged_state(parts: Mapping[str, ir.Table]) -> dict[str, ir.Table]:
-    """Merge states: the rows of all parts, one below the other, become those of the whole."""
-    pairs, usage, cpi, histogram = parts["pairs"], parts["usage"], parts["cpi"], parts["histogram"]
-    return {
-        "pairs": pairs.group_by(["job", "sensitive_job", "platform"]).aggregate(
-            usage_cpi=pairs.usage_cpi.sum(), usage=pairs.usage.sum()
-        ),
-        "usage": usage.group_by("job").aggregate(
-            sum_usage_squared=usage.sum_usage_squared.sum(), samples=usage.samples.sum().cast("int64")
-        ),
-        "cpi": merged_moments(cpi),
-        "histogram": histogram.group_by([*_JOB, "bin"]).aggregate(
-            samples=histogram.samples.sum().cast("int64")
-        ),
-    }
-
-
 def merged_moments(parts: ir.Table, keys: Sequence[str] = tuple(_JOB)) -> ir.Table:
     """Merge moments by Chan, Golub and LeVeque (1979): M2 = sum M2_i + sum n_i (mean_i - mean)^2."""
     totals = parts.group_by(list(keys)).aggregate(
@@ -364,34 +327,21 @@ def merged_moments(parts: ir.Table, keys: Sequence[str] = tuple(_JOB)) -> ir.Tab
     return whole.select(*keys, samples=whole["_total"], mean=whole["_mean"], m2=whole.m2)
 
 
-def coefficients(state: Mapping[str, ir.Table], days: Mapping[str, ir.Table] | None = None) -> ir.Table:
-    """Return job, samples, sum_usage_squared, coefficient, standard_error (null: not known) of a state.
+def coefficients(moments: ir.Table, days: Mapping[str, ir.Table]) -> ir.Table:
+    """Return job, samples, sum_usage_squared, coefficient, standard_error (null: not known) of days' states.
+
+    Standard errors are by days, with nothing assumed of the slots of one:
+    sqrt(D / (D - 1) * sum_d (P_d - A U_d)^2) / sum_d U_d over the job's D days, at least two, with P = sum of
+    usage * mnCPI and U = sum of usage^2. Pairs are read once: products per job and day are few.
 
     Args:
-        state: the whole, as `merged_state` returns it.
-        days: its `pairs` and `usage` before they were merged, with a column `part`, the day. Coefficients are then the
-            same, made of these, and standard errors are by days, with nothing assumed of the slots of one:
-            sqrt(D / (D - 1) * sum_d (P_d - A U_d)^2) / sum_d U_d over the job's D days, at least two, with P = sum of
-            usage * mnCPI and U = sum of usage^2.
+        moments: of CPI over all days, from `merged_moments`.
+        days: `pairs` and `usage` of the states, with a column `part`, the day.
 
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
-    statistics = job_statistics(state["cpi"]).drop("samples").rename(sensitive_job="job")
-    if days is not None:
-        return _coefficients_by_days(days, statistics)
-    usage = state["usage"].filter(state["usage"].sum_usage_squared > 0)
-    both = usage.join(_products(state["pairs"], statistics, ["job"]), "job")
-    found = both.select(
-        "job", "samples", "sum_usage_squared", coefficient=both["_product"] / both.sum_usage_squared
-    )
-    return found.mutate(standard_error=ibis.null("float64"))
-
-
-def _coefficients_by_days(days: Mapping[str, ir.Table], statistics: ir.Table) -> ir.Table:
-    """Pairs are read once: products per job and day are few, and give coefficients and errors."""
-    import ibis  # noqa: PLC0415 - as above
-
+    statistics = job_statistics(moments).drop("samples").rename(sensitive_job="job")
     keys = ["job", "part"]
     usage = days["usage"].select(*keys, "samples", squared="sum_usage_squared")
     rows = usage.left_join(_products(days["pairs"], statistics, keys), keys)

@@ -6,14 +6,19 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from whitepanda.common.errors import InputError
 
-__all__ = ["PICTURES", "TABLES", "check_output", "is_standard_output"]
+__all__ = ["PICTURES", "TABLES", "JsonOption", "check_output", "is_standard_output"]
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
 TABLES = (".csv", ".parquet", ".pq")
 PICTURES = (".png",)
+#: Of commands that print for people or for programs.
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _NONE: Mapping[str, Path | None] = {}
 
 

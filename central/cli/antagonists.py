@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from central.cli._fleet import asking
+from central.cli._outputs import JsonOption
 from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.traces.fit import TraceFit, TraceFitOptions, fit_trace
 from central.traces.protocol import LEAST_MACHINES
@@ -77,7 +78,7 @@ def fit(
     memory_limit_mib: Annotated[
         int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
     ] = 2048,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Fit antagonist coefficients to a trace.
 
@@ -183,7 +184,7 @@ def evaluate(
         int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
     ] = 2048,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Tell how high each method ranks the true antagonists.
 
@@ -271,7 +272,7 @@ def show(
     server_name: ServerNameOption = "",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """List the coefficients that central holds."""
     asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)

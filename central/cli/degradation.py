@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from agent.analysis.degradation.model import parse
-from central.cli._outputs import check_output
+from central.cli._outputs import JsonOption, check_output
 from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
@@ -29,7 +29,6 @@ app = typer.Typer(help="How much slower VMs become: models fitted to measured ru
 
 _RunsArgument = Annotated[Path, typer.Argument(metavar="RUNS", help="Measured runs, CSV or Parquet.")]
 _ModelOption = Annotated[Path, typer.Option(metavar="MODEL.json", help="Model file, from `degradation fit`.")]
-_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command()
@@ -64,13 +63,13 @@ def fit(
     calibrate_by: Annotated[
         str, typer.Option(metavar="run|scenario", help="Intervals cover new runs, or new scenarios.")
     ] = "run",
-    baseline_rows: Annotated[  # noqa: FBT002 - a flag of typer's
+    baseline_rows: Annotated[
         bool, typer.Option(help="Fit to the baseline rows too, whose degradation is about 1.")
     ] = True,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")
     ] = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Fit a degradation model to measured runs.
 
@@ -139,7 +138,7 @@ def predict(
             help="SQL condition: ROWS that are baselines; of their groups they count before the model's.",
         ),
     ] = "",
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Estimate the degradation of rows.
 
@@ -167,7 +166,7 @@ def predict(
 def evaluate(
     runs: _RunsArgument,
     model: _ModelOption,
-    by_scenario: Annotated[  # noqa: FBT002 - a flag of typer's
+    by_scenario: Annotated[
         bool, typer.Option("--by-scenario", help="Re-fit without each scenario in turn.")
     ] = False,
     folds: Annotated[int, typer.Option(min=0, help="Re-fit in so many folds of rows; 0: as it is.")] = 0,
@@ -180,7 +179,7 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")
     ] = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Measure a model's error on measured runs, baseline rows apart.
 

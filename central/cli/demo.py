@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from central.cli._outputs import JsonOption
 from central.demo.outcome import Outcome
 from central.demo.run import Demo
 from central.demo.show import LiveShow, PlainShow, Show, print_next_step, print_outcome, print_where
@@ -44,7 +45,7 @@ def demo(
         bool,
         typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Start central and four simulated hosts, inject an antagonist, and see who is blamed.
 

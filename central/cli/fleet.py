@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
@@ -61,7 +61,6 @@ _MOST_INSTANCES = 2**53
 #: Central reads its lake for an answer, and answers one such question at a time.
 _DEADLINE_S = 300.0
 
-_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
 _MinCoverage = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")
@@ -114,7 +113,7 @@ def plan(
     name: OperatorOption = "",
     server_name: ServerNameOption = "",
     plot: _Plot = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Say how many instances of which jobs to observe for a margin, at the least cost.
 
@@ -188,7 +187,7 @@ def compare(
     name: OperatorOption = "",
     server_name: ServerNameOption = "",
     plot: _Plot = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Tell whether the fleet became faster: the weighted metric of the jobs that both sides have.
 
@@ -261,7 +260,7 @@ def draw(
     ] = 2.0,
     max_draws: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 1000,
     metric: _Metric = "",
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Draw the machines of the test cluster at random.
 
@@ -285,7 +284,7 @@ def make_jobs(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Every instance of the fleet, measured.")],
     out: Annotated[Path, typer.Option(metavar="JOBS", help="CSV or Parquet to write, for `fleet plan`.")],
     metric: _Metric = "",
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Make the table of jobs that `fleet plan` reads from the instances of a fleet."""
     check_output(out, suffixes=TABLES, others={"ROWS": rows})
@@ -314,7 +313,7 @@ def simulate(
     upgraded: Annotated[
         Path | None, typer.Option(metavar="MACHINES", help="Only these machines, after the upgrade.")
     ] = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Write the instances of a simulated fleet, to try the other commands on."""
     check_output(out, "ROWS", TABLES, others={"--upgraded": upgraded})

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from agent.analysis.antagonists.panda import is_cut
 from central.cli._fleet import asking
+from central.cli._outputs import JsonOption
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
 from central.web.openapi import to_json
@@ -45,8 +46,6 @@ _PAGE = 1000
 _SHOWN_REPORTS = 12
 _MAX_WIDTH = 1_000_000
 _NS = 10**9
-
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command("list")

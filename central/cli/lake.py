@@ -17,6 +17,7 @@ import pyarrow as pa
 import typer
 
 from central.build import duckdb_connection
+from central.cli._outputs import JsonOption
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
 from central.roll_ups.compaction import (
@@ -29,14 +30,13 @@ from central.roll_ups.compaction import (
 )
 from central.roll_ups.store import SlotStore
 from central.verify.checks import DayStats, problems, slot_lengths, stats
-from central.verify.digests import not_covered, state_problems
+from central.verify.digests import state_problems
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer(help="Central's lake of samples: check it, count it, compact it.", no_args_is_help=True)
 
 _Lake = Annotated[str, typer.Argument(metavar="LAKE", help="A folder, or s3://bucket/prefix.")]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _SlotS = Annotated[
     float | None,
     typer.Option(
@@ -56,7 +56,7 @@ def verify(
     lake: _Lake,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Footers and manifests only, not the rows.")] = False,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Read everything, and say one line per problem; exit code 1 if there is any."""
     found = []
@@ -67,24 +67,17 @@ def verify(
             found.append(line)
             if not json:
                 console.print(line, soft_wrap=True, highlight=False)
-        without_digest = not_covered(opened)
     if json:
-        print_json({"lake": lake, "problems": found, "not_covered_by_a_digest": without_digest})
-    else:
-        if any(without_digest.values()):
-            told = ", ".join(f"{count} of {kind}" for kind, count in without_digest.items() if count)
-            console.print(
-                f"files of an older release, without a digest: {told}", soft_wrap=True, highlight=False
-            )
-        if not found:
-            where = " in footers and manifests" if quick else ""
-            console.print(f"{segments} segments, no problem{where}")
+        print_json({"lake": lake, "problems": found})
+    elif not found:
+        where = " in footers and manifests" if quick else ""
+        console.print(f"{segments} segments, no problem{where}")
     if found:
         raise typer.Exit(1)
 
 
 @app.command("stats")
-def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
+def show_stats(lake: _Lake, slot_s: _SlotS = None, json: JsonOption = False) -> None:
     """Count days, rows, bytes, duplicates and replicas; name the machines that the newest version leaves out."""
     with _opened(lake) as opened, duckdb_connection.connect() as connection:
         length = _slot_length(opened, slot_s)
@@ -127,7 +120,7 @@ def compact(
     grace_s: Annotated[
         float, typer.Option(help="Keep merged segments so long, for readers that listed them before.", min=0)
     ] = GRACE_S,
-    json: _Json = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Merge the small segments of each day; the rows stay the same."""
     with _opened(lake) as opened, _lease(opened) as lease:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, check_output
+from central.cli._outputs import PICTURES, JsonOption, check_output
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added
@@ -91,14 +91,14 @@ def place(
         str, typer.Option(help="Of VMs that arrive at one moment: given, or largest first.")
     ] = "given",
     top: Annotated[int, typer.Option(min=0, help="Hosts to list per VM; 0: all with room.")] = _TOP,
-    compare: Annotated[  # noqa: FBT002 - a flag of typer's
+    compare: Annotated[
         bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="PNG: what each resource adds; per VM placed, or live host."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Rank hosts for new VMs by what they would suffer there.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
 from central.lake.segments import Lake
 from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
@@ -21,10 +21,11 @@ from central.runtimes.fit import FitOptions
 from central.runtimes.fit import fit as fit_model
 from central.runtimes.lake_rows import read_lake
 from central.runtimes.model import Model, read_model, write_model
-from central.runtimes.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows, write_table
+from central.runtimes.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows
 from central.runtimes.show import show_measures, show_neighbours
 from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from central.runtimes.update import update as update_model
+from central.tables.csv_files import write_table
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -43,7 +44,6 @@ _ModelOption = Annotated[Path, typer.Option(metavar="MODEL", help="Model file, f
 _Epsilon = Annotated[
     str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may take longer than the bound.")
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 _EPSILONS = "0.1,0.05,0.01"
 
@@ -67,7 +67,7 @@ def fit(
         typer.Option(min=0, max=1_000_000, help="Steps of training per member; 0: by the number of rows."),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of all randomness.")] = 0,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Fit a model to measured runtimes.
 
@@ -123,10 +123,10 @@ def predict(
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     epsilon: _Epsilon = _EPSILONS,
-    skip_unknown: Annotated[  # noqa: FBT002 - a flag of typer's
+    skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", help="Rows with unknown names stay empty, and are counted.")
     ] = False,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Predict runtimes, and bounds that a share of runs does not exceed.
 
@@ -157,7 +157,7 @@ def update(
     observations: _Observations,
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Add workloads and platforms to a model from a few runs of each, without fitting again.
 
@@ -191,7 +191,7 @@ def evaluate(
     model: _ModelOption,
     epsilon: _Epsilon = _EPSILONS,
     plot: _Plot = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Measure a model's errors and bounds on measured runtimes, which the fit should not have had."""
     check_output(plot, "--plot", PICTURES, others={"OBSERVATIONS": observations, "--model": model})
@@ -226,7 +226,7 @@ def embeddings(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: a t-SNE map by group.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the map and of chance.")] = 0,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Write the embeddings of a model's workloads and platforms: kind, name, and their dimensions.
 
@@ -261,7 +261,7 @@ def observations(
         int, typer.Option(min=100, max=1_000_000, help="About so many at most, of more a sample.")
     ] = 200_000,
     slot_s: Annotated[float, typer.Option(min=1, max=86_400, help="As build.slot_s of central.")] = 300.0,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Make the tables that `runtime fit` reads from central's lake.
 

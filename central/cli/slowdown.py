@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.pairs import (
@@ -27,10 +27,11 @@ from central.placement.pairs import (
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
-from central.placement.tables import Jobs, jobs_of, numbers_by_name, read_rows, units_of
+from central.placement.tables import Jobs, jobs_of, numbers_by_name, units_of
 from central.plotting.timeline import bars
 from central.plotting.timeline import plot as write_plot
-from central.runtimes.predict import write_table
+from central.tables.csv_files import write_table
+from central.tables.user_files import UserTable
 from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
@@ -41,7 +42,6 @@ _UnitsOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=N", help="Equal units of a resource, as cpu=8; repeatable. Default: 1."),
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 _BAR_WIDTH = 40
 _SHARE_WIDTH = 10
@@ -59,7 +59,7 @@ def estimate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PNG: when each job runs; needs tau_s.")
     ] = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Estimate how much longer jobs take that share a machine.
 
@@ -87,10 +87,9 @@ def estimate(
 
 def _jobs_of_one_machine(path: Path) -> Jobs:
     """Read jobs; a column host, as of `place`, must name one machine."""
-    rows = read_rows(path)
+    rows = UserTable(path)
     if HOST in rows.columns:
-        at = rows.columns.index(HOST)
-        hosts = dict.fromkeys(row[at] for row in rows.cells)
+        hosts = dict.fromkeys(rows.texts(HOST).tolist())
         if len(hosts) > 1:
             some = ", ".join(name or "(none)" for name in list(hosts)[:3])
             raise InputError(
@@ -160,7 +159,7 @@ def profile(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PNG: what was measured, with intervals.")
     ] = None,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Find loading vectors of jobs, with 95 % intervals.
 
@@ -250,7 +249,7 @@ def pairs(
         Path | None, typer.Option(metavar="FILE", help="PNG: the held-out pairs, measured and predicted.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the held-out fifth, and of fits.")] = 0,
-    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Fit loading vectors to measured pairs, also above 2, and predict other pairs.
 

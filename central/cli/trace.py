@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from central.cli._outputs import JsonOption
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import changed, knobs
 from central.traces.generator.write import synthesise
@@ -17,8 +18,6 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 
 app = typer.Typer(help="Traces with known antagonists, to study the methods on.", no_args_is_help=True)
-
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command()
@@ -50,7 +49,7 @@ def synth(
         list[str] | None,
         typer.Option("--set", metavar="KNOB=VALUE", help="Any knob; `trace presets` lists them. Repeatable."),
     ] = None,
-    json: _Json = False,  # noqa: FBT002 - a flag of typer's
+    json: JsonOption = False,
 ) -> None:
     """Write a trace with known antagonists, in the Google cluster trace's columns.
 
@@ -96,7 +95,7 @@ def synth(
 
 
 @app.command()
-def presets(json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
+def presets(json: JsonOption = False) -> None:
     """List the presets, and every knob with its meaning and its value in each preset that changes it."""
     values = {name: dataclasses.asdict(settings) for name, (_, settings) in PRESETS.items()}
     if json:

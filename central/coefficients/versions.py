@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from central.lake import checksums
 from central.lake.errors import DamagedError, NotFiniteError
 from central.lake.lease import FencedError
+from central.lake.manifests import ManifestCommit
 from central.lake.objects import Folder, Objects
 from whitepanda.common import log
 from whitepanda.common.protocol import or_nan
@@ -317,38 +318,17 @@ class VersionStore:
                 digests={},
                 seal=checksums.PLACE,
             )
-            written: list[str] = []
-            is_asked = False
             try:
-                for file, table in tables.items():
-                    written.append(self._name(number, manifest.files + file))
-                    manifest.digests[file] = self._put(written[-1], table)
-                check()
-                name = self._name(number, _MANIFEST_FILE)
-                text = checksums.sealed(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", name)
-                is_asked = True
-                self._objects.create(name, text)
-            except BaseException as error:
-                is_refused = isinstance(error, FileExistsError)
-                # The manifest may be there though no answer came.
-                if is_refused or not (is_asked and self._may_be_there(number)):
-                    for name in written:
-                        with contextlib.suppress(OSError):
-                            self._objects.remove(name)
-                if is_refused:
-                    continue  # another builder has that number; `_next` says whether to go on
-                raise
-            manifest = msgspec.json.decode(text, type=Manifest)
-            return BuiltVersion(manifest, statistics, coefficients)
-
-    def _may_be_there(self, number: int) -> bool:
-        try:
-            self._objects.read(self._name(number, _MANIFEST_FILE))
-        except FileNotFoundError:
-            return False
-        except OSError:
-            pass  # nobody knows; what is left over goes with the version (`prune`)
-        return True
+                with ManifestCommit(self._objects, self._name(number, _MANIFEST_FILE)) as commit:
+                    for file, table in tables.items():
+                        name = self._name(number, manifest.files + file)
+                        pq.write_table(table, commit.draft(name), compression="zstd")
+                        manifest.digests[file] = commit.publish(name)
+                    check()
+                    text = commit.create(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+            except FileExistsError:
+                continue  # another builder has that number; `_next` says whether to go on
+            return BuiltVersion(msgspec.json.decode(text, type=Manifest), statistics, coefficients)
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` versions (at least one), and what crashes left below it."""
@@ -372,17 +352,6 @@ class VersionStore:
                         f"version {last} is of lease {found}, later than this builder's {token}"
                     )
         return last + 1
-
-    def _put(self, name: str, table: pa.Table) -> str:
-        """Publish a table, and return its digest."""
-        draft = self._objects.draft(name)
-        try:
-            pq.write_table(table, draft, compression="zstd")
-            digest = checksums.digest_of(draft)
-            self._objects.publish(draft, name)
-        finally:
-            draft.unlink(missing_ok=True)
-        return digest
 
     def _table(self, manifest: Manifest, number: int, file: str, schema: pa.Schema) -> pa.Table:
         name = self._name(number, manifest.files + file)

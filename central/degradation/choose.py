@@ -25,6 +25,7 @@ from central.degradation.fit import (
 from central.degradation.glm import FitError
 from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import with_scatter
+from central.models.groups import Floats
 from whitepanda.common.errors import InputError
 
 __all__ = ["MIN_ROWS", "Held", "fit_model", "folds_of", "held_out", "scenario_sets"]
@@ -35,8 +36,6 @@ _GROUP_FOLDS = 5
 _INTERVAL_FOLDS = 10
 #: More rows than this are held out in fewer folds: it takes long, and the folds' models are close enough.
 _MANY_ROWS = 5000
-
-Floats = NDArray[np.float64]
 
 
 class Held(NamedTuple):

@@ -19,6 +19,7 @@ from central.degradation.choose import constant_of, fit_model, folds_of, only
 from central.degradation.fit import FitOptions, inputs_of
 from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import percentile_with
+from central.models.groups import Floats
 from whitepanda.common.errors import InputError
 
 __all__ = ["PERCENTILE", "errors", "evaluate_as_is", "evaluate_refitted", "summary"]
@@ -26,8 +27,6 @@ __all__ = ["PERCENTILE", "errors", "evaluate_as_is", "evaluate_refitted", "summa
 PERCENTILE = 95.0
 _QUANTUM_S = 1.0
 _ERRORS = ("mean_ape", "median_ape", "overall_error", "overall_error_with_scatter", "dynamic_error")
-
-Floats = NDArray[np.float64]
 
 
 def errors(

@@ -24,6 +24,7 @@ from agent.analysis.degradation.relative import relative
 from central.degradation import glm
 from central.degradation.glm import FitError
 from central.degradation.runs import Columns, Runs
+from central.models.groups import Floats
 
 __all__ = [
     "RULE_SIGNALS",
@@ -46,7 +47,6 @@ RANGE_MARGIN = {"glm": 0.1, "trees": 0.5}
 _SPLIT = "-split"
 _MAX_MIN_BASELINE_ROWS = 10
 
-Floats = NDArray[np.float64]
 FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.analysis.degradation.glm import LINKS
 from agent.analysis.degradation.relative import relative
+from central.models.groups import Floats
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
@@ -30,8 +30,6 @@ MAX_STALL_FEATURES = 2
 _STALLS = frozenset({"memory_stall_ratio", "core_stall_ratio", "total_stall_ratio"})
 #: A feature of which less than this share is not already in the candidates before it adds nothing but noise.
 _MIN_NEW_SHARE = 1e-6
-
-Floats = NDArray[np.float64]
 
 
 class FitError(Exception):
@@ -65,7 +63,6 @@ class Regression:
     deviance: float
     pearson_chi2: float
     iterations: int
-    eliminated: tuple[str, ...] = field(default=())
 
 
 def scales_of(values: Floats) -> Floats:

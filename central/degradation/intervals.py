@@ -20,10 +20,10 @@ from agent.analysis.degradation.intervals import Intervals, Novelty, mean_distan
 from agent.analysis.degradation.trees import Terms, Trees
 from central.degradation import trees
 from central.degradation.glm import FitError
+from central.models.groups import Floats
 
 __all__ = ["fit"]
 
-Floats = NDArray[np.float64]
 
 _NEIGHBOURS = 5
 _PROTOTYPES = 512

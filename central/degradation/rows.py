@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, Model, parse
 from central.degradation.runs import Table, baselines_of
-from central.tables.csv_files import write_csv
-from whitepanda.common.durable import replacing
+from central.tables.csv_files import write_table
+from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
 
 __all__ = ["Predicted", "predict_rows", "read_model", "write_model"]
@@ -68,7 +68,8 @@ def write_model(path: Path, data: Mapping[str, Any]) -> None:
 
     """
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    _write(path, lambda file: file.write(text.encode()))
+    with writing(path, mode=0o644) as file:
+        file.write(text.encode())
 
 
 def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") -> Predicted:
@@ -118,7 +119,7 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
         result = result.append_column(name, _nullable(column))
     result = result.append_column("reason", pa.array(reasons, pa.string()))
     result = result.append_column(predicted, _nullable(targets))
-    _write_table(out, result)
+    write_table(out, result)
     counts = Counter(reason for reason in reasons if reason)
     return Predicted(table.rows, table.rows - counts.total(), dict(counts.most_common()), predicted)
 
@@ -126,24 +127,3 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
 def _nullable(values: NDArray[np.float64]) -> pa.Array:
     """Return a column in which NaN is null: an empty field in CSV."""
     return pa.array(values, from_pandas=True)
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    def write(file: IO[bytes]) -> None:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            pa.parquet.write_table(table, file)
-        else:
-            write_csv(table, file)
-
-    _write(path, write)
-
-
-def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside `path`, which then takes its place: there is the old file or the whole new one."""
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
-    try:
-        with replacing(path, mode=0o644) as file:
-            write(file)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error

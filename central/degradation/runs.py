@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, group_key
 from central.build import duckdb_connection
+from central.models.groups import Floats
 from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError
 
-__all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs", "read_runs"]
+__all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs"]
 
-Floats = NDArray[np.float64]
 
 _LEFT_OUT = {
     "not_wanted": "not wanted (--where)",
@@ -39,11 +39,10 @@ class Table:
 
     Args:
         path: the file.
-        texts: leave every column of a CSV file as the text that it is: a name 1.10 stays 1.10.
 
     """
 
-    def __init__(self, path: Path, *, texts: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
@@ -57,8 +56,7 @@ class Table:
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")
         _check_file(path)
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
-        how = "all_varchar = true" if texts else "sample_size = -1"
-        reader = "read_parquet(?)" if is_parquet else f"read_csv(?, header = true, {how})"
+        reader = "read_parquet(?)" if is_parquet else "read_csv(?, header = true, sample_size = -1)"
         try:
             self._duckdb.execute(f"CREATE TABLE read AS SELECT * FROM {reader}", [name])  # noqa: S608 - constants
             columns = self._duckdb.execute("DESCRIBE read").fetchall()
@@ -206,18 +204,13 @@ class Runs:
         )
 
 
-def read_runs(path: Path, columns: Columns) -> Runs:
-    """Read a RUNS file.
+def make_runs(table: Table, columns: Columns) -> Runs:
+    """Make arrays of a table's rows.
 
     Raises:
         InputError: a column is missing or not numeric, no row is a baseline, a target is not positive, no row is left.
 
     """
-    return make_runs(Table(path), columns)
-
-
-def make_runs(table: Table, columns: Columns) -> Runs:
-    """Make arrays of a table's rows; see `read_runs`."""
     table.require([columns.target], "--target")
     table.require(columns.group_by, "--group-by")
     table.require(columns.features, "--features")

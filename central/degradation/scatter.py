@@ -18,10 +18,10 @@ from agent.analysis.degradation.intervals import Intervals
 from agent.analysis.degradation.model import parse
 from central.degradation.fit import FitOptions, cells, document, inputs_of
 from central.degradation.runs import Runs
+from central.models.groups import Floats
 
 __all__ = ["percentile_with", "with_scatter"]
 
-Floats = NDArray[np.float64]
 
 #: Rows of a run, quiet or not, that tell of a scatter.
 _LEAST_ROWS = 6

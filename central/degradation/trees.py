@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.relative import relative
 from agent.analysis.degradation.trees import Terms, Trees
+from central.models.groups import Floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,6 @@ __all__ = [
     "terms_of",
 ]
 
-Floats = NDArray[np.float64]
 FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
 
 EXTRA_TREES = 100

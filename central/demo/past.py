@@ -24,7 +24,6 @@ EVERY_S = 300.0
 _BATCH_ROWS = 2000
 _SPOOL_ID = "demo-past"
 _SILENCE_S = 20.0  # without an acknowledgement for so long central is not well
-_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

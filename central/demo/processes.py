@@ -71,10 +71,6 @@ class Daemons:
         """Return the last lines of a daemon's log, as one line."""
         return next((_tail(daemon.log) for daemon in self._running if daemon.name == name), "")
 
-    def pids(self) -> list[int]:
-        """Return the process ids, in the order of starting."""
-        return [daemon.process.pid for daemon in self._running]
-
     def stop(self, grace_s: float = 5.0) -> list[str]:
         """Ask all to end, then kill those that do not. Returns who had to be killed; may be called twice."""
         for daemon in self._running:

@@ -27,7 +27,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQuery", "IncidentStore", "Place", "StoreError"]
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "1"
 _SHOWN_REPORTS = 100
 _MANY = 2000
 _MAX_INT64 = 2**63 - 1

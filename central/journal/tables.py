@@ -18,15 +18,12 @@ from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 
 __all__ = [
-    "EVENTS_SCHEMA",
+    "BUSY_TIMEOUT_S",
     "FORGOTTEN_BYTES",
     "FORGOTTEN_RANGES",
     "HOST_COLUMNS",
-    "PACKS_SCHEMA",
     "SCHEMA",
     "SCHEMA_VERSION",
-    "SPOOLS_SCHEMA",
-    "TRIGGERS_SCHEMA",
     "Group",
     "HostRecord",
     "JournalStats",
@@ -43,12 +40,11 @@ __all__ = [
     "read_triggers",
     "unpack",
     "unpack_kept",
-    "upgrade",
     "write_group",
 ]
 
-SCHEMA_VERSION = "2"
-_BUSY_TIMEOUT_S = 10.0
+SCHEMA_VERSION = "1"
+BUSY_TIMEOUT_S = 10.0
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE received (
@@ -67,47 +63,38 @@ CREATE TABLE hosts (
     clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
-"""
-#: What schema 2 brought: the batches of a commit side by side in one row, for a row each costs a turn of Python's lock
-#: per row and half a page; and what changes with every batch of a host in rows of its own, many to a page.
-PACKS_SCHEMA = """
+-- The batches of a commit side by side in one row: a row each costs a turn of Python's lock per row and half a page.
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: segments are named after it
     batches INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
     contents BLOB NOT NULL,  -- MessagePack: of each batch (host, platform, spool_id, sequence, rows, kept, bytes)
     payload BLOB NOT NULL    -- the agents' CpiBatches as they came, one after the other
 );
+-- What changes with every batch of a host, in rows of its own, many to a page.
 CREATE TABLE seen (
     host TEXT PRIMARY KEY, accepted_rows INTEGER NOT NULL, last_seen_unix_ns INTEGER NOT NULL
 ) WITHOUT ROWID;
-"""
-#: Made where it is missing, also in journals of a central that did not know it; one that does not know it goes on
-#: with a journal that has it. The last number that was given is the number of events ever taken.
-EVENTS_SCHEMA = """
-CREATE TABLE IF NOT EXISTS events (
+-- The last number that was given is the number of events ever taken.
+CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     host TEXT NOT NULL, received_unix_ns INTEGER NOT NULL, unix_ns INTEGER NOT NULL,
     vm TEXT NOT NULL, name TEXT NOT NULL, behaviour INTEGER NOT NULL, before INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's VmEvent as it came
 );
-CREATE INDEX IF NOT EXISTS events_of_host ON events (host);
-"""
-#: Reports of contention on their way into incident history, which may be on another machine. Made where missing.
-TRIGGERS_SCHEMA = """
-CREATE TABLE IF NOT EXISTS triggers (
+CREATE INDEX events_of_host ON events (host);
+-- Reports of contention on their way into incident history, which may be on another machine.
+CREATE TABLE triggers (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     host TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL, number INTEGER NOT NULL,
     machine TEXT NOT NULL, unix_ns INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's Trigger as it came
 );
-"""
-#: When a batch of a spool came last, so that `received` can forget it. Made where missing: a spool of which nothing
-#: came since is kept. Of importers, whose rows may be of any age, the day never comes.
-SPOOLS_SCHEMA = """
-CREATE TABLE IF NOT EXISTS spools (
+-- When a batch of a spool came last, so that `received` can forget it. Of importers, whose rows may be of any age, the
+-- day never comes.
+CREATE TABLE spools (
     host TEXT NOT NULL, spool_id TEXT NOT NULL, last_day INTEGER NOT NULL, PRIMARY KEY (host, spool_id)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS spools_by_day ON spools (last_day);
+CREATE INDEX spools_by_day ON spools (last_day);
 """
 
 HOST_COLUMNS = (
@@ -115,8 +102,7 @@ HOST_COLUMNS = (
     "dropped_batches, coefficient_version, clock_offset_ns, jobs"
 )
 
-#: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows. An older central
-#: would write them once more, under a name that nobody reads, and delete them.
+#: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows.
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
 FORGOTTEN_RANGES = 1000  # the same
@@ -364,7 +350,7 @@ def read_roll(journal: Path, roll: Roll, piece_rows: int) -> Iterator[list[Store
     The pieces are the same each time. For any thread or process: it has a connection of its own, and holds the
     journal's log back no longer than it takes to read a piece.
     """
-    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
     try:
         piece: list[StoredBatch] = []
         rows = 0
@@ -381,29 +367,6 @@ def read_roll(journal: Path, roll: Roll, piece_rows: int) -> Iterator[list[Store
             yield piece
     finally:
         connection.close()
-
-
-def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring a journal of schema 1 to schema 2, within the transaction that the caller began.
-
-    Numbers of rows stay, as rolls and segments are named after them: each batch becomes a pack of its own.
-    """
-    for statement in PACKS_SCHEMA.split(";"):
-        connection.execute(statement)
-    found = connection.execute(
-        "SELECT id, accepted_rows, host, platform, spool_id, sequence, rows, kept, payload FROM batches"
-    )
-    for number, accepted, *batch, payload in found:
-        contents = msgspec.msgpack.encode([(*batch, len(payload))])
-        row = (number, 1, accepted, contents, payload)
-        connection.execute("INSERT INTO packs VALUES (?, ?, ?, ?, ?)", row)
-    last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'batches'").fetchone()
-    connection.execute("DROP TABLE batches")
-    connection.execute("DELETE FROM sqlite_sequence WHERE name = 'packs'")
-    connection.execute("INSERT INTO sqlite_sequence VALUES ('packs', ?)", last or (0,))
-    connection.execute("INSERT INTO seen SELECT host, accepted_rows, last_seen_unix_ns FROM hosts")
-    connection.execute("ALTER TABLE hosts DROP COLUMN accepted_rows")
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (SCHEMA_VERSION,))
 
 
 def _host_values(record: HostRecord) -> tuple[Any, ...]:

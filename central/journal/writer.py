@@ -26,7 +26,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,14 +36,11 @@ from central.journal.latency import AckTimes
 from central.journal.reserve import Reserve, free_bytes, is_full
 from central.journal.sequence_ranges import SequenceRanges
 from central.journal.tables import (
-    EVENTS_SCHEMA,
+    BUSY_TIMEOUT_S,
     FORGOTTEN_BYTES,
     FORGOTTEN_RANGES,
-    PACKS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
-    SPOOLS_SCHEMA,
-    TRIGGERS_SCHEMA,
     Group,
     HostRecord,
     JournalStats,
@@ -55,16 +52,13 @@ from central.journal.tables import (
     forget_spools,
     read_events,
     read_hosts,
-    read_roll,
     read_stats,
     read_triggers,
-    upgrade,
     write_group,
 )
 from central.lake.segments import DAY_NS, segment_stem
 from central.own_threads import in_own_thread
 from central.validation.events import EventRow
-from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
 from whitepanda.common.durable import sync_folder
@@ -79,15 +73,11 @@ _HOST_INTERVAL_S = 60.0  # what a host says of itself is written no more often
 _CACHED_SPOOLS = 65_536
 _NEVER = 1 << 40  # days
 _LAST_DAY = "SELECT last_day FROM spools WHERE host = ? AND spool_id = ?"
-_BUSY_TIMEOUT_S = 10.0
 _PAGE_BYTES = 16384  # of new journals
 _LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
 _LOG_PAGES = (
     256  # a commit that finds so many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
 )
-_CONVERTED_BYTES = (
-    64 << 20
-)  # journals of older releases are rewritten at the start where they have less in them
 _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
 
 
@@ -105,7 +95,6 @@ _Item = Submission | HostRecord | Rejection | _Call | None
 
 
 _STOP = object()
-_SIZES = ("page_count", "freelist_count", "page_size")
 _DRAWN = "the disk is full, and the reserve is in use to note rolls; batches wait until it is held again"
 
 
@@ -296,13 +285,9 @@ class Journal:
                 while await self._call(self._forget_spools, may_draw=False):
                     continue
 
-    def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
-        """Yield the batches of a roll, see `journal_tables.read_roll`. For any thread."""
-        return read_roll(self.path, roll, piece_rows)
-
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
         """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
-        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         try:
             return read_events(connection, **wanted)
         finally:
@@ -310,7 +295,7 @@ class Journal:
 
     def read_triggers(self, limit: int) -> list[tuple[int, TriggerRow]]:
         """Return the oldest reports of contention that wait for incident history, with their ids. For any thread."""
-        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         try:
             return read_triggers(connection, limit)
         finally:
@@ -327,7 +312,7 @@ class Journal:
     def _open(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
         connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
+            self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S
         )
         self._set_pragmas(connection)
         self._bound_log(connection)
@@ -336,7 +321,7 @@ class Journal:
             if state != "ok":
                 raise sqlite3.DatabaseError(str(state).replace("\n", " "))
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}{PACKS_SCHEMA}COMMIT;")
+            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")
             sync_folder(self.path.parent)
         return connection
 
@@ -344,7 +329,7 @@ class Journal:
     def _set_pragmas(connection: sqlite3.Connection) -> None:
         # Packs are some 100 KB: with larger pages there are fewer to be summed, written and moved. Of new journals.
         connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of new ones, too: the file can be made shorter
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # the file can be made shorter
         # Debian's SQLite overwrites what is deleted: that would take as much room in the log as the rows had.
         connection.execute("PRAGMA secure_delete=OFF").fetchall()
         connection.execute("PRAGMA journal_mode=WAL")
@@ -367,31 +352,16 @@ class Journal:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             connection.execute("COMMIT")
-        if meta.get("schema") == "1":
-            self._transaction(upgrade)
-            meta["schema"] = SCHEMA_VERSION
         if meta.get("schema") != SCHEMA_VERSION:
             raise UnavailableError(
                 f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
-        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA + SPOOLS_SCHEMA)
         while self._transaction(self._forget_some):
             continue
-        self._make_shrinkable(connection)
         self.stats = read_stats(connection)
         self._hosts = read_hosts(connection)
         return str(meta["journal"])
-
-    def _make_shrinkable(self, connection: sqlite3.Connection) -> None:
-        """Rewrite a journal of an older release, unless it is large: its file could never give space back."""
-        if connection.execute("PRAGMA auto_vacuum").fetchone() == (2,):
-            return
-        facts = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SIZES]
-        used = (facts[0] - facts[1]) * facts[2]
-        if used <= _CONVERTED_BYTES and free_bytes(self.path.parent) > 4 * used + self._reserve.size_bytes:
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            connection.execute("VACUUM")
 
     async def _call(
         self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True, may_draw: bool = True

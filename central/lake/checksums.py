@@ -4,9 +4,6 @@ A seal is a mark and 64 hexadecimal digits within the object itself: SHA-256 of 
 object's bytes, with zeros for the digits. So nothing lies beside the object that could be lost or be of another one,
 and a segment appears at once with its digest. In Parquet the seal is a value of the footer's key-value metadata, in a
 manifest a field. A manifest has the digests of its files (`digest_of`), which need no seal of their own.
-
-What older releases wrote has no seal. One that is damaged is not taken for that: where only the mark is hit, its key is
-still there, and where only the key is hit, the mark is.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ PLACE = _MARK + 64 * "0"
 #: Of the seal in a Parquet footer.
 SEGMENT_KEY = "whitepanda.seal"
 
-_TEXT_KEY = b'"seal"'  # of a manifest
 _DIGITS = 64
 _TAIL_BYTES = (
     1 << 22
@@ -62,27 +58,23 @@ def digest_of(file: BinaryIO | Path) -> str:
     return found.hexdigest()
 
 
-def check_digest(root: str, name: str, file: BinaryIO | Path, written: str, remedy: str) -> bool:
+def check_digest(root: str, name: str, file: BinaryIO | Path, written: str, remedy: str) -> None:
     """Hold an object's bytes against its digest in a manifest.
 
     Args:
         root: of the lake, for the error.
         name: the object's, for the error.
         file: its bytes.
-        written: the digest; "" where an older release wrote the manifest.
+        written: the digest.
         remedy: what to do.
-
-    Returns:
-        Whether there is a digest.
 
     Raises:
         DamagedError: the bytes are other ones.
         OSError: they cannot be read.
 
     """
-    if written and (found := digest_of(file)) != written:
+    if (found := digest_of(file)) != written:
         raise DamagedError(root, name, _differs(found, written), remedy)
-    return bool(written)
 
 
 def sealed(data: bytes, name: str) -> bytes:
@@ -103,7 +95,7 @@ def seal_file(path: Path, name: str) -> None:
 
     """
     with path.open("r+b") as file:
-        at, _ = _seal_in(file)
+        at = _seal_in(file)
         if at is None:
             raise ValueError(f"{path} has no place for a seal")
         digits = _digest(file, name, at).encode()
@@ -111,13 +103,13 @@ def seal_file(path: Path, name: str) -> None:
         file.write(digits)
 
 
-def check_text(root: str, name: str, data: bytes, remedy: str) -> bool:
+def check_text(root: str, name: str, data: bytes, remedy: str) -> None:
     """Hold a manifest against its seal; else as `check_file`."""
-    return _check(root, name, io.BytesIO(data), _TEXT_KEY, remedy)
+    check_file(root, name, io.BytesIO(data), remedy)
 
 
-def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> bool:
-    """Hold a Parquet file against its seal.
+def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> None:
+    """Hold a file against its seal.
 
     Args:
         root: of the lake, for the error.
@@ -125,37 +117,27 @@ def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> bool:
         file: open, to read from any place in it; it is read once.
         remedy: what to do.
 
-    Returns:
-        Whether it has a seal. A file that is cut off before it has none; then it has no footer either.
-
     Raises:
-        DamagedError: its bytes are not those that were written under this name.
+        DamagedError: its bytes are not those that were written under this name, or it has no seal.
         OSError: it cannot be read.
 
     """
-    return _check(root, name, file, SEGMENT_KEY.encode(), remedy)
-
-
-def _check(root: str, name: str, file: BinaryIO, key: bytes, remedy: str) -> bool:
-    at, tail = _seal_in(file)
+    at = _seal_in(file)
     if at is None:
-        if key in tail:
-            raise DamagedError(root, name, "its seal is no longer one", remedy)
-        return False
+        raise DamagedError(root, name, "it has no seal", remedy)
     file.seek(at)
     written = file.read(_DIGITS).decode("ascii", "replace")
     if (found := _digest(file, name, at)) != written:
         raise DamagedError(root, name, _differs(found, written), remedy)
-    return True
 
 
-def _seal_in(file: BinaryIO) -> tuple[int | None, bytes]:
-    """Return where the digits of the last mark are, and the end of the file, where that was looked for."""
+def _seal_in(file: BinaryIO) -> int | None:
+    """Return where the digits of the last mark are; None where there is none."""
     size = file.seek(0, os.SEEK_END)
     start = file.seek(max(size - _TAIL_BYTES, 0))
     tail = file.read()
     at = tail.rfind(_MARK.encode())
-    return (start + at + len(_MARK) if at >= 0 else None), tail
+    return start + at + len(_MARK) if at >= 0 else None
 
 
 def _digest(file: BinaryIO, name: str, at: int) -> str:

@@ -1,7 +1,7 @@
 """Drafts of segments and temporary folders have owners: only those whose process is gone are removed.
 
 A draft is named after its process and the boot of its machine, and that process holds a lock (flock) on it. Across
-machines the lock counts as far as the file system takes it there; what another machine, or an older release, left
+machines the lock counts as far as the file system takes it there; what another machine left
 must be old as well. A folder has a draft beside it, with its name and ".tmp".
 """
 
@@ -113,11 +113,8 @@ def _close_folder(path: Path, draft: Draft) -> None:
 
 
 def _remove_left(parent: Path, prefix: str, *, is_local: bool) -> None:
-    for left in parent.glob(f"{prefix}*"):
-        if left.suffix == ".tmp":
-            remove_abandoned(left, is_local=is_local)
-        elif not left.with_name(f"{left.name}.tmp").exists() and _is_old(left):  # of an older release
-            shutil.rmtree(left, ignore_errors=True)
+    for left in parent.glob(f"{prefix}*.tmp"):
+        remove_abandoned(left, is_local=is_local)
 
 
 def owner() -> str:

@@ -38,7 +38,7 @@ class _Holding(msgspec.Struct, frozen=True):
     holder: str
     renewals: int = 0
     is_released: bool = False
-    ttl_s: float = 0.0  # the holder's; 0 where an older central wrote it
+    ttl_s: float = 0.0  # the holder's; 0 where that is not known
 
 
 class Lease:
@@ -48,7 +48,7 @@ class Lease:
         objects: of the lake.
         holder: who this is and nobody else, a replica's `central.journal.writer.Journal.origin`; who starts again
             with its journal takes over from itself at once. Another replica of the same name has another journal.
-        ttl_s: for how long this replica may be silent as the holder, and one that did not say it for itself.
+        ttl_s: for how long this replica may be silent as the holder, and one whose file is damaged.
         monotonic_s: for tests.
 
     Attributes:

@@ -6,8 +6,8 @@ import pyarrow as pa
 
 __all__ = ["SAMPLES", "SCHEMA_VERSION"]
 
-#: Written into every segment's metadata as `whitepanda.schema`. 2 is 1 with `memory_stall_ratio` and `io_wait_ratio`.
-SCHEMA_VERSION = 2
+#: Written into every segment's metadata as `whitepanda.schema`.
+SCHEMA_VERSION = 1
 
 #: A value that is not known is null. `machine` is where the task ran: the host itself, or an imported trace's machine.
 #: (host, spool_id, sequence) identifies a batch; the reading view takes every batch from one segment only.

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pyarrow.parquet as pq
 
+from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, Segment, day_of
 
 __all__ = ["SegmentTimes"]
@@ -56,7 +57,8 @@ class SegmentTimes:
     def _times_of(self, segment: Segment) -> _Times:
         known = self._known.get(segment.key)
         if known is None:
-            column = segment.columns().index("start_unix_ns")  # tells of a newer central
+            segment.check_schema()
+            column = SAMPLES.get_field_index("start_unix_ns")
             footer = segment.footer
             known = tuple(_range(footer.row_group(k).column(column)) for k in range(footer.num_row_groups))
             if len(self._known) >= _KNOWN_SEGMENTS:

@@ -60,7 +60,6 @@ _REMEDY = (
     "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost "
     "(all that is damaged: `whitepanda lake verify`)"
 )
-_NAMES = tuple(SAMPLES.names)
 _NO_FILE = "it is no regular file, nor a link to one"
 _NAME = re.compile(
     r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$"
@@ -73,8 +72,6 @@ class _Facts:
 
     rows: int
     schema: int
-    has_seal: bool
-    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -131,26 +128,13 @@ class Segment:
     def _facts(self) -> _Facts:
         """What the footer says."""
         footer = self.footer
-        pairs = footer.metadata or {}
-        with self.damage_told():
-            names = tuple(footer.schema.to_arrow_schema().names)
-        schema = pairs.get(b"whitepanda.schema", b"1")
+        schema = (footer.metadata or {}).get(b"whitepanda.schema", b"0")
         if not schema.isdigit():
             raise DamagedError(self.objects.root, self.key, f"its schema is {schema[:20]!r}", _REMEDY)
-        return _Facts(
-            rows=int(footer.num_rows),
-            schema=int(schema),
-            has_seal=checksums.SEGMENT_KEY.encode() in pairs,
-            columns=_NAMES if names == _NAMES else names,
-        )
-
-    @property
-    def has_seal(self) -> bool:
-        """Whether there is a digest of it; older releases wrote none."""
-        return self._facts.has_seal
+        return _Facts(int(footer.num_rows), int(schema))
 
     def check(self, file: BinaryIO | None = None) -> None:
-        """Hold all of its bytes against its digest, if it has one.
+        """Hold all of its bytes against its digest.
 
         Args:
             file: its bytes, where they are open anyway; None opens the object.
@@ -183,20 +167,18 @@ class Segment:
         """Number of rows."""
         return self._facts.rows
 
-    def columns(self) -> tuple[str, ...]:
-        """Return the names of its columns; older segments may lack some of `central.lake.schema.SAMPLES`.
+    def check_schema(self) -> None:
+        """Make sure that it has the columns of `central.lake.schema.SAMPLES`.
 
         Raises:
-            LakeError: a newer central wrote it.
+            LakeError: another version of central wrote it.
 
         """
-        facts = self._facts
-        if facts.schema > SCHEMA_VERSION:
+        if (schema := self._facts.schema) != SCHEMA_VERSION:
             raise LakeError(
-                f"{self.objects.root}/{self.key} has schema {facts.schema}, this central reads up to {SCHEMA_VERSION}; "
-                "update central"
+                f"{self.objects.root}/{self.key} has schema {schema}, this central reads {SCHEMA_VERSION}; "
+                "use the version of central that wrote it"
             )
-        return facts.columns
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
@@ -371,24 +353,17 @@ class Lake:
         """
         import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
 
-        by_origin: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+        by_origin: dict[str, list[str]] = defaultdict(list)
         wanted = None if days is None else set(days)
         for segment in self.segments() if segments is None else segments:
             if wanted is None or segment.day in wanted:
-                by_origin[segment.origin, segment.columns()].append(str(segment.path))
+                segment.check_schema()
+                by_origin[segment.origin].append(str(segment.path))
         if not by_origin:
             return ibis.memtable(SAMPLES.empty_table())
-        parts: dict[str, list[ir.Table]] = defaultdict(list)
-        for (origin, columns), paths in sorted(by_origin.items()):
-            table = connection.read_parquet(paths)
-            lacking = {
-                field.name: ibis.null(ibis.dtype(field.type))
-                for field in SAMPLES
-                if field.name not in columns
-            }
-            parts[origin].append(table.mutate(**lacking).select(*SAMPLES.names))
         tables = {
-            origin: ibis.union(*found) if len(found) > 1 else found[0] for origin, found in parts.items()
+            origin: connection.read_parquet(paths).select(*SAMPLES.names)
+            for origin, paths in sorted(by_origin.items())
         }
         if len(tables) == 1:
             return next(iter(tables.values()))
@@ -403,7 +378,7 @@ class Lake:
                 _day=lambda table: table.start_unix_ns // DAY_NS,
                 _origin=ibis.literal(origin),
             )
-            for (origin, _), paths in sorted(by_origin.items())
+            for origin, paths in sorted(by_origin.items())
         ]
         taken = (
             ibis.union(*batches)

@@ -26,7 +26,6 @@ __all__ = [
     "completion_times",
     "dilations",
     "linear_sum_s",
-    "n_copies_loading",
     "n_copies_roots",
     "two_resources",
 ]
@@ -141,12 +140,6 @@ def completion_times(
 def linear_sum_s(neutral_s: npt.ArrayLike) -> float:
     """Completion time of all jobs by the linear sum model, equation (7): right if all want one resource alone."""
     return float(np.asarray(neutral_s, dtype=np.float64).sum())
-
-
-def n_copies_loading(dilation: npt.ArrayLike, copies: npt.ArrayLike) -> Floats:
-    """|p|^2 of a job from the dilation of n copies of it, property 1: (lambda - 1) / (n - 1)."""
-    found: Floats = (np.asarray(dilation, dtype=np.float64) - 1.0) / (np.asarray(copies) - 1.0)
-    return found
 
 
 def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from central.models.groups import Floats
+
 __all__ = ["ALONE", "LEAK", "Members", "Rows", "Shape", "linear_baseline", "log_runtimes"]
 
-Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Ids = NDArray[np.int64]
 

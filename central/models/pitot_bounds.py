@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from central.models.pitot import ALONE, Rows
+from central.models.groups import Floats
+from central.models.pitot import ALONE, Ids, Rows
 
 __all__ = ["HEADS", "PLAIN", "Difficulty", "Head", "Pool", "Scatter", "disagreement", "gap", "margin"]
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 Exponents = tuple[float, float, float]
 

@@ -13,11 +13,10 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from central.models.pitot import LEAK, Rows, Shape
+from central.models.pitot import LEAK, Rows, Shape, Singles
 
 __all__ = ["Options", "Trained", "Trainer", "engine"]
 
-Singles = NDArray[np.float32]
 Tree = dict[str, Any]
 
 _CHUNKS = 20

@@ -9,14 +9,12 @@ covariance with the rest, and every run is an observation with the noise of the 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from central.models.pitot import ALONE, Members, Rows
+from central.models.groups import Floats
+from central.models.pitot import ALONE, Members, Rows, Singles
 
 __all__ = ["new_platform", "new_workload"]
 
-Floats = NDArray[np.float64]
-Singles = NDArray[np.float32]
 
 #: Share of the prior's mean variance that is added to each direction: fewer names than dimensions have none in some.
 _RIDGE = 0.02

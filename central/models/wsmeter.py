@@ -39,7 +39,6 @@ __all__ = [
     "Observed",
     "Shares",
     "TooLittleCovered",
-    "combine",
     "compare",
 ]
 
@@ -237,19 +236,6 @@ class MachineMeans:
         with np.errstate(divide="ignore", invalid="ignore"):
             degrees = np.where((squares > 0) & (trace > 0), trace**2 / squares, 1.0)
         return variance, np.maximum(degrees, 1.0)
-
-
-def combine(weight: Floats, value: Floats, margin: Floats) -> tuple[float, float]:
-    """Return the weighted mean of independent estimates, and its margin: the paper's Table 3.
-
-    Args:
-        weight: made to sum to 1; shape (jobs,).
-        value: estimates, shape (jobs,).
-        margin: half widths of their intervals, at one confidence; shape (jobs,).
-
-    """
-    share = weight / weight.sum()
-    return float(share @ value), float(np.sqrt(((share * margin) ** 2).sum()))
 
 
 def compare(

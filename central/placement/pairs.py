@@ -112,7 +112,7 @@ def read_pairs(path: Path) -> Measured:
     others = places.co_runners
     is_pair = others == 1
     if _SLOWDOWN in named.table.columns:
-        values = named.table.numbers(_SLOWDOWN)
+        values = named.table.numbers(_SLOWDOWN, low=-math.inf, empty=math.nan)
         bad = is_pair & ~(values > 0)
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
@@ -327,4 +327,4 @@ def read_asked(path: Path, measured: Measured) -> Asked:
             raise InputError(
                 f"{path}: row {row + 1}: {name!r} is the {what} of no measured pair; measure some with it"
             )
-    return Asked(named.table.all_columns(), is_pair, pairs, np.ones(len(rows)))
+    return Asked(named.table.cells, is_pair, pairs, np.ones(len(rows)))

@@ -11,9 +11,10 @@ import numpy as np
 
 from central.models.dfactor import SUM_TOLERANCE, n_copies_roots, two_resources
 from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
-from central.placement.tables import JOB, TAU, Rows, read_rows
+from central.placement.tables import JOB, TAU
+from central.tables.user_files import UserTable
 from whitepanda.common.csv_cells import csv_line
-from whitepanda.common.durable import replacing
+from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
 
 __all__ = ["COPIES", "PROBES", "SHARES", "JobProfile", "Profiles", "read_profiles", "write_loadings"]
@@ -61,12 +62,12 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
         larger: of copies: the resource with the larger share; "": not known, so both vectors are candidates.
 
     Raises:
-        InputError: what `read_rows` refuses, a number out of range, too few or inconsistent runs.
+        InputError: what `UserTable` refuses, a number out of range, too few or inconsistent runs.
 
     """
-    rows = read_rows(path)
+    rows = UserTable(path)
     rows.require(JOB)
-    names = np.array(rows.text(JOB))
+    names = rows.names(JOB)
     kind = COPIES if COPIES in rows.columns else PROBES if _TIME in rows.columns else SHARES
     others = {JOB, COPIES, _TIME, _VM}
     resources = tuple(name for name in rows.columns if name not in others)
@@ -88,7 +89,7 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     else:
         x = np.column_stack([rows.numbers(name, high=1.0) for name in resources])
         y = np.zeros(0)
-    vms = np.array(rows.text(_VM)) if _VM in rows.columns and kind == SHARES else None
+    vms = rows.names(_VM) if _VM in rows.columns and kind == SHARES else None
     found = list[JobProfile]()
     for job in dict.fromkeys(names.tolist()):
         here = names == job
@@ -124,14 +125,11 @@ def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], t
     return loading, tuple(notes)
 
 
-def _of_copies(path: Path, rows: Rows, names: Any, rest: str, larger: str) -> Profiles:
+def _of_copies(path: Path, rows: UserTable, names: Any, rest: str, larger: str) -> Profiles:
     rows.require(_TIME)
     if bool(rest) != bool(larger) or (rest and rest == larger):
         raise InputError("--larger and --rest: copies need both, two different resources, or neither")
-    copies, times = rows.numbers(COPIES, low=1.0), rows.numbers(_TIME, above=True)
-    for line, count in zip(rows.lines, copies.tolist(), strict=True):
-        if count != int(count):
-            raise InputError(f"{path}:{line}: {COPIES}: must be a whole number (value {count:g})")
+    copies, times = rows.whole(COPIES), rows.numbers(_TIME, above=True)
     first, second = (larger, rest) if rest else ("resource-1", "resource-2")
     found = list[JobProfile]()
     for job in dict.fromkeys(names.tolist()):
@@ -181,8 +179,5 @@ def write_loadings(path: Path, profiles: Profiles) -> None:
         times = [job.tau_s.value] if with_times and job.tau_s is not None else []
         cells = [f"{value:.12g}" for value in (*(loading[name] for name in profiles.resources), *times)]
         lines.append(csv_line([job.job, *cells]))
-    try:
-        with replacing(path, mode=0o600) as file:
-            file.write("".join(lines).encode())
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    with writing(path, mode=0o600) as file:
+        file.write("".join(lines).encode())

@@ -11,7 +11,8 @@ import numpy as np
 from central.models.groups import Floats
 from central.placement.fleet import Hosts, Request
 from central.placement.schedule import NOWHERE, Vm
-from central.placement.tables import Jobs, Rows, jobs_of, read_rows, units_of
+from central.placement.tables import Jobs, jobs_of, units_of
+from central.tables.user_files import UserTable, refuse_twice
 from whitepanda.common.errors import InputError
 
 __all__ = ["HOST", "Asked", "read_hosts", "read_vms"]
@@ -60,17 +61,17 @@ def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
     """Read VMs: columns job, one per resource, those of `amounts`; if known tau_s, start_s and host.
 
     Raises:
-        InputError: what `read_rows` and `jobs_of` refuse, or an amount that is missing or below 0.
+        InputError: what `UserTable` and `jobs_of` refuse, or an amount that is missing or below 0.
 
     """
-    rows = read_rows(path)
+    rows = UserTable(path)
     rows.require(*amounts)
     jobs = jobs_of(rows, beside=(HOST, *amounts), can_fit=True)
     needed = (
         np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
     )
-    at = rows.columns.index(HOST) if HOST in rows.columns else None
-    return Asked(path, jobs, tuple("" if at is None else row[at] for row in rows.cells), needed)
+    hosts = rows.texts(HOST).tolist() if HOST in rows.columns else [""] * len(rows)
+    return Asked(path, jobs, tuple(hosts), needed)
 
 
 def read_hosts(
@@ -91,10 +92,10 @@ def read_hosts(
         amounts: what there is of each amount; the same.
 
     Raises:
-        InputError: what `read_rows` refuses, a column of no known name, a host twice, a number out of range.
+        InputError: what `UserTable` refuses, a column of no known name, a host twice, a number out of range.
 
     """
-    rows = read_rows(path)
+    rows = UserTable(path)
     rows.require(HOST)
     known = {HOST, *resources, *amounts}
     known |= {f"units.{name}" for name in resources} | {f"limit.{name}" for name in (*resources, *amounts)}
@@ -107,10 +108,8 @@ def read_hosts(
     for name in limits:
         if name not in resources:
             raise InputError(f"--limit {name}: is no resource of the VMs; they are {', '.join(resources)}")
-    names = rows.text(HOST)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{path}: host {twice} is there twice")
+    names = rows.names(HOST)
+    refuse_twice(path, HOST, names)
     by_option = units_of(units, resources)
 
     def column(name: str, otherwise: float, low: float = 0.0) -> Floats:
@@ -119,7 +118,7 @@ def read_hosts(
         return rows.numbers(name, low=low, empty=otherwise)
 
     return Hosts(
-        tuple(names),
+        tuple(names.tolist()),
         tuple(resources),
         np.column_stack([column(name, 0.0) for name in resources]),
         _units(rows, resources, by_option),
@@ -132,7 +131,7 @@ def read_hosts(
     )
 
 
-def _units(rows: Rows, resources: Sequence[str], by_option: Floats) -> Floats:
+def _units(rows: UserTable, resources: Sequence[str], by_option: Floats) -> Floats:
     """Return units per resource, or per host too where the file has any."""
     if not any(f"units.{name}" in rows.columns for name in resources):
         return by_option

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whitepanda.common.durable import replacing
-from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.durable import writing
+from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
@@ -77,8 +77,5 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
-    try:
-        with replacing(path, mode=0o600) as file:
-            file.write(drawn.getvalue())
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror or error}") from error
+    with writing(path, mode=0o600) as file:
+        file.write(drawn.getvalue())

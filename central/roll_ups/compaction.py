@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from central.lake.errors import DamagedError
 from central.lake.retention import note_deletion
-from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
 
@@ -79,7 +78,7 @@ def compact_day(
         segment_rows: about how many rows a segment may have.
 
     Raises:
-        LakeError: a source is damaged or a newer central wrote it. It is left as it is, with those before and after.
+        LakeError: a source is damaged or of another version. It is left as it is, with those before and after.
         OSError: the lake cannot be read or written.
 
     """
@@ -173,7 +172,7 @@ def drop_samples(
         slots = SlotStore(lake, round(manifests[day].slot_s * 1e9))
         try:
             for part in manifests[day].parts:
-                slots.check_to_keep(part)
+                slots.check(part)
         except DamagedError as error:
             damaged[day] = error
     gone = [segment for segment in gone if segment.day not in damaged]
@@ -286,19 +285,10 @@ def _groups(pieces: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[p
 
 def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
     for source in sources:
-        source.columns()  # refuses what a newer central wrote
+        source.check_schema()
         with source.damage_told(), source.objects.open(source.key) as file:
             source.check(file)  # what is damaged gets no new seal
             file.seek(0)
             with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS):
-                    yield completed(pa.Table.from_batches([batch]))
-
-
-def completed(table: pa.Table) -> pa.Table:
-    """Return a segment's rows with the columns of today: those that it lacks are null."""
-    arrays = [
-        table.column(field.name) if field.name in table.schema.names else pa.nulls(len(table), field.type)
-        for field in SAMPLES
-    ]
-    return pa.Table.from_arrays(arrays, schema=SAMPLES)
+                    yield pa.Table.from_batches([batch])

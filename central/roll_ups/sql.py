@@ -61,18 +61,18 @@ def write_part(
     batch and day are in one segment, so a segment is a batch's place.
     """
     columns = (
-        "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive"
+        "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive, "
+        "cpi, cpu_usage_cores, cycles, instructions"
     )
-    values = ("cpi", "cpu_usage_cores", "cycles", "instructions")
-    alike: dict[tuple[str, frozenset[str]], list[Segment]] = defaultdict(list)
+    by_origin: dict[str, list[Segment]] = defaultdict(list)
     for segment in new:  # one scan for as many as possible: each has buffers of its own
-        alike[segment.origin, frozenset(values) - set(segment.columns())].append(segment)
+        segment.check_schema()
+        by_origin[segment.origin].append(segment)
     queries = []
-    for (origin, lacking), segments in alike.items():
-        chosen = ", ".join(f"NULL AS {name}" if name in lacking else name for name in values)
+    for origin, segments in by_origin.items():
         paths = ", ".join(_text(segment.path) for segment in segments)
         queries.append(
-            f"SELECT {_text(origin)} AS origin, {columns}, {chosen} FROM read_parquet([{paths}])"
+            f"SELECT {_text(origin)} AS origin, {columns} FROM read_parquet([{paths}])"
             + (f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else "")
         )
     rows = " UNION ALL ".join(queries)

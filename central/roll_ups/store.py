@@ -12,7 +12,6 @@ these are read (`central.lake.checksums`).
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import sys
 import time
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from central.lake import checksums
 from central.lake.errors import DamagedError
+from central.lake.manifests import ManifestCommit
 from central.lake.objects import NotRegularError
 from central.lake.segments import Lake, LakeError, Segment, day_in
 from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
@@ -57,8 +57,8 @@ class SlotPart(msgspec.Struct, frozen=True, kw_only=True):
     batches: str
     slot_rows: int
     slots_bytes: int
-    slots_sha256: str = ""  # of the file; an older release told none
-    batches_sha256: str = ""
+    slots_sha256: str
+    batches_sha256: str
 
 
 class RolledSegment(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -83,8 +83,8 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ns: int
     code_version: str
     machines_left_out: tuple[str, ...] = ()  # whose rows could not be rolled up
-    rolled: dict[str, tuple[RolledSegment, ...]] = {}  # by origin; a release before this one listed none
-    seal: str = ""
+    rolled: dict[str, tuple[RolledSegment, ...]]  # by origin
+    seal: str
 
     @property
     def digest_words(self) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ class SlotStore:
         return _machines(self._lake.objects.local(part.slots) for part in manifest.parts)
 
     def check_slots(self, part: SlotPart) -> None:
-        """Hold a part's slots against their digest, if it has one.
+        """Hold a part's slots against their digest.
 
         Raises:
             DamagedError: they are not those that were written.
@@ -244,33 +244,13 @@ class SlotStore:
         self.check_slots(part)
         self.check_batches(part)
 
-    def check_to_keep(self, part: SlotPart) -> None:
-        """Do both, before the samples go that could make them anew; files without a digest are read through."""
-        self.check(part)
-        for name, written in ((part.slots, part.slots_sha256), (part.batches, part.batches_sha256)):
-            if not written:
-                self._read_through(name)
-
     def check_batches(self, part: SlotPart) -> None:
         """Hold what a part knows of batches against its digest; else as `check_slots`."""
         self._check(part.batches, part.batches_sha256)
 
     def _check(self, name: str, written: str) -> None:
-        if written:
-            path = self._lake.objects.local(name)
-            checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
-
-    def _read_through(self, name: str) -> None:
-        try:
-            with self._lake.objects.open(name) as file, pq.ParquetFile(file) as parquet:
-                for _ in parquet.iter_batches():
-                    pass
-        except (pa.ArrowException, OSError) as error:
-            is_gone = isinstance(error, FileNotFoundError)
-            if isinstance(error, OSError) and error.errno is not None and not is_gone:
-                raise
-            why = "is not there" if is_gone else (str(error).splitlines() or [type(error).__name__])[0]
-            raise DamagedError(self._lake.name, name, why, self._remedy(name)) from error
+        path = self._lake.objects.local(name)
+        checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
 
     @staticmethod
     def _remedy(name: str) -> str:
@@ -339,9 +319,7 @@ class SlotStore:
         old = before.parts if before is not None else ()
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
-        drafts = {name: self._lake.objects.draft(name) for name in (slots, batches)}
         merged = old if not is_short and len(old) >= _MAX_PARTS else ()
-        published = []
         for segment in new:
             with segment.path.open("rb") as file:
                 segment.check(file)
@@ -349,25 +327,23 @@ class SlotStore:
             self.check_batches(part)
         for part in merged:
             self.check_slots(part)
-        try:
+        with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
+            files = commit.draft(slots), commit.draft(batches)
             counted, duplicates, left_out = self._written(
                 connection,
                 new,
                 ([part.batches for part in old], [part.slots for part in merged]),
-                (drafts[slots], drafts[batches]),
+                files,
                 may_leave_out_for_memory=is_short and len(new) == 1,
             )
             part = SlotPart(
                 slots=slots,
                 batches=batches,
-                slot_rows=int(pq.read_metadata(drafts[slots]).num_rows),
-                slots_bytes=drafts[slots].stat().st_size,
-                slots_sha256=checksums.digest_of(drafts[slots]),
-                batches_sha256=checksums.digest_of(drafts[batches]),
+                slot_rows=int(pq.read_metadata(files[0]).num_rows),
+                slots_bytes=files[0].stat().st_size,
+                slots_sha256=commit.publish(slots),
+                batches_sha256=commit.publish(batches),
             )
-            for name, draft in drafts.items():
-                self._lake.objects.publish(draft, name)
-                published.append(name)
             through = dict(before.through) if before is not None else {}
             rolled = dict(before.rolled) if before is not None else {}
             for segment in new:
@@ -390,26 +366,11 @@ class SlotStore:
                 rolled=rolled,
                 seal=checksums.PLACE,
             )
-            data = self._create(day, manifest, new)
-        except BaseException as error:
-            for draft in drafts.values():
-                draft.unlink(missing_ok=True)
-            with contextlib.suppress(LakeError, OSError):
-                now = None if isinstance(error, FileExistsError) else self.manifest(day)
-                if now is None or now.number < number:  # else it may be this very one
-                    for name in published:
-                        self._lake.objects.remove(name)
-            raise
+            # Whoever has the lease by now may have merged some of the new segments.
+            if not {segment.key for segment in new} <= {segment.key for segment in self._lake.segments(day)}:
+                raise FileExistsError(self._name(day, number))
+            data = commit.create(msgspec.json.encode(manifest) + b"\n")
         return msgspec.json.decode(data, type=SlotManifest)
-
-    def _create(self, day: date, manifest: SlotManifest, new: list[Segment]) -> bytes:
-        """Put a manifest in force, unless who has the lease by now merged some of the `new` segments."""
-        name = self._name(day, manifest.number)
-        if not {segment.key for segment in new} <= {segment.key for segment in self._lake.segments(day)}:
-            raise FileExistsError(name)
-        data = checksums.sealed(msgspec.json.encode(manifest) + b"\n", name)
-        self._lake.objects.create(name, data)
-        return data
 
     def _written(
         self,
@@ -448,10 +409,10 @@ class SlotStore:
         checksums.check_text(self._lake.name, name, data, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
-            if schema > SLOT_SCHEMA_VERSION:
+            if schema != SLOT_SCHEMA_VERSION:
                 raise LakeError(
-                    f"{self._lake.name}/{name} has schema {schema}, this central reads up to {SLOT_SCHEMA_VERSION}; "
-                    "update central"
+                    f"{self._lake.name}/{name} has schema {schema}, this central reads {SLOT_SCHEMA_VERSION}; "
+                    "use the version of central that wrote it"
                 )
             return msgspec.json.decode(data, type=SlotManifest)
         except msgspec.MsgspecError as error:

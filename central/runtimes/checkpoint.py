@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from central.models.pitot import Singles
 from whitepanda.common.durable import replacing
 
 __all__ = ["Checkpoint", "Member", "digest_of"]
 
-Singles = NDArray[np.float32]
 #: A trained member: embeddings of workloads and platforms, and its loss.
 Member = tuple[Singles, Singles, float]
 

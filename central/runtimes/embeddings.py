@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from central.degradation.runs import Table
+from central.models.groups import Floats
 from central.runtimes.model import Model
+from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install
 
 __all__ = ["Embedded", "Neighbours", "as_table", "embed", "groups_of", "neighbours", "project", "read_groups"]
 
-Floats = NDArray[np.float64]
 
 #: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
 _SEPARATORS = "/:"
@@ -104,9 +104,9 @@ def read_groups(path: Path) -> dict[tuple[str, str], str]:
         InputError: the file cannot be read, a column or a value is missing, or a name has two groups.
 
     """
-    table = Table(path, texts=True)
-    table.require(("name", "group"), "groups")
-    columns = table.all_columns()
+    table = UserTable(path)
+    table.require("name", "group")
+    columns = table.cells
     kinds = columns["kind"].to_pylist() if "kind" in columns.column_names else [""] * columns.num_rows
     found: dict[tuple[str, str], str] = {}
     rows = zip(kinds, columns["name"].to_pylist(), columns["group"].to_pylist(), strict=True)

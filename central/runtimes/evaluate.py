@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.runtimes.model import Model
 
 from central.models.pitot import Rows  # isort: skip
 
 __all__ = ["measure", "measure_model"]
 
-Floats = NDArray[np.float64]
 #: Of a normal distribution, two-sided.
 _Z_95 = 1.959964
 

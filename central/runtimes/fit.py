@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.models.pitot import Members, Rows, Shape, linear_baseline, log_runtimes
 from central.models.pitot_bounds import Difficulty, pools
 from central.runtimes.checkpoint import Checkpoint, Member, digest_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FitOptions", "fit"]
 
-Floats = NDArray[np.float64]
 
 #: Fewer rows fit and calibrate nothing.
 _LEAST_ROWS = 100

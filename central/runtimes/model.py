@@ -13,26 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.models.pitot import Members, Rows, Shape, log_runtimes
 from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement, gap
 from central.runtimes.tables import Names
-from whitepanda.common.durable import replacing
+from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
 
 __all__ = ["FORMAT", "Estimates", "Model", "read_model", "write_model"]
 
-Floats = NDArray[np.float64]
 
-FORMAT = "whitepanda-runtime-2"
-#: Of models without quantile heads, and of some with them.
-_OLDER = ("whitepanda-runtime-1",)
+FORMAT = "whitepanda-runtime-1"
 #: Rows that are predicted at once: bounds the memory that it takes.
 _AT_ONCE = 65_536
 _REMEDY = "write it anew with `whitepanda runtime fit`"
-
-
-class _OlderError(Exception):
-    """A model file of an older format."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,13 +135,8 @@ def write_model(path: Path, model: Model) -> None:
         scatter = pool.scatter
         columns = (pool.residuals, scatter.difficulty, scatter.disagreement, scatter.gap)
         arrays[f"pool_{count}"] = np.stack(columns)
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
-    try:
-        with replacing(path, mode=0o644) as file:
-            np.savez(file, allow_pickle=False, **arrays)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    with writing(path, mode=0o644) as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read_model(path: Path) -> Model:
@@ -159,8 +148,6 @@ def read_model(path: Path) -> Model:
     """
     try:
         return _parsed(_arrays(path))
-    except _OlderError as error:
-        raise InputError(f"{path}: {error}; fit again with `whitepanda runtime fit`") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except KeyError as error:
@@ -186,10 +173,6 @@ def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     header = json.loads(arrays["header"].tobytes())
     if not isinstance(header, dict):
         raise TypeError("its header is no JSON object")
-    if header.get("format") in _OLDER:
-        raise _OlderError(
-            f"is a model of an older whitepanda (format {header['format']}; this one reads {FORMAT})"
-        )
     if header.get("format") != FORMAT:
         raise ValueError(f"format {header.get('format')} is not known (known: {FORMAT})")
     rank, inner, types = (_whole(size, "shape", 1, 4096) for size in header["shape"])

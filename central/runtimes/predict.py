@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +13,10 @@ import pyarrow.parquet
 
 from central.runtimes.model import Model
 from central.runtimes.tables import read_rows
-from central.tables.csv_files import write_csv
-from whitepanda.common.durable import replacing
+from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
 
-__all__ = ["TOO_FEW", "UNKNOWN", "Predicted", "parse_epsilons", "predict_rows", "write_table"]
+__all__ = ["TOO_FEW", "UNKNOWN", "Predicted", "parse_epsilons", "predict_rows"]
 
 #: What to do about a name that a model has not.
 UNKNOWN = (
@@ -107,7 +105,7 @@ def predict_rows(
         bounds = model.bounds(rows, estimates, [value for _, value in epsilons])
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
-    result = named.table.all_columns()
+    result = named.table.cells
     for name, values in zip(columns, (estimates.log_us, *bounds), strict=True):
         column = np.full(len(is_known), np.nan)
         column[is_known] = np.exp(values)
@@ -120,43 +118,3 @@ def predict_rows(
         if int(count) not in model.pools
     }
     return Predicted(len(is_known), int((~is_known).sum()), unbounded, columns)
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write CSV or Parquet by the file's name: the old file or the whole new one is there.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
-    try:
-        with replacing(path, mode=0o644) as file:
-            _write(path, table, file)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
-    except pa.ArrowException as error:
-        line = str(error).partition("\n")[0]
-        raise InputError(f"{path}: cannot write: {line}; write Parquet, or leave such columns out") from error
-
-
-def _write(path: Path, table: pa.Table, file: IO[bytes]) -> None:
-    if path.suffix.lower() in (".parquet", ".pq"):
-        pa.parquet.write_table(table, file)
-    else:
-        write_csv(_flat(table), file)
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    """Join lists with `;`, as `read_rows` reads them: CSV has none."""
-    for place, field in enumerate(table.schema):
-        kind = field.type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-            texts = [None if one is None else _joined(one) for one in table.column(place).to_pylist()]
-            table = table.set_column(place, field.name, pa.array(texts, pa.string()))
-    return table
-
-
-def _joined(values: Sequence[object]) -> str:
-    return ";".join("" if value is None else str(value) for value in values)

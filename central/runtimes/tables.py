@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from central.degradation.runs import Table
+from central.models.groups import Floats
 from central.models.pitot import ALONE, Rows
+from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError
 
 __all__ = ["Features", "NamedRows", "Names", "means_alone", "read_features", "read_log_runtimes", "read_rows"]
 
-Floats = NDArray[np.float64]
 _SEPARATOR = ";"
 _NUMBERED = re.compile(r"interferer_[0-9]+")
 #: What other programs write for nothing.
@@ -60,7 +61,7 @@ class NamedRows:
     """Rows of a table by name: for each row the places of its names in `workloads`, `platforms` and `interferers`."""
 
     path: Path
-    table: Table
+    table: UserTable
     workloads: tuple[str, ...]
     platforms: tuple[str, ...]
     interferers: tuple[str, ...]
@@ -132,11 +133,9 @@ def read_rows(path: Path) -> NamedRows:
         InputError: the file cannot be read, a column is missing, or a row has no workload or platform.
 
     """
-    table = Table(path, texts=True)
-    table.require(("workload", "platform"), "runtimes")
-    if not table.rows:
-        raise InputError(f"{path}: has no rows")
-    columns = table.all_columns()
+    table = UserTable(path)
+    table.require("workload", "platform")
+    columns = table.cells
     workload, workloads = _codes(_texts(path, "workload", columns["workload"]))
     platform, platforms = _codes(_texts(path, "platform", columns["platform"]))
     for what, ids in (("workload", workload), ("platform", platform)):
@@ -154,8 +153,8 @@ def read_log_runtimes(rows: NamedRows) -> Floats:
         InputError: there is no such column, or a value is missing, not finite, zero or negative.
 
     """
-    rows.table.require(("runtime_us",), "measured runtimes")
-    values = rows.table.numbers("runtime_us")
+    rows.table.require("runtime_us")
+    values = rows.table.numbers("runtime_us", low=-math.inf, empty=math.nan)
     is_wrong = ~(values > 0)
     if is_wrong.any():
         row = int(np.flatnonzero(is_wrong)[0])
@@ -175,19 +174,19 @@ def read_features(path: Path, what: str) -> Features:
         InputError: the file cannot be read, a name is missing or twice, a value is missing or no number.
 
     """
-    table = Table(path, texts=True)
-    table.require((what,), f"features of {what}s")
-    ids, names = _codes(_texts(path, what, table.all_columns()[what]))
+    table = UserTable(path)
+    table.require(what)
+    ids, names = _codes(_texts(path, what, table.cells[what]))
     if (ids == ALONE).any():
         raise InputError(f"{path}: row {int(np.flatnonzero(ids == ALONE)[0]) + 1} has no {what}")
     if len(names) < len(ids):
         twice = names[int(np.argmax(np.bincount(ids)))]
         raise InputError(f"{path}: {what} {twice!r} has several rows; give each its features once")
-    if not names:
-        raise InputError(f"{path}: has no rows")
     columns = tuple(name for name in table.columns if name != what)
     values = (
-        np.column_stack([table.numbers(name) for name in columns]) if columns else np.empty((len(ids), 0))
+        np.column_stack([table.numbers(name, low=-math.inf, empty=math.nan) for name in columns])
+        if columns
+        else np.empty((len(ids), 0))
     )
     if np.isnan(values).any():
         row, column = np.argwhere(np.isnan(values))[0]

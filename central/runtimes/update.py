@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from central.models.groups import Floats
 from central.models.pitot import Members, Rows
 from central.models.pitot_bounds import Difficulty
 from central.models.pitot_update import new_platform, new_workload
@@ -16,7 +17,6 @@ from whitepanda.common.errors import InputError
 
 __all__ = ["Updated", "noise_of", "update"]
 
-Floats = NDArray[np.float64]
 #: Of a normal distribution: deviation over median absolute value.
 _NORMAL = 1.4826
 _LEAST_NOISE = 0.005

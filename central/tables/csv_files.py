@@ -1,16 +1,44 @@
-"""Tables as CSV files, with cells as `whitepanda.common.csv_cells` has them."""
+"""Tables as files: CSV with cells as `whitepanda.common.csv_cells` has them, or Parquet."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.parquet as pq
 
 from whitepanda.common.csv_cells import FORMULA, NUMBER, QUOTED, WITHIN, WITHIN_QUOTED, csv_cell, csv_text
+from whitepanda.common.durable import writing
+from whitepanda.common.errors import InputError
 
-__all__ = ["read_texts", "write_csv"]
+__all__ = ["is_parquet", "read_texts", "write_csv", "write_table"]
+
+
+def is_parquet(path: Path) -> bool:
+    """Say whether a file is Parquet, by its ending; else it is CSV."""
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def write_table(path: Path, table: pa.Table, *, mode: int = 0o644) -> None:
+    """Write CSV or Parquet by the file's name, whole or not at all. In CSV a list is its values, joined with `;`.
+
+    Raises:
+        InputError: it cannot be written.
+
+    """
+    try:
+        with writing(path, mode=mode) as file:
+            if is_parquet(path):
+                pq.write_table(table, file)
+            else:
+                write_csv(_flat(table), file)
+    except pa.ArrowException as error:
+        line = str(error).partition("\n")[0]
+        raise InputError(f"{path}: cannot write: {line}; write Parquet, or leave such columns out") from error
 
 
 def write_csv(table: pa.Table, file: IO[bytes]) -> None:
@@ -39,6 +67,19 @@ def read_texts(table: pa.Table) -> pa.Table:
             texts = pc.replace_substring_regex(texts, QUOTED, r"\1")
             table = table.set_column(place, table.field(place).name, texts)
     return table.rename_columns([csv_text(name) for name in table.column_names])
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    for place, field in enumerate(table.schema):
+        kind = field.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            texts = [None if one is None else _joined(one) for one in table.column(place).to_pylist()]
+            table = table.set_column(place, field.name, pa.array(texts, pa.string()))
+    return table
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ";".join("" if value is None else str(value) for value in values)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from central.models.groups import Floats, Ints, sums
 from central.models.wsmeter import Observed, Shares
 
-__all__ = ["CPU_UPGRADE", "DVFS_POLICY", "Fleet", "FleetSettings", "simulate_fleet"]
+__all__ = ["CPU_UPGRADE", "Fleet", "FleetSettings", "simulate_fleet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,6 @@ class FleetSettings:
 
 #: The paper's case I: new CPUs.
 CPU_UPGRADE = FleetSettings()
-#: The paper's case II: another power policy, with which about as many jobs win as lose.
-DVFS_POLICY = FleetSettings(
-    machine_std=0.13,
-    told_machines=400,
-    told_margin=0.0045,
-    told_coverage=0.91,
-    effect=0.01,
-    effect_spread=0.025,
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from central.validation.reports import good_reports
+from central.validation.reports import ANALYSES, good_reports
 from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
@@ -18,8 +18,6 @@ _MAX_EVENTS = 1000  # of one batch
 _MAX_EVENT_BYTES = 16 << 10
 _MAX_LIST = 256  # culprits, evidence
 _BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNSPECIFIED}
-
-_ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
 
 
 def check_events(
@@ -80,7 +78,7 @@ def _is_good(event: agent_pb2.VmEvent) -> bool:
         and (not event.reason or event.reason.isprintable())
         and event.behaviour in _BEHAVIOURS
         and event.before in _BEHAVIOURS
-        and _ANALYSES.issuperset(event.found_by)
+        and ANALYSES.issuperset(event.found_by)
     )
 
 

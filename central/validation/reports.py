@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from central.validation.rows import Limits, is_name
+from whitepanda.v1 import agent_pb2
 
-__all__ = ["good_reports"]
+__all__ = ["ANALYSES", "good_reports"]
 
+ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
 _MAX_INT64 = 2**63 - 1
 
 

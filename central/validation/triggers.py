@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from central.validation.reports import good_reports
+from central.validation.reports import ANALYSES, good_reports
 from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
@@ -24,7 +24,6 @@ _MAX_LINES = 16  # of evidence, and commands, of a recommendation
 _MAX_WORDS = 32
 _MAX_TEXT = 1024  # an agent's have two names of up to 256 and some words
 _MAX_WORD = 256  # such as "out_of_range:SIGNAL"
-_ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
 _MAX_ANALYSES = 8
 
 
@@ -121,7 +120,7 @@ def _is_good(trigger: agent_pb2.Trigger) -> bool:
 
 
 def _are_analyses(found_by: Sequence[int]) -> bool:
-    return len(found_by) <= _MAX_ANALYSES and _ANALYSES.issuperset(found_by)
+    return len(found_by) <= _MAX_ANALYSES and ANALYSES.issuperset(found_by)
 
 
 def _is_good_slow_down(one: agent_pb2.Degradation) -> bool:

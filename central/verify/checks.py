@@ -227,7 +227,7 @@ def _duplicate_problems(day: date, segments: list[Segment], connection: Any) -> 
 
 def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
     try:
-        segment.columns()
+        segment.check_schema()
         if is_quick:
             return ""
         segment.check()

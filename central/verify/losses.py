@@ -6,7 +6,7 @@ through which day it deletes before it begins, for ever, and within these days n
 
     <lake>/retention/{samples,slots}-through-2026-10-22.json
 
-Nobody's book has what was deleted before it was rolled up, or was rolled up by a release before this one.
+What was deleted before it was rolled up is in no book.
 """
 
 from __future__ import annotations

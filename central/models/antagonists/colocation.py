@@ -78,7 +78,7 @@ def pair_sums(
     usage: Floats,
     cpi: Floats,
 ) -> PairSums:
-    """Compute the sums of task slots; arguments as of `central.models.antagonists.panda.fit`."""
+    """Compute the sums of task slots; arguments as of `central.models.antagonists.panda.PairState.of`."""
     sensitive = latency_sensitive & ~np.isnan(cpi)
     places, at = group(machine[sensitive], slot[sensitive])
     share = 1.0 / np.bincount(at, minlength=len(places[0]))[at]

@@ -12,32 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from central.models.antagonists.panda import MIN_RELATIVE_STD, CpiMoments
 from central.models.groups import Column, Floats, find, sums
 
 __all__ = [
     "AGEING",
-    "ANOMALY_OUTLIERS",
-    "ANOMALY_WINDOW_S",
-    "BLAMED_SCORE",
-    "MIN_USAGE_CORES",
     "OUTLIER_STDS",
     "Spec",
-    "anomalies",
-    "outliers",
     "suspect_scores",
 ]
 
 AGEING = 0.9
 OUTLIER_STDS = 2.0
-#: A task that used less CPU is no outlier. A setting: off (0) on traces of normalised usage.
-MIN_USAGE_CORES = 0.25
-ANOMALY_OUTLIERS = 3
-ANOMALY_WINDOW_S = 300.0
-#: A suspect is blamed from this score up.
-BLAMED_SCORE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,44 +68,6 @@ class Spec:
         std = np.sqrt(self.m2 / self.weight)
         threshold: Floats = self.mean + stds * np.where(std <= MIN_RELATIVE_STD * self.mean, 0.0, std)
         return threshold
-
-
-def outliers(
-    cpi: Floats, usage: Floats, threshold: npt.ArrayLike, *, min_usage: float = MIN_USAGE_CORES
-) -> npt.NDArray[np.bool_]:
-    """Whether samples are outliers: c above its threshold, from a task that used at least `min_usage`.
-
-    Args:
-        cpi: cycles per instruction, shape (n,); NaN is never an outlier.
-        usage: CPU usage of the same task then, in cores.
-        threshold: as from `Spec.threshold`; one, or one per sample.
-        min_usage: in cores; 0 switches this off.
-
-    """
-    with np.errstate(invalid="ignore"):
-        return (cpi > np.asarray(threshold, dtype=np.float64)) & (usage >= min_usage)
-
-
-def anomalies(
-    time_s: Floats,
-    outlier: npt.NDArray[np.bool_],
-    *,
-    window_s: float = ANOMALY_WINDOW_S,
-    count: int = ANOMALY_OUTLIERS,
-) -> npt.NDArray[np.bool_]:
-    """Whether, at each sample of one task, at least `count` of its samples of the last `window_s` are outliers.
-
-    Args:
-        time_s: when each sample was taken, ascending; shape (n,).
-        outlier: as from `outliers`.
-        window_s: seconds, up to and with the sample; the oldest instant is out.
-        count: outliers that make an anomaly.
-
-    """
-    total = np.append(0, np.cumsum(outlier))
-    before = np.searchsorted(time_s, time_s - window_s, side="right")
-    found: npt.NDArray[np.bool_] = total[1:] - total[before] >= count
-    return found
 
 
 def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Floats:

@@ -58,7 +58,7 @@ class TaskSlots:
         return TaskSlots(*(getattr(self, name)[index] for name in _NAMES))
 
     def columns(self) -> dict[str, Any]:
-        """Return the arguments of `panda.fit` and `panda.PairState.of`: all columns but `task`."""
+        """Return the arguments of `panda.PairState.of`: all columns but `task`."""
         return {name: getattr(self, name) for name in _NAMES if name != "task"}
 
     @classmethod

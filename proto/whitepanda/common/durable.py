@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from whitepanda.common.errors import InputError
 from whitepanda.common.private_files import create_beside
 
-__all__ = ["replacing", "sync_folder"]
+__all__ = ["replacing", "sync_folder", "writing"]
 
 
 @contextmanager
@@ -47,6 +48,23 @@ def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)  # the rename itself
+
+
+@contextmanager
+def writing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
+    """Write a file that somebody asked for, as `replacing` does.
+
+    Raises:
+        InputError: it is a folder, or cannot be written.
+
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    try:
+        with replacing(path, mode=mode) as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror or error}") from error
 
 
 def _is_written_in_place(path: Path) -> bool:

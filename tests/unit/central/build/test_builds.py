@@ -15,7 +15,6 @@ from functools import partial
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from central.build import engine
@@ -27,10 +26,9 @@ from central.lake.objects import Folder
 from central.lake.replicas import RECENT_S
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
-from central.models.antagonists import panda
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
-from tests.support.older_lake import no_digests
+from tests.support import panda_reference
 from whitepanda.common import log
 
 FIRST_DAY = date(2026, 11, 1)
@@ -77,7 +75,7 @@ def fitted(parts):
     """What the model says of all rows (each is a task slot of its own)."""
     columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
     slot = columns["start_unix_ns"] // (300 * 10**9)
-    found = panda.fit(
+    found = panda_reference.fit(
         machine=columns["machine"],
         slot=slot,
         job=columns["job"],
@@ -191,16 +189,6 @@ def test_another_method_is_a_new_version_of_the_same_days_and_the_number_goes_on
     assert found == [(1, *panda_s), (2, *ours), (2, *ours), (3, *panda_s), (4, *ours)]
 
 
-def test_versions_from_before_robust_scales_read(lake):
-    write_day(lake, 0, 1)
-    Builder(SECTION, lake).build_once()
-    (path,) = (lake.root / "versions/00000001").glob("*-job_statistics.parquet")
-    pq.write_table(pq.read_table(path).drop_columns(["location_log_cpi", "scale_log_cpi"]), path)
-    no_digests(lake)
-    (row,) = VersionStore(lake.root / "versions").latest().statistics("job-1")
-    assert (row.samples > 0, row.location_log_cpi, row.scale_log_cpi) == (True, 0.0, 0.0)
-
-
 def test_only_changed_days_are_computed(lake, monkeypatch):
     computed = []
     original = Builder._compute
@@ -310,18 +298,6 @@ def test_what_is_left_out_for_its_age_is_told(lake, capsys):
     assert "days_left_out=3 rows_left_out=1800" in capsys.readouterr().err
     assert builder.build_once() is None
     assert capsys.readouterr().err == ""
-
-
-def test_a_manifest_from_before_left_out_days_reads(lake):
-    write_day(lake, 0, 1)
-    Builder(SECTION, lake).build_once()
-    path = lake.root / "versions/00000001/manifest.json"
-    content = json.loads(path.read_text())
-    del content["days_left_out"], content["rows_left_out"]
-    path.write_text(json.dumps(content))
-    no_digests(lake)
-    manifest = VersionStore(lake.root / "versions").latest().manifest
-    assert (manifest.version, manifest.days_left_out, manifest.rows_left_out) == (1, 0, 0)
 
 
 def test_a_failed_build_leaves_the_last_version(lake):

@@ -12,6 +12,7 @@ import pytest
 
 from central.build import engine
 from central.models.antagonists import panda
+from tests.support import panda_reference
 
 SLOT_NS = 300 * 10**9
 DAY_NS = 86_400 * 10**9
@@ -173,16 +174,13 @@ def test_engine_and_model_agree(duckdb, tmp_path):
         "slot": rows.column("slot_start_ns").to_numpy(),
         "latency_sensitive": rows.column("latency_sensitive").to_numpy(zero_copy_only=False),
     }
-    model = panda.fit(**columns)
+    model = panda_reference.fit(**columns)
     statistics = engine.job_statistics(engine.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
     assert statistics.column("job").to_pylist() == model.statistics.job.tolist()
     assert statistics.column("samples").to_pylist() == model.statistics.samples.tolist()
     np.testing.assert_allclose(statistics["mean_cpi"].to_numpy(), model.statistics.mean_cpi, rtol=1e-14)
     np.testing.assert_allclose(statistics["std_cpi"].to_numpy(), model.statistics.std_cpi, rtol=1e-13)
     state, expected = state_of(duckdb, slots, tmp_path / "state"), panda.PairState.of(**columns)
-    histogram = state["histogram"].order_by(["job", "platform", "bin"]).to_pyarrow()
-    assert histogram.column("bin").to_pylist() == expected.histogram.bin.tolist()
-    assert histogram.column("samples").to_pylist() == expected.histogram.samples.tolist()
     pairs = state["pairs"].order_by(["job", "sensitive_job", "platform"]).to_pyarrow()
     assert pairs.column("sensitive_job").to_pylist() == expected.pair_sensitive_job.tolist()
     np.testing.assert_allclose(pairs["usage_cpi"].to_numpy(), expected.usage_cpi, rtol=1e-13)
@@ -210,19 +208,16 @@ def test_a_constant_cpi_is_no_noise(duckdb, tmp_path):
     (row,) = engine.fit(slots).coefficients.to_pyarrow().to_pylist()
     assert (row["coefficient"], row["samples"]) == (0.0, rows)
     state = state_of(duckdb, slots, tmp_path / "state")
-    (row,) = engine.coefficients(engine.merged_state(state)).to_pyarrow().to_pylist()
+    (row,) = engine.coefficients(state["cpi"], as_one_day(state)).to_pyarrow().to_pylist()
     assert row["coefficient"] == 0.0
 
 
-def assert_errors_are_by_days(duckdb, state, parts, table, tmp_path):
+def as_one_day(state):
+    return {name: state[name].mutate(part=0) for name in ("pairs", "usage")}
+
+
+def assert_errors_are_by_days(duckdb, found, parts, table, tmp_path):
     """By days, straight from numpy: how far each day's sum of usage * mnCPI is off A * sum of usage^2."""
-    days = {
-        name: ibis.union(
-            *(duckdb.read([path]).mutate(part=number) for number, path in enumerate(parts[name]))
-        )
-        for name in ("pairs", "usage")
-    }
-    found = {row["job"]: row for row in engine.coefficients(state, days).to_pyarrow().to_pylist()}
     slots = slots_of(duckdb, table, tmp_path, "again")
     machine_cpi = {
         (row["machine"], row["slot_start_ns"]): row["mn_cpi"]
@@ -242,11 +237,9 @@ def assert_errors_are_by_days(duckdb, state, parts, table, tmp_path):
         expected = np.sqrt(days_of_job / (days_of_job - 1) * (off**2).sum()) / squared.sum()
         assert found[job]["standard_error"] == pytest.approx(expected, rel=1e-6)
         assert found[job]["coefficient"] == pytest.approx(product.sum() / squared.sum(), rel=1e-9, abs=1e-11)
-    one = {name: days[name].filter(days[name].part == 0) for name in days}
     alone = {name: duckdb.read(paths[:1]) for name, paths in parts.items()}
-    assert {row["standard_error"] for row in engine.coefficients(alone, one).to_pyarrow().to_pylist()} == {
-        None
-    }
+    rows = engine.coefficients(alone["cpi"], as_one_day(alone)).to_pyarrow().to_pylist()
+    assert {row["standard_error"] for row in rows} == {None}
 
 
 def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
@@ -263,14 +256,19 @@ def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
             parts[name].append(tmp_path / f"state{number}" / f"{name}.parquet")
         for row in engine.fit(slots).coefficients.to_pyarrow().to_pylist():
             by_day[row["job"]] = by_day.get(row["job"], 0.0) + row["coefficient"] * row["sum_usage_squared"]
-    state = engine.merged_state({name: duckdb.read(paths) for name, paths in parts.items()})
-    found = {row["job"]: row for row in engine.coefficients(state).to_pyarrow().to_pylist()}
+    days = {
+        name: ibis.union(
+            *(duckdb.read([path]).mutate(part=number) for number, path in enumerate(parts[name]))
+        )
+        for name in ("pairs", "usage")
+    }
+    moments = engine.merged_moments(duckdb.read(parts["cpi"]))
+    found = {row["job"]: row for row in engine.coefficients(moments, days).to_pyarrow().to_pylist()}
     assert found.keys() == expected.keys()
     for job, row in found.items():
         assert row["coefficient"] == pytest.approx(expected[job]["coefficient"], rel=1e-9, abs=1e-11)
         assert row["samples"] == expected[job]["samples"]
-        assert row["standard_error"] is None
-    assert_errors_are_by_days(duckdb, state, parts, table, tmp_path)
+    assert_errors_are_by_days(duckdb, found, parts, table, tmp_path)
     wrong = max(abs(by_day[j] / expected[j]["sum_usage_squared"] - expected[j]["coefficient"]) for j in found)
     assert wrong > 1e-3  # so this test tells the two apart
 

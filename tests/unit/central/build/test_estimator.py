@@ -13,9 +13,9 @@ import pytest
 
 from central.build import engine, estimator
 from central.build.spark import SparkEngine
-from central.models.antagonists import panda
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
+from tests.support import panda_reference
 
 # PySpark 4.3 says so of pandas 3, which nothing here goes through.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
@@ -103,7 +103,7 @@ def check_panda(opened, rows, folder):
     path = folder / "all.parquet"
     pq.write_table(table_of(rows), path)
     tables = engine.fit(opened.read([path]))
-    expected = panda.fit(**rows.columns())
+    expected = panda_reference.fit(**rows.columns())
     found = opened.collect(tables.coefficients.order_by("job")).to_pydict()
     assert found["job"] == expected.coefficients.job.tolist()
     assert found["samples"] == expected.coefficients.samples.tolist()
@@ -169,7 +169,8 @@ def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
     pq.write_table(table_of(rows), path)
     engine.write_pair_state(spark, spark.read([path]), SLOT_NS, tmp_path)
     state = {name: spark.read([tmp_path / f"{name}.parquet"]) for name in engine.STATE}
-    found = spark.collect(engine.coefficients(state).order_by("job")).to_pydict()
-    expected = panda.fit(**rows.columns()).coefficients
+    days = {name: state[name].mutate(part=0) for name in ("pairs", "usage")}
+    found = spark.collect(engine.coefficients(state["cpi"], days).order_by("job")).to_pydict()
+    expected = panda_reference.fit(**rows.columns()).coefficients
     assert found["job"] == expected.job.tolist()
     assert found["coefficient"] == pytest.approx(expected.value, rel=1e-9, abs=1e-9)

@@ -15,7 +15,7 @@ from central.cli import degradation as command
 from central.degradation import evaluate
 from central.degradation.choose import fit_model, folds_of, held_out, scenario_sets
 from central.degradation.fit import FitOptions, Rival, inputs_of
-from central.degradation.runs import Columns, Table, read_runs
+from central.degradation.runs import Columns, Table, make_runs
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
 
@@ -96,7 +96,7 @@ def fitted(tmp_path_factory):
         extra_inputs=("memory_stall_ratio", "total_stall_ratio", "guest_ratio"),
     )
     methods = ("gamma-inverse", "gamma-log", "gamma-inverse-split", "gamma-log-split")
-    data = fit_model(read_runs(runs, columns), FitOptions(methods=methods))
+    data = fit_model(make_runs(Table(runs), columns), FitOptions(methods=methods))
     path = folder / "model.json"
     path.write_text(json.dumps(data))
     return runs, path, data, columns
@@ -117,7 +117,7 @@ def test_a_model_per_behaviour_and_level_is_chosen_where_they_differ(fitted):
 def test_the_agent_chooses_by_the_baseline_what_was_fitted_for_it(fitted):
     runs, _, data, columns = fitted
     model = parse(data)
-    rows = read_runs(runs, columns)
+    rows = make_runs(Table(runs), columns)
     told = model.predict(*inputs_of(rows, model))
     is_mem = np.char.find(rows.runs, " mem ") >= 0
     assert {name for name, mem in zip(told.models, is_mem, strict=True) if mem} == {
@@ -137,7 +137,7 @@ def test_of_the_rows_that_a_model_was_fitted_to_none_is_unlike_training(tmp_path
     columns = Columns(
         "p95_latency_s", "phase = 'quiet'", ("scenario", "repetition", "vm"), FEATURES[:2], "scenario"
     )
-    runs = read_runs(path, columns)
+    runs = make_runs(Table(path), columns)
     model = parse(fit_model(runs, FitOptions(methods=(method,))))
     assert set(model.predict(*inputs_of(runs, model)).reasons) == {""}
     assert "" not in model.predict(1000 * runs.values, runs.baseline).reasons
@@ -146,7 +146,7 @@ def test_of_the_rows_that_a_model_was_fitted_to_none_is_unlike_training(tmp_path
 def test_fit_is_the_same_for_the_same_seed(fitted):
     runs, _, data, columns = fitted
     options = FitOptions(methods=("gamma-inverse-split",))
-    again = [fit_model(read_runs(runs, columns), options) for _ in range(2)]
+    again = [fit_model(make_runs(Table(runs), columns), options) for _ in range(2)]
     assert again[0] == again[1]
     assert again[0]["models"][0]["estimator"] == data["models"][0]["estimator"]
 
@@ -308,7 +308,7 @@ def test_evaluate_refitted(tmp_path, capsys, monkeypatch, fitted, held_out):
 
 def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
     runs, _, _, columns = fitted
-    rows = read_runs(runs, columns)
+    rows = make_runs(Table(runs), columns)
     seen = []
 
     def nothing(values, baseline, degradation, scenarios):

@@ -14,7 +14,7 @@ import pytest
 from agent.analysis.signals import IDLE
 from central.degradation.evaluate import errors
 from central.degradation.fit import RULE_SIGNALS, FitOptions, cells
-from central.degradation.runs import Columns, Table, read_runs
+from central.degradation.runs import Columns, Table, make_runs
 from tests.support.central_process import ROOT
 from whitepanda.common.errors import InputError
 
@@ -54,7 +54,7 @@ print(Table(Path({str(written(tmp_path))!r}))._duckdb.sql("SELECT current_settin
 
 
 def test_degradation_is_relative_to_the_mean_of_the_groups_baseline(tmp_path):
-    runs = read_runs(written(tmp_path), COLUMNS)
+    runs = make_runs(Table(written(tmp_path)), COLUMNS)
     group = runs.groups["cache", "a"]
     assert (group.rows, group.target) == (2, pytest.approx(0.02))
     assert group.values.tolist() == [1.5, 0.0]  # of disk the one row that knows it
@@ -65,7 +65,7 @@ def test_degradation_is_relative_to_the_mean_of_the_groups_baseline(tmp_path):
 
 
 def test_rows_that_cannot_be_used_are_counted(tmp_path):
-    counts = read_runs(written(tmp_path), COLUMNS).counts
+    counts = make_runs(Table(written(tmp_path)), COLUMNS).counts
     assert counts == {
         "read": 6,
         "not_wanted": 0,
@@ -74,12 +74,12 @@ def test_rows_that_cannot_be_used_are_counted(tmp_path):
         "without_feature": 2,
         "used": 2,
     }
-    assert read_runs(written(tmp_path), with_columns(where="at_s < 3")).counts["not_wanted"] == 3
+    assert make_runs(Table(written(tmp_path)), with_columns(where="at_s < 3")).counts["not_wanted"] == 3
 
 
 def test_a_feature_that_no_row_knows_is_left_out(tmp_path):
     rows = ROWS.replace(",5\n", ",\n").replace(",0\n", ",\n")
-    runs = read_runs(written(tmp_path, rows), COLUMNS)
+    runs = make_runs(Table(written(tmp_path, rows)), COLUMNS)
     assert runs.left_out_features == ("disk",)
     assert runs.columns.features == ("ipc",)
     assert runs.values.shape == (3, 1)
@@ -89,7 +89,7 @@ def test_parquet_and_csv_are_the_same(tmp_path):
     path = written(tmp_path)
     parquet = tmp_path / "runs.parquet"
     pq.write_table(Table(path).all_columns(), parquet)
-    one, other = read_runs(path, COLUMNS), read_runs(parquet, COLUMNS)
+    one, other = make_runs(Table(path), COLUMNS), make_runs(Table(parquet), COLUMNS)
     assert one.degradation.tolist() == other.degradation.tolist()
     assert one.groups.keys() == other.groups.keys()
 
@@ -98,7 +98,7 @@ def test_not_a_number_in_parquet_is_not_known(tmp_path):
     parquet = tmp_path / "runs.parquet"
     columns = {"q": [1, 0, 0], "p95": [1.0, 2.0, 4.0], "ipc": [1.0, math.nan, 3.0]}
     pq.write_table(pa.table(columns), parquet)
-    runs = read_runs(parquet, Columns("p95", "q = 1", (), ("ipc",)))
+    runs = make_runs(Table(parquet), Columns("p95", "q = 1", (), ("ipc",)))
     assert runs.counts["without_feature"] == 1
     assert runs.degradation.tolist() == [1.0, 4.0]
 
@@ -122,14 +122,14 @@ def test_not_a_number_in_parquet_is_not_known(tmp_path):
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path, changes, message):
     with pytest.raises(InputError) as caught:
-        read_runs(written(tmp_path), with_columns(**changes))
+        make_runs(Table(written(tmp_path)), with_columns(**changes))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_target_that_is_not_positive_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"target p95 must be positive \(row 3: 0; 1 such rows\)"):
-        read_runs(written(tmp_path, ROWS.replace("0.040,0.75", "0,0.75")), COLUMNS)
+        make_runs(Table(written(tmp_path, ROWS.replace("0.040,0.75", "0,0.75"))), COLUMNS)
 
 
 def test_expressions_can_open_no_file(tmp_path):
@@ -190,7 +190,7 @@ def test_the_cells_that_models_are_fitted_to_are_those_that_they_serve(tmp_path)
     levels = {}
     for features in (("ipc", "guest_ratio"), ("ipc", "guest_ratio", IDLE)):
         columns = Columns("p95_s", "phase = 'quiet'", ("vm",), features, "vm", extra_inputs=RULE_SIGNALS)
-        behaviours, found = cells(read_runs(path, columns), FitOptions())
+        behaviours, found = cells(make_runs(Table(path), columns), FitOptions())
         assert set(behaviours) == {"memory-bound"}
         levels[IDLE in features] = found[::2].tolist()
     assert levels[False] == [0.2, 0.2, 0.4]

@@ -305,7 +305,7 @@ def test_a_daemon_that_does_not_end_is_killed_with_its_children(
     while not (tmp_path / "log").read_text().strip() and time.monotonic() < end:
         time.sleep(0.05)
     child = int((tmp_path / "log").read_text())
-    pid = daemons.pids()[0]
+    pid = daemons._running[0].process.pid
     assert daemons.stop(grace_s=0.3) == ["agent"]
     assert wait_gone(pid)
     assert wait_gone(child)
@@ -327,7 +327,8 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     )
     code = (
         "import sys,time; from pathlib import Path; from central.demo.processes import Daemons; d=Daemons();"
-        "d.start('agent', ['agent','run','--config',sys.argv[1]], Path(sys.argv[2])); print(d.pids()[0], flush=True);"
+        "d.start('agent', ['agent','run','--config',sys.argv[1]], Path(sys.argv[2]));"
+        "print(d._running[0].process.pid, flush=True);"
         "time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(config), str(tmp_path / "log")]

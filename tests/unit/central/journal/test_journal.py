@@ -13,7 +13,7 @@ from central.config import IngestSection
 from central.journal import flush_worker
 from central.journal import writer as journal_module
 from central.journal.flush import Roller
-from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts
+from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts, read_roll
 from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
 from central.lake.segments import DAY_NS, Lake
 from central.validation.reader import Sender as BatchSender
@@ -24,39 +24,6 @@ from tests.unit.central.validation.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
 
 PATIENCE_S = 120.0  # each commit is flushed to a disk that others use too
-
-SCHEMA_1 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE batches (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
-    received_unix_ns INTEGER NOT NULL, rows INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
-    kept BLOB, payload BLOB NOT NULL
-);
-CREATE TABLE received (
-    host TEXT NOT NULL, spool_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
-    PRIMARY KEY (host, spool_id, first)
-) WITHOUT ROWID;
-CREATE TABLE rejections (
-    host TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
-    PRIMARY KEY (host, kind, reason)
-) WITHOUT ROWID;
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE hosts (
-    host TEXT PRIMARY KEY, platform TEXT NOT NULL, agent_version TEXT NOT NULL, protocol_version INTEGER NOT NULL,
-    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
-    spooled_batches INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, coefficient_version INTEGER NOT NULL,
-    clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('schema', '1'), ('journal', '0000abcd');
-INSERT INTO received VALUES ('h', 's', 1, 3);
-INSERT INTO counters VALUES ('accepted_batches', 3), ('accepted_rows', 8);
-INSERT INTO hosts VALUES ('h', 'P', '0.1.0', 2, 'boot', 50, 8, 1, 2, 3, -4, '["a"]');
-INSERT INTO rolls VALUES ('central-0-0000abcd-000000000004', 4, 5);
-INSERT INTO batches VALUES (6, 'h', 'P', 's', 9, 7, 3, 3, NULL, x'');
-DELETE FROM batches;
-"""
 
 
 class Sender:
@@ -167,10 +134,10 @@ async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
     await sender.heard(5)
     roll = await journal.begin_roll(10**6)
     assert roll is not None
-    pieces = [[batch.sequence for batch in piece] for piece in journal.read_roll(roll, 5)]
+    pieces = [[batch.sequence for batch in piece] for piece in read_roll(journal.path, roll, 5)]
     assert pieces == [[1, 2], [3, 4], [5]]
-    assert [len(piece) for piece in journal.read_roll(roll, 1)] == [1] * 5
-    assert [len(piece) for piece in journal.read_roll(roll, 10**6)] == [5]
+    assert [len(piece) for piece in read_roll(journal.path, roll, 1)] == [1] * 5
+    assert [len(piece) for piece in read_roll(journal.path, roll, 10**6)] == [5]
     monkeypatch.setattr(flush_worker, "_PIECE_ROWS", 5)
     assert await Roller(IngestSection(), journal, lake).roll_all() == 12
     [segment] = lake.segments()
@@ -374,7 +341,7 @@ async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path
     )
     assert await journal.begin_roll(1) is None
     metadata = lake.segments()[0].footer.metadata
-    assert metadata[b"whitepanda.schema"] == b"2"
+    assert metadata[b"whitepanda.schema"] == b"1"
     assert metadata[b"whitepanda.rows"] == b"1-2"
     sender = Sender(journal)
     sender.submit(9)
@@ -605,44 +572,8 @@ async def test_a_journal_of_another_schema_is_refused(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     journal._connection.execute("UPDATE meta SET value = '9' WHERE key = 'schema'")
     await journal.close()
-    with pytest.raises(UnavailableError, match="has schema 9, this central knows 2: run the version"):
+    with pytest.raises(UnavailableError, match="has schema 9, this central knows 1: run the version"):
         Journal(tmp_path, replica="central-0", commit_interval_s=0.001)
-
-
-async def test_a_journal_of_schema_1_is_taken_over(tmp_path: Path) -> None:
-    """Rows keep their numbers, an unfinished roll goes on, and what was received once is still known."""
-    batches = [a_batch(3, spool_id="s", sequence=sequence).SerializeToString() for sequence in (1, 2)]
-    connection = sqlite3.connect(tmp_path / "journal.sqlite")
-    connection.executescript(f"PRAGMA journal_mode = WAL; {SCHEMA_1}")
-    connection.executemany(
-        "INSERT INTO batches VALUES (?, 'h', 'P', 's', ?, 7, 3, ?, ?, ?)",
-        [(4, 1, 3, None, batches[0]), (5, 2, 2, b"\xc0", batches[1])],
-    )
-    connection.commit()
-    connection.close()
-
-    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
-    assert (journal.stats.journal_batches, journal.stats.journal_rows, journal.stats.accepted_rows) == (
-        2,
-        5,
-        8,
-    )
-    record = HostRecord("h", "P", "0.1.0", 2, "boot", 50, 8, 1, 2, 3, -4, ("a",))
-    assert journal.hosts == {"h": record}
-    sender = Sender(journal)
-    for sequence in (3, 4):
-        sender.submit(sequence)
-    assert await sender.heard(2) == [(3, False), (4, True)]
-    assert await Roller(IngestSection(), journal, lake).roll_all() == 8
-    assert [s.path.stem for s in lake.segments()] == [
-        "central-0-0000abcd-000000000004",
-        "central-0-0000abcd-000000000007",
-    ]
-    assert [s.rows for s in lake.segments()] == [5, 3]
-    await journal.close()
-    again = opened(tmp_path)
-    assert again.stats.accepted_rows == 11
-    await again.close()
 
 
 async def test_a_writer_that_cannot_go_on_says_so(tmp_path: Path) -> None:

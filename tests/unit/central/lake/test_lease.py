@@ -124,28 +124,6 @@ def test_a_watcher_gives_up_once_the_holder_renews_and_takes_what_is_released(tm
     assert watcher.outwait(lambda *_: None, lambda _: holder.release()) is True
 
 
-def test_a_lease_of_an_older_central_runs_out_by_the_watchers_time(tmp_path: Path) -> None:
-    clock = Clock()
-    [new] = leases(tmp_path, clock, "b")
-    Folder(tmp_path).create("lease/000000000001.json", b'{"holder":"a","renewals":3,"is_released":false}')
-    assert new.acquire() is False
-    clock.now_s = 29.0
-    assert new.acquire() is False
-    clock.now_s = 30.0
-    assert new.acquire() is True
-
-
-def test_what_a_release_before_held_by_its_name_alone_is_read_and_runs_out(tmp_path: Path) -> None:
-    clock = Clock()
-    [new] = leases(tmp_path, clock, "central-0-0a1b2c3d")
-    Folder(tmp_path).create(
-        "lease/000000000007.json", b'{"holder":"central-0","renewals":3,"is_released":false,"ttl_s":20.0}'
-    )
-    assert (new.holder(), new.acquire()) == ("central-0", False)
-    clock.now_s = 20.0
-    assert (new.acquire(), new.token, new.holder()) == (True, 8, "central-0-0a1b2c3d")
-
-
 def test_old_tokens_go(tmp_path: Path) -> None:
     [one] = leases(tmp_path, Clock(), "a")
     for _ in range(9):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from central.models.antagonists import panda, whitepanda, whitepanda_solve
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState, robust_n_cpi
+from tests.support import panda_reference
 
 
 def make(seed, *, days=2, machines=3, tasks=7, jobs=6, per_day=24, drift=0.0, effect=(0, 0, 0, 0, 0, 0)):
@@ -75,7 +76,7 @@ def test_31_drifting_days_merge_to_the_full_fit():
     state, ours = panda.PairState.of(**parts[0].columns()), WhitepandaState.of(parts[0])
     for part in parts[1:]:
         state, ours = state.merge(panda.PairState.of(**part.columns())), ours.merge(WhitepandaState.of(part))
-    full, merged = panda.fit(**rows.columns()).coefficients, state.coefficients()
+    full, merged = panda_reference.fit(**rows.columns()).coefficients, state.coefficients()
     assert merged.job.tolist() == full.job.tolist()
     np.testing.assert_allclose(merged.value, full.value, rtol=1e-9, atol=1e-9 * np.abs(full.value).max())
     same(ours.coefficients(), WhitepandaState.of(rows).coefficients(), 1e-9)
@@ -146,7 +147,7 @@ def test_who_rides_along_is_not_blamed():
                 ]
     data = TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
     ours = WhitepandaState.of(data).coefficients()
-    plain = panda.fit(**data.columns()).coefficients
+    plain = panda_reference.fit(**data.columns()).coefficients
     mine = dict(zip(ours.job.tolist(), ours.value.tolist(), strict=True))
     theirs = dict(zip(plain.job.tolist(), plain.value.tolist(), strict=True))
     assert theirs[4] > 0.4 * theirs[3]

@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
-from central.models.wsmeter import MachineMeans, Observed, Shares, TooLittleCovered, combine, compare
+from central.models.wsmeter import MachineMeans, Observed, Shares, TooLittleCovered, compare
 from central.models.wsmeter import _benjamini_hochberg as benjamini_hochberg
 from central.upgrades.simulated import CPU_UPGRADE, simulate_fleet
-
-
-@pytest.mark.parametrize(
-    ("compute", "network", "overall"),
-    [(105.8, 110.5, 108.2), (106.4, 111.4, 108.9), (108.2, 115.8, 112.0)],
-)
-def test_table_3_of_the_paper(compute, network, overall) -> None:
-    value, margin = combine(np.array([1.0, 1.0]), np.array([compute, network]), np.array([3.2, 5.0]))
-    assert value == pytest.approx(overall, abs=0.05 + 1e-9)  # printed with one digit
-    assert round(margin) == 3
-    assert margin == pytest.approx(2.968, abs=5e-4)
 
 
 def some(rng, machines=12, rows=60, jobs=3):

@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -195,11 +194,13 @@ def test_the_bandwidth_of_an_agents_windows_is_the_share_of_what_the_host_can_do
     assert list(found.unmeasured) == ["disk_wait", "network_wait"]
 
 
-def test_windows_of_before_there_were_shares_leave_them_out(tmp_path):
+def test_windows_without_shares_leave_them_out(tmp_path):
     made = Lake(tmp_path / "old")
-    table = samples_table(WAITED).drop_columns(["memory_stall_ratio", "io_wait_ratio"])
-    [segment] = made.write_segment(samples_table(WAITED), segment_stem("central-0", "0badcafe", 1))
-    pq.write_table(table, segment.path)
+    table = samples_table(WAITED)
+    for name in ("memory_stall_ratio", "io_wait_ratio"):
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, SAMPLES.field(name), pa.nulls(len(table), pa.float64()))
+    made.write_segment(table, segment_stem("central-0", "0badcafe", 1))
     found = live(made, PlacementSection()).snapshot()
     assert (found.resources, found.jobs["web"].loading.tolist()) == (("cpu",), [1.5])
     assert found.unmeasured == {

@@ -245,8 +245,8 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         (
             {"vms": "job,cpu,memory_gib\na,1,8\n"},
             (
-                "FOLDER/vms.csv:2: memory_gib: must be 0 to 1 (value 8); if it is no share of time but has to fit, "
-                "add --fit memory_gib=ROOM"
+                "FOLDER/vms.csv: column memory_gib must be numbers from 0 to 1 (row 1: 8); if it is no share of time "
+                "but has to fit, add --fit memory_gib=ROOM"
             ),
         ),
         (
@@ -273,8 +273,11 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         ),
         ({"hosts": "name\na\n"}, "FOLDER/hosts.csv: has no column host; it has name"),
         ({"hosts": "host\na\n"}, "FOLDER/vms.csv: W1 runs on machine-1, which is no host of the other file"),
-        ({"hosts": "host\na\na\n"}, "FOLDER/hosts.csv: host a is there twice"),
-        ({"hosts": "host,units.cpu\na,0\n"}, "FOLDER/hosts.csv:2: units.cpu: must be 1 or more (value 0)"),
+        ({"hosts": "host\na\na\n"}, "FOLDER/hosts.csv: host a is there twice; each must be once"),
+        (
+            {"hosts": "host,units.cpu\na,0\n"},
+            "FOLDER/hosts.csv: column units.cpu must be numbers of 1 or more (row 1: 0)",
+        ),
         (
             {"hosts": "host,gpu\na,1\n"},
             (

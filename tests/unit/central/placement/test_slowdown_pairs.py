@@ -175,8 +175,8 @@ def test_an_interval_is_the_wider_of_those_by_workloads_and_by_platforms():
 @pytest.mark.parametrize(
     ("header", "rows", "line"),
     [
-        ("workload,interferer,runtime_us", ["a,b,1"], "no column platform (wanted by runtimes); it has "),
-        ("workload,platform,interferer", ["a,p,b"], "no column runtime_us (wanted by measured runtimes)"),
+        ("workload,interferer,runtime_us", ["a,b,1"], "has no column platform; it has "),
+        ("workload,platform,interferer", ["a,p,b"], "has no column runtime_us; it has "),
         (
             "workload,platform,interferer,runtime_us",
             ["a,p,b,0"],

@@ -276,7 +276,8 @@ def test_what_is_newer_or_damaged_is_told_in_a_line(tmp_path, connection) -> Non
     newer = msgspec.json.encode(msgspec.structs.replace(manifest, schema=2, seal=checksums.PLACE))
     path.write_bytes(checksums.sealed(newer, str(path.relative_to(tmp_path))))
     with pytest.raises(
-        LakeError, match=r"00000001\.json has schema 2, this central reads up to 1; update central"
+        LakeError,
+        match=r"00000001\.json has schema 2, this central reads 1; use the version of central that wrote it",
     ):
         store.manifests()
     path.write_text("{")

@@ -13,8 +13,8 @@ from central.cli._outputs import TABLES, check_output
 from central.degradation.runs import Table
 from central.models.pitot import ALONE, Rows
 from central.runtimes.evaluate import measure
-from central.runtimes.predict import write_table
 from central.runtimes.tables import Names, read_features, read_log_runtimes, read_rows
+from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
 
 
@@ -25,7 +25,7 @@ def test_names_and_other_columns_of_csv_stay_as_they_are_written(tmp_path):
     (tmp_path / "rows.csv").write_text(text)
     found = read_rows(tmp_path / "rows.csv")
     assert (found.workloads, found.platforms, found.interferers) == (("1.10", "1.1"), ("007", "7"), ("1e3",))
-    write_table(tmp_path / "again.csv", found.table.all_columns())
+    write_table(tmp_path / "again.csv", found.table.cells)
     again = list(csv.reader((tmp_path / "again.csv").open()))
     assert again == list(csv.reader((tmp_path / "rows.csv").open()))
     (tmp_path / "f.csv").write_text("workload,x\n1.10,1\n1.1,2e1\n")
@@ -84,7 +84,7 @@ def test_names_that_are_no_texts_are_refused(name, value, said, tmp_path):
 
 def test_runtimes_that_are_all_inf_are_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("workload,platform,runtime_us\na,x,inf\nb,x,inf\n")
-    with pytest.raises(InputError, match=r"column runtime_us must be numbers \(row 1: 'inf'\)"):
+    with pytest.raises(InputError, match=r"column runtime_us must be finite numbers \(row 1: inf\)"):
         read_log_runtimes(read_rows(tmp_path / "rows.csv"))
     # As other commands read it, DuckDB takes the column for dates.
     with pytest.raises(InputError, match=r"column runtime_us must be numbers \(row 1: "):

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from central.degradation.runs import Table
-from central.placement.tables import read_rows
 from central.tables.csv_files import read_texts, write_csv
+from central.tables.user_files import UserTable
 from central.traces.generator.write import SCHEMA
 from central.upgrades.tables import read_machines, write_machines
 from whitepanda.common.csv_cells import csv_cell, csv_line, csv_text
@@ -136,10 +136,10 @@ NAMES = ["=job", "@job", "-job", "'=job", "web", "web;=1", "=a;-b;'+c;d"]
 def test_a_table_of_runs_keeps_its_names(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text(csv_line(["=column", "n"]) + "".join(csv_line([name, -1.5]) for name in NAMES))
-    for table in (Table(path), Table(path, texts=True)):
-        assert table.columns == ("=column", "n")
-        assert [name for (name,) in table.labels(["=column"])] == NAMES
-        assert table.numbers("n").tolist() == [-1.5] * len(NAMES)
+    table = Table(path)
+    assert table.columns == ("=column", "n")
+    assert [name for (name,) in table.labels(["=column"])] == NAMES
+    assert table.numbers("n").tolist() == [-1.5] * len(NAMES)
 
 
 def test_a_file_of_machines_keeps_its_names(tmp_path):
@@ -152,9 +152,9 @@ def test_a_file_of_machines_keeps_its_names(tmp_path):
 def test_a_file_of_loadings_keeps_its_names(tmp_path):
     path = tmp_path / "loadings.csv"
     path.write_text(csv_line(["job", "+cpu"]) + "".join(csv_line([name, 0.5]) for name in NAMES))
-    rows = read_rows(path)
-    assert rows.columns == ("job", "+cpu")
-    assert [row[0] for row in rows.cells] == NAMES
+    rows = UserTable(path)
+    assert rows.columns == ["job", "+cpu"]
+    assert rows.names("job").tolist() == NAMES
 
 
 def test_every_csv_file_is_written_by_the_two_modules():

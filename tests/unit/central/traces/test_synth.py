@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from central.models.antagonists import panda
 from central.traces.generator.population import ROLES, SLOTS_PER_DAY, make_jobs, make_machines, make_tasks
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import SynthSettings, changed, knobs
 from central.traces.generator.simulate import Effects, simulate
+from tests.support import panda_reference
 from whitepanda.common.errors import InputError
 
 #: Nothing moves CPI but contention: no noise, no spread, no rhythm.
@@ -135,7 +135,7 @@ def test_panda_gives_its_closed_form_where_one_antagonist_is_alone():
     # One sensitive and one batch task per machine: nCPI = (u - mean u) / std u, so A = std(u) / mean(u^2).
     alone = {"batch_jobs": 0, "antagonists": 1, "ls_jobs": 1, "ls_tasks": 1, "batch_tasks": 1}
     run = Run(**EXACT | alone)
-    found = panda.fit(
+    found = panda_reference.fit(
         machine=run.machine,
         slot=run.slot,
         job=run.jobs.job_id[run.job],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sqlite3
 
 import pytest
 
@@ -176,20 +175,6 @@ async def test_what_is_looked_for(tmp_path) -> None:
     assert kept.vms(host="other") == []
     assert kept.vms(limit=2) == ["c", "b"]
     await kept.journal.close()
-
-
-async def test_a_journal_of_a_central_that_knew_no_events_is_taken_over(tmp_path) -> None:
-    kept = Kept(tmp_path)
-    await kept.take(1, event())
-    await kept.journal.close()
-    with sqlite3.connect(tmp_path / "journal.sqlite") as connection:
-        connection.execute("DROP TABLE events")
-    connection.close()
-    again = Kept(tmp_path)
-    assert again.vms() == []
-    await again.take(2, event(vm="new"))
-    assert again.vms() == ["new"]
-    await again.journal.close()
 
 
 def test_nan_travels() -> None:
