@@ -51,7 +51,6 @@ _BEHAVIOURS = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.
 _FIRST_SYMPTOM = len(SIGNALS)
 _SYMPTOMS = slice(0, len(SYMPTOMS))
 _ACTS = slice(len(SYMPTOMS), len(SYMPTOMS) + len(ACTS))
-_ACT_COLUMNS = slice(len(SIGNALS) + _ACTS.start, len(SIGNALS) + _ACTS.stop)
 _CLOCK = COLUMNS.index(CLOCK)
 _GROWN_GIPS = _FIRST_SYMPTOM + len(SYMPTOMS)  # column of the first act, instructions
 _CPI, _STALLS = 0, 1
