@@ -27,10 +27,10 @@ from agent.analysis.signals import (
     set_others,
 )
 from bench.cloud_white.alita import polluters
+from bench.cloud_white.simulation import Study, StudyBlock, blocks
 from central.degradation.scatter import percentile_with
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import PROFILES
-from collector.simulated.study import Study, StudyBlock, blocks
 from collector.simulated.truth import Role
 
 __all__ = [
