@@ -11,7 +11,7 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,13 @@ from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.runner import STOP_WAIT_S, Slots, SourcePlan
 from agent.sampling.scheduler import TickSchedule, first_due_ns
-from agent.sampling.startup import make_plans
+from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from collector.base import NumaPlacement
 from collector.inventory.llc import llc_domains
 from whitepanda.common import log, sdnotify
-from whitepanda.common.errors import UnavailableError, WhitepandaError
+from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate
 
@@ -190,18 +190,14 @@ class Daemon:
 
     async def _wait_for_sources(self) -> None:
         """Wait until the required sources were opened; the others join when they can."""
-        until_ns = self._clock.mono_ns() + round(_START_WAIT_S * 1e9)
-        for slot in self._slots:
-            if slot.plan.mode != "required":
-                continue
-            while not slot.tried and self._clock.mono_ns() < until_ns and not self._stop.is_set():  # noqa: ASYNC110 - a thread tells, once at start
-                await asyncio.sleep(0.01)  # a thread tells, once at start: not worth an event of the loop
-            view = slot.view()
-            if view.state != "available":
-                detail = view.detail if slot.tried else f"no answer within {_START_WAIT_S:g} s"
-                raise UnavailableError(
-                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {detail}"
-                )
+        required = [slot for slot in self._slots if slot.plan.mode == "required"]
+        await wait_for(
+            required,
+            lambda slot: slot.tried or self._stop.is_set(),
+            clock=self._clock,
+            timeout_s=_START_WAIT_S,
+        )
+        check_required(required, _START_WAIT_S)
 
     # --- the tick ---
 
@@ -298,14 +294,9 @@ class Daemon:
         """Add what could be done; a report without that is better than none."""
         if self.state.advisor is None:
             return trigger
-        try:
-            advised = self.state.advisor.with_advice(trigger)
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("recommendations", error)
-            return trigger
-        self._note_success("recommendations")
-        return advised
+        with self._guarded("recommendations"):
+            return self.state.advisor.with_advice(trigger)
+        return trigger
 
     def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
         if self._host_suspects is not None:
@@ -345,23 +336,32 @@ class Daemon:
             return
         if self._saving is not None and self._saving is not asyncio.current_task():
             await asyncio.wait({self._saving})
-        try:
+        with self._guarded("saving baselines"):
             state = self.state.cloud_white.dump()
             await asyncio.to_thread(self._baselines.write, state, self._clock.unix_ns())
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("saving baselines", error)
-        else:
-            self._note_success("saving baselines")
 
     def _guard(self, what: str, call: Callable[..., object], *arguments: object) -> None:
-        try:
+        with self._guarded(what):
             call(*arguments)
-        except Exception as error:  # noqa: BLE001 - a sink's failure costs that sink alone
-            self.state.counters.sink_errors += 1
-            self._note_failure(what, error)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Count and note what fails inside, and go on behind it: a sink's failure costs that sink alone.
+
+        Exceptions of `but` are raised.
+        """
+        try:
+            yield
+        except but:
+            raise
+        except Exception as error:  # noqa: BLE001 - as said
+            self._count_failure(what, error)
         else:
             self._note_success(what)
+
+    def _count_failure(self, what: str, error: Exception) -> None:
+        self.state.counters.sink_errors += 1
+        self._note_failure(what, error)
 
     # What works and what fails are told by one key each: a success under another's would let it log for ever.
 
@@ -387,12 +387,11 @@ class Daemon:
             started_ns = self._clock.mono_ns()
             try:
                 await call()
-            except Exception as error:  # noqa: BLE001 - as in _guard
+            except Exception as error:  # noqa: BLE001 - as in _guarded
                 if self._clock.mono_ns() - started_ns > _RETRY_MAX_S * 1e9:  # it worked in between
                     self._failing.pop(what, None)
                     wait_s = _RETRY_MIN_S
-                self.state.counters.sink_errors += 1
-                self._note_failure(what, error)
+                self._count_failure(what, error)
             else:
                 self._note_success(what)
                 return
@@ -405,7 +404,7 @@ class Daemon:
         from agent.antagonists.host_analysis import HostAnalysis  # noqa: PLC0415 - loaded only where it is on
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
-        try:
+        with self._guarded("start of the analysis", but=(WhitepandaError,)):
             self._store = CoefficientStore(
                 path,
                 self._config.uplink,
@@ -427,17 +426,12 @@ class Daemon:
                 from agent.sampling.host_cgroups import HostSuspects  # noqa: PLC0415 - only where it is on
 
                 self._host_suspects = HostSuspects(sources.cgroup.root, most, sources.procfs.root)
-        except WhitepandaError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("start of the analysis", error)
 
     def _start_cloud_white(self) -> None:
         section = self._config.cloud_white
         if section.detector == "off":
             return
-        try:
+        with self._guarded(f"start of {_CLOUD_WHITE}"):
             from agent.detection.baselines import BaselineFile  # noqa: PLC0415 - off it costs nothing
             from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it
             from agent.detection.degradation_models import load  # noqa: PLC0415 - loaded only where it is on
@@ -447,10 +441,6 @@ class Daemon:
                 Path(self._config.agent.state_dir) / "baselines.json", section.detector
             )
             self._restore(cloud_white, self._baselines)
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure(f"start of {_CLOUD_WHITE}", error)
-        else:
             self.state.cloud_white = cloud_white
             self._save_due_ns = self._clock.mono_ns() + round(section.save_interval_s * 1e9)
 
@@ -481,14 +471,9 @@ class Daemon:
         async with self._update_lock:
             if self._store is None:
                 return True
-            try:
-                taken = await asyncio.to_thread(self._store.apply, update)
-            except Exception as error:  # noqa: BLE001 - as in _guard
-                self.state.counters.sink_errors += 1
-                self._note_failure("coefficients", error)
-                return False
-            self._note_success("coefficients")
-            return taken
+            with self._guarded("coefficients"):
+                return await asyncio.to_thread(self._store.apply, update)
+            return False
 
     def _hello(self) -> agent_pb2.Hello:
         from whitepanda.v1 import agent_pb2  # noqa: PLC0415 - only with an uplink
@@ -545,15 +530,11 @@ class Daemon:
         from agent.api.server import LocalApi  # noqa: PLC0415 - grpc comes with it
 
         api = LocalApi(self.state, Path(self._config.agent.socket))
-        retry: asyncio.Task[Any] | None = None
-        try:
+        started = False
+        with self._guarded("local API", but=(WhitepandaError,)):
             await api.start()
-        except WhitepandaError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("local API", error)
-            retry = asyncio.create_task(self._keep_running("local API", api.start))
+            started = True
+        retry = None if started else asyncio.create_task(self._keep_running("local API", api.start))
         try:
             yield
         finally:
