@@ -159,7 +159,7 @@ def row_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> Row:
         if column.numbers and (value := sum_of(found, column.numbers.metrics)) is not None:
             numbers[column.title] = value
     cpi = numbers.get("CPI")
-    if cpi is not None and vm.job_mean_cpi > 0:  # NaN is not; older agents leave it 0
+    if cpi is not None and vm.job_mean_cpi > 0:  # NaN is not
         numbers[CPI_JOB.title] = cpi / vm.job_mean_cpi
     ratio = slow_down_of(vm).ratio
     if math.isfinite(ratio):
