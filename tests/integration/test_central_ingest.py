@@ -129,7 +129,7 @@ async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -
     silent = make.peer(central, "h1")
     assert (await silent.refused())[0] == "DEADLINE_EXCEEDED"
     other = make.peer(central, "h1")
-    await other.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h2", protocol_version=2)))
+    await other.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h2", protocol_version=1)))
     code, detail = await other.refused()
     assert code == "PERMISSION_DENIED"
     assert detail.startswith(
@@ -151,7 +151,7 @@ async def test_what_would_be_kept_for_ever_is_short_and_printable(make) -> None:
         ({"boot_id": "a\nb"}, "boot_id"),
     ):
         peer = make.peer(central, "h1")
-        said = {"host": "h1", "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
+        said = {"host": "h1", "platform": "P", "protocol_version": 1, "min_protocol_version": 1, **fields}
         await peer.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
         code, detail = await peer.refused()
         assert code == "INVALID_ARGUMENT"
