@@ -143,11 +143,6 @@ class CloudWhite:
         """Name of the detector, as configured."""
         return self._section.detector
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models, in the order in which they are asked."""
-        return self._models.names
-
     # --- the tick ---
 
     def tick(self, vms: Iterable[Vm], host: HostRates | Reason, mono_ns: int, unix_ns: int) -> None:

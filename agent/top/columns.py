@@ -23,7 +23,6 @@ __all__ = [
     "row_of",
 ]
 
-_PER_CENT = 100.0
 _NAME_FIRST = 17  # characters of a name, such as instance-0000a1f3, go before further columns
 #: Why CPI cannot be held against the job's.
 NO_STATISTICS = "no_coefficients: central has not sent statistics of the jobs; is it reachable?"
@@ -48,10 +47,6 @@ class Column:
     def is_text(self) -> bool:
         """Whether it is set from the left, and sorted from A."""
         return self.most > 0
-
-
-def _percent(value: float) -> str:
-    return render.number(value * _PER_CENT)
 
 
 def _measured(
@@ -98,7 +93,9 @@ COLUMNS = (
         render.si,
         "bytes/s, both ways",
     ),
-    _measured("RUNQ%", 5, 6, ("run_queue_wait_ratio",), _percent, "time in which its vCPUs waited for a CPU"),
+    _measured(
+        "RUNQ%", 5, 6, ("run_queue_wait_ratio",), render.percent, "time in which its vCPUs waited for a CPU"
+    ),
     JOB,
     TREND,
 )

@@ -26,7 +26,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from agent.sampling.windows import CpiWindow
-from agent.uplink.batches import Report, pieces
+from agent.uplink.batches import MAX_SEQUENCE, Report, pieces
 from agent.uplink.overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
 from whitepanda.common import log
@@ -39,7 +39,6 @@ __all__ = ["Spool"]
 #: What a batch costs on disk beside its payload, roughly.
 ROW_OVERHEAD_BYTES = 256
 
-_MAX_SEQUENCE = 2**63 - 1
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 #: The log is written back to the file at this size: both must fit the reserve on a full disk.
 _CHECKPOINT_PAGES = 128
@@ -175,7 +174,7 @@ class Spool:
         with self._lock:
             found: list[QueuedBatch] = []
             dropped = self._dropped_batches
-            self._live = self._read(found, self._live, _MAX_SEQUENCE, limit, backlog=False)
+            self._live = self._read(found, self._live, MAX_SEQUENCE, limit, backlog=False)
             for batch, is_backlog in self._memory.fetch(limit - len(found)):
                 message = agent_pb2.CpiBatch.FromString(batch.payload)
                 message.backlog = is_backlog
@@ -198,7 +197,7 @@ class Spool:
             given = {
                 self._spool_id: self._next_sequence - 1,
                 self._memory.spool_id: self._memory.last_sequence,
-            }.get(spool_id, _MAX_SEQUENCE)
+            }.get(spool_id, MAX_SEQUENCE)
             ranges = [(first, min(last, given)) for first, last in ranges if first <= min(last, given)]
             removed = self._memory.acknowledge(spool_id, ranges)
             self._gone.add(spool_id, ranges)
