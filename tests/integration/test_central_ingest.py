@@ -382,7 +382,7 @@ async def test_health_reflection_and_the_fleet_api(make, pki) -> None:
     names = {service.name for service in (await info.read()).list_services_response.service}
     assert {"whitepanda.v1.AgentStream", "whitepanda.v1.Fleet", "grpc.health.v1.Health"} <= names
     status = await fleet_pb2_grpc.FleetStub(operator).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
-    assert (status.connected_hosts, status.protocol_version) == (1, 2)
+    assert (status.connected_hosts, status.protocol_version) == (1, 1)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await fleet_pb2_grpc.FleetStub(peer.channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
     assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
