@@ -192,10 +192,10 @@ class Daemon:
         while True:
             await self._clock.sleep_until(schedule.due_ns)
             now_ns = self._clock.mono_ns()
-            tick = schedule.advance(now_ns)
-            if tick is None:
+            lateness_ns = schedule.advance(now_ns)
+            if lateness_ns is None:
                 continue
-            counters.lateness_ns = tick.lateness_ns
+            counters.lateness_ns = lateness_ns
             self._watch_clock(now_ns)
             try:
                 windows = pipeline.tick(now_ns)
