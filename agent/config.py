@@ -13,10 +13,19 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
-from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
+from whitepanda.common.config import MAX_PORT, Range, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["RANGES", "ActSection", "AgentConfig", "JobRule", "Mode", "load", "without_real_sources"]
+__all__ = [
+    "MAX_WORKERS",
+    "RANGES",
+    "ActSection",
+    "AgentConfig",
+    "JobRule",
+    "Mode",
+    "load",
+    "without_real_sources",
+]
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -74,6 +83,7 @@ RANGES: tuple[Range, ...] = (
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _MAX_HOST = 253
+MAX_WORKERS = 4096
 _MAX_PLATFORM = 512  # central keeps no longer one
 #: Settings that are folders of this host.
 _FOLDERS = (
@@ -85,7 +95,6 @@ _FOLDERS = (
     "qemu.proxmox_config_dir",
     "ovs.run_dir",
 )
-_MAX_PORT = 65_535
 _MAX_SOCKET_BYTES = 107  # sun_path, less its end
 
 
@@ -399,7 +408,7 @@ def _is_local_database(address: str) -> bool:
     if kind == "unix":
         return rest.startswith("/")
     host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
+    if kind != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
         return False
     try:
         found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -448,14 +457,11 @@ def _socket_problems(key: str, path: str) -> Iterator[str]:
         yield f"{key} must be a path of {limit} (value {path!r}, {size} bytes)"
 
 
-_MAX_WORKERS = 4096
-
-
 def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
     found = []
     for index, rule in enumerate(rules):
-        if rule.workers is not None and not 1 <= rule.workers <= _MAX_WORKERS:
-            found.append(f"jobs[{index}].workers must be 1 to {_MAX_WORKERS} (value {rule.workers})")
+        if rule.workers is not None and not 1 <= rule.workers <= MAX_WORKERS:
+            found.append(f"jobs[{index}].workers must be 1 to {MAX_WORKERS} (value {rule.workers})")
         for key, template in (("job", rule.job), ("owner", rule.owner)):
             try:
                 # Parses the template too, whether or not it matches.

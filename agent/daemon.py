@@ -21,17 +21,18 @@ from agent.antagonists.update_limits import AskedJobs, Refusals
 from agent.api.view import Counters, Names, StateView
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
+from agent.failures import CLOUD_WHITE, Failures
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.runner import STOP_WAIT_S, Slots, SourcePlan
 from agent.sampling.scheduler import TickSchedule, first_due_ns
-from agent.sampling.startup import make_plans
+from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from collector.base import NumaPlacement
 from collector.inventory.llc import llc_domains
 from whitepanda.common import log, sdnotify
-from whitepanda.common.errors import UnavailableError, WhitepandaError
+from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate
 
@@ -53,25 +54,6 @@ _START_WAIT_S = 30.0  # a host that boots is busy
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
-_CLOUD_WHITE = "Cloud White"
-#: What follows, for people, when a part of the agent fails.
-_EFFECTS = {
-    "tick": "nothing is measured in this tick; the next one is tried",
-    _CLOUD_WHITE: "its view of the VMs stays as it was; tried again at the next tick",
-    "verdicts": "the verdicts on VMs stay as they were; tried again at the next tick",
-    "host suspects": "work outside VMs is not suspected in this window; tried again with the next one",
-    "analysis": "nothing is looked for in this window; tried again with the next one",
-    "reports": "central gets no report of this window; tried again with the next one",
-    "recommendations": "reports have none; tried again with the next one",
-    "queueing for central": "central does not get this window; tried again with the next one",
-    "saving baselines": "after a restart they are those saved last; tried again",
-    "uplink": "windows wait in the spool; tried again",
-    "coefficients": "those held before stay in use",
-    "local API": "commands and `whitepanda top` get no answer; tried again",
-    "metrics": "Prometheus gets no answer; tried again",
-    "start of the analysis": "neither victims nor suspects are looked for until the agent is restarted",
-    f"start of {_CLOUD_WHITE}": "it has no view of the VMs until the agent is restarted",
-}
 _MAX_UPDATES = 3  # of coefficients that wait for the disk
 
 
@@ -124,7 +106,7 @@ class Daemon:
         self._host_suspects: HostSuspects | None = None
         self._uplink: Uplink | None = None
         self._metrics: MetricsServer | None = None
-        self._failing: dict[str, str] = {}
+        self._failures = Failures(self._count_sink_error)
         self._clock_quiet_until_ns = 0
         self._baselines: BaselineFile | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -190,18 +172,14 @@ class Daemon:
 
     async def _wait_for_sources(self) -> None:
         """Wait until the required sources were opened; the others join when they can."""
-        until_ns = self._clock.mono_ns() + round(_START_WAIT_S * 1e9)
-        for slot in self._slots:
-            if slot.plan.mode != "required":
-                continue
-            while not slot.tried and self._clock.mono_ns() < until_ns and not self._stop.is_set():  # noqa: ASYNC110 - a thread tells, once at start
-                await asyncio.sleep(0.01)  # a thread tells, once at start: not worth an event of the loop
-            view = slot.view()
-            if view.state != "available":
-                detail = view.detail if slot.tried else f"no answer within {_START_WAIT_S:g} s"
-                raise UnavailableError(
-                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {detail}"
-                )
+        required = [slot for slot in self._slots if slot.plan.mode == "required"]
+        await wait_for(
+            required,
+            lambda slot: slot.tried or self._stop.is_set(),
+            clock=self._clock,
+            timeout_s=_START_WAIT_S,
+        )
+        check_required(required, _START_WAIT_S)
 
     # --- the tick ---
 
@@ -214,19 +192,19 @@ class Daemon:
         while True:
             await self._clock.sleep_until(schedule.due_ns)
             now_ns = self._clock.mono_ns()
-            tick = schedule.advance(now_ns)
-            if tick is None:
+            lateness_ns = schedule.advance(now_ns)
+            if lateness_ns is None:
                 continue
-            counters.lateness_ns = tick.lateness_ns
+            counters.lateness_ns = lateness_ns
             self._watch_clock(now_ns)
             try:
                 windows = pipeline.tick(now_ns)
             except Exception as error:  # noqa: BLE001 - the next tick may well succeed; what failed is told
                 counters.tick_errors += 1
-                self._note_failure("tick", error)
+                self._failures.note("tick", error)
                 windows = []
             else:
-                self._note_success("tick")
+                self._failures.works("tick")
                 self._run_cloud_white(now_ns)
                 self._guard("verdicts", self._decide)
             # Where no VM is left there are no windows for the last events to go with.
@@ -298,14 +276,9 @@ class Daemon:
         """Add what could be done; a report without that is better than none."""
         if self.state.advisor is None:
             return trigger
-        try:
-            advised = self.state.advisor.with_advice(trigger)
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("recommendations", error)
-            return trigger
-        self._note_success("recommendations")
-        return advised
+        with self._failures.guard("recommendations"):
+            return self.state.advisor.with_advice(trigger)
+        return trigger
 
     def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
         if self._host_suspects is not None:
@@ -333,7 +306,7 @@ class Daemon:
             return
         began_ns = self._clock.mono_ns()
         unix_ns = self._clock.unix_ns()
-        self._guard(_CLOUD_WHITE, cloud_white.tick, pipeline.table, pipeline.host_rates, now_ns, unix_ns)
+        self._guard(CLOUD_WHITE, cloud_white.tick, pipeline.table, pipeline.host_rates, now_ns, unix_ns)
         self.state.counters.analysis_ns = self._clock.mono_ns() - began_ns
         if now_ns >= self._save_due_ns and (self._saving is None or self._saving.done()):
             self._save_due_ns = now_ns + round(self._config.cloud_white.save_interval_s * 1e9)
@@ -345,40 +318,16 @@ class Daemon:
             return
         if self._saving is not None and self._saving is not asyncio.current_task():
             await asyncio.wait({self._saving})
-        try:
+        with self._failures.guard("saving baselines"):
             state = self.state.cloud_white.dump()
             await asyncio.to_thread(self._baselines.write, state, self._clock.unix_ns())
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("saving baselines", error)
-        else:
-            self._note_success("saving baselines")
 
     def _guard(self, what: str, call: Callable[..., object], *arguments: object) -> None:
-        try:
+        with self._failures.guard(what):
             call(*arguments)
-        except Exception as error:  # noqa: BLE001 - a sink's failure costs that sink alone
-            self.state.counters.sink_errors += 1
-            self._note_failure(what, error)
-        else:
-            self._note_success(what)
 
-    # What works and what fails are told by one key each: a success under another's would let it log for ever.
-
-    def _note_failure(self, what: str, error: Exception) -> None:
-        text = repr(error)
-        if self._failing.get(what) != text:
-            self._failing[what] = text
-            is_defect = not isinstance(error, OSError | WhitepandaError)  # of a full disk one line says all
-            _log.error(
-                f"{what} failed: {_EFFECTS[what]}",
-                error=text if is_defect else str(error),
-                exc_info=error if is_defect else None,
-            )
-
-    def _note_success(self, what: str) -> None:
-        if self._failing and self._failing.pop(what, ""):
-            _log.info(what + " works again")
+    def _count_sink_error(self) -> None:
+        self.state.counters.sink_errors += 1
 
     async def _keep_running(self, what: str, call: Callable[[], Awaitable[None]]) -> None:
         """Run a sink's coroutine for ever: when it fails, again after a back-off."""
@@ -387,25 +336,24 @@ class Daemon:
             started_ns = self._clock.mono_ns()
             try:
                 await call()
-            except Exception as error:  # noqa: BLE001 - as in _guard
+            except Exception as error:  # noqa: BLE001 - as in Failures.guard
                 if self._clock.mono_ns() - started_ns > _RETRY_MAX_S * 1e9:  # it worked in between
-                    self._failing.pop(what, None)
+                    self._failures.forget(what)
                     wait_s = _RETRY_MIN_S
-                self.state.counters.sink_errors += 1
-                self._note_failure(what, error)
+                self._failures.count(what, error)
             else:
-                self._note_success(what)
+                self._failures.works(what)
                 return
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     def _start_analysis(self) -> None:
-        from agent.antagonists.advice import Advisor, limits_of  # noqa: PLC0415 - loaded only where it is on
-        from agent.antagonists.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
-        from agent.antagonists.host_analysis import HostAnalysis  # noqa: PLC0415 - loaded only where it is on
+        from agent.antagonists.advice import Advisor, limits_of
+        from agent.antagonists.coefficients import CoefficientStore
+        from agent.antagonists.host_analysis import HostAnalysis
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
-        try:
+        with self._failures.guard("start of the analysis", but=(WhitepandaError,)):
             self._store = CoefficientStore(
                 path,
                 self._config.uplink,
@@ -424,33 +372,24 @@ class Daemon:
                 self.state, self._store, limits_of(resctrl, self._config.act, self._config.uplink.address)
             )
             if most and sources.cgroup.mode != "off":  # a simulated host's neighbours are not ours
-                from agent.sampling.host_cgroups import HostSuspects  # noqa: PLC0415 - only where it is on
+                from agent.sampling.host_cgroups import HostSuspects
 
                 self._host_suspects = HostSuspects(sources.cgroup.root, most, sources.procfs.root)
-        except WhitepandaError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("start of the analysis", error)
 
     def _start_cloud_white(self) -> None:
         section = self._config.cloud_white
         if section.detector == "off":
             return
-        try:
-            from agent.detection.baselines import BaselineFile  # noqa: PLC0415 - off it costs nothing
-            from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it
-            from agent.detection.degradation_models import load  # noqa: PLC0415 - loaded only where it is on
+        with self._failures.guard(f"start of {CLOUD_WHITE}"):
+            from agent.detection.baselines import BaselineFile
+            from agent.detection.cloud_white import CloudWhite
+            from agent.detection.degradation_models import load
 
             cloud_white = CloudWhite(section, load(section.models))
             self._baselines = BaselineFile(
                 Path(self._config.agent.state_dir) / "baselines.json", section.detector
             )
             self._restore(cloud_white, self._baselines)
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure(f"start of {_CLOUD_WHITE}", error)
-        else:
             self.state.cloud_white = cloud_white
             self._save_due_ns = self._clock.mono_ns() + round(section.save_interval_s * 1e9)
 
@@ -481,17 +420,12 @@ class Daemon:
         async with self._update_lock:
             if self._store is None:
                 return True
-            try:
-                taken = await asyncio.to_thread(self._store.apply, update)
-            except Exception as error:  # noqa: BLE001 - as in _guard
-                self.state.counters.sink_errors += 1
-                self._note_failure("coefficients", error)
-                return False
-            self._note_success("coefficients")
-            return taken
+            with self._failures.guard("coefficients"):
+                return await asyncio.to_thread(self._store.apply, update)
+            return False
 
     def _hello(self) -> agent_pb2.Hello:
-        from whitepanda.v1 import agent_pb2  # noqa: PLC0415 - only with an uplink
+        from whitepanda.v1 import agent_pb2
 
         names = self.state.names
         jobs = sorted(
@@ -519,8 +453,8 @@ class Daemon:
         if not section.address:
             yield
             return
-        from agent.uplink.client import Uplink  # noqa: PLC0415 - loaded only where it is on
-        from agent.uplink.spool import Spool  # noqa: PLC0415 - only with an uplink
+        from agent.uplink.client import Uplink
+        from agent.uplink.spool import Spool
 
         spool = Spool(
             Path(self._config.agent.state_dir) / "spool.db",
@@ -542,18 +476,14 @@ class Daemon:
 
     @contextlib.asynccontextmanager
     async def _running_local_api(self) -> AsyncIterator[None]:
-        from agent.api.server import LocalApi  # noqa: PLC0415 - grpc comes with it
+        from agent.api.server import LocalApi
 
         api = LocalApi(self.state, Path(self._config.agent.socket))
-        retry: asyncio.Task[Any] | None = None
-        try:
+        started = False
+        with self._failures.guard("local API", but=(WhitepandaError,)):
             await api.start()
-        except WhitepandaError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in _guard
-            self.state.counters.sink_errors += 1
-            self._note_failure("local API", error)
-            retry = asyncio.create_task(self._keep_running("local API", api.start))
+            started = True
+        retry = None if started else asyncio.create_task(self._keep_running("local API", api.start))
         try:
             yield
         finally:
@@ -578,7 +508,7 @@ class Daemon:
                     await self._metrics.stop()
 
     async def _start_metrics(self) -> None:
-        from agent.api.prometheus import MetricsServer  # noqa: PLC0415 - a sink, and off it costs nothing
+        from agent.api.prometheus import MetricsServer
 
         schedule = self.state.schedule
         section, tick_s = self._config.metrics, self._config.agent.tick_s

@@ -22,7 +22,7 @@ def main() -> None:
     if words[:2] == _RUN and len(words) == _RUN_WORDS and words[2] in {"-c", "--config"}:
         _run_agent(Path(words[3]))
         return
-    from whitepanda.common import cli  # noqa: PLC0415 - as the module's text says
+    from whitepanda.common import cli
 
     cli.main()
 
@@ -31,15 +31,15 @@ def _run_agent(path: Path) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the command line does, and for its reason
     # structlog would load rich for coloured tracebacks, which a daemon does not write.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # that is how an import is made to fail
-    from agent import config  # noqa: PLC0415 - after the lines above
-    from whitepanda.common import log  # noqa: PLC0415 - the same
-    from whitepanda.common.errors import WhitepandaError  # noqa: PLC0415 - the same
-    from whitepanda.common.texts import printable  # noqa: PLC0415 - after the lines above
+    from agent import config
+    from whitepanda.common import log
+    from whitepanda.common.errors import WhitepandaError
+    from whitepanda.common.texts import printable
 
     try:
         settings = config.load(path)
         log.configure(settings.agent.log_level)
-        from agent import daemon  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
+        from agent import daemon
 
         daemon.run(settings)
     except WhitepandaError as error:

@@ -15,12 +15,13 @@ from typing import Literal
 
 from collector.base import Reason
 
-__all__ = ["GONE", "KeptFile", "KeptFiles", "NoFdError", "fd_share", "read_once", "reason_of"]
+__all__ = ["GONE", "NO_FD", "KeptFile", "KeptFiles", "NoFdError", "fd_share", "read_once", "reason_of"]
 
 #: What reading says when a process, thread or control group has ended.
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV})
 
-_NO_FD = {errno.EMFILE, errno.ENFILE}
+#: What opening says when no file descriptor is left.
+NO_FD = frozenset({errno.EMFILE, errno.ENFILE})
 _READ_BYTES = 4096
 
 Sharer = Literal["perf", "resctrl", "procfs", "cgroup"]
@@ -135,6 +136,6 @@ def _open(path: str, flags: int = 0) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     except OSError as error:
-        if error.errno in _NO_FD:
+        if error.errno in NO_FD:
             raise NoFdError(path) from error
         raise

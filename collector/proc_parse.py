@@ -1,4 +1,4 @@
-"""Parsers of /proc texts (proc(5)): bytes in, numbers out. Pure; a malformed text is a ValueError."""
+"""Parsers of texts of /proc (proc(5)) and sysfs. Pure; a malformed text is a ValueError."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ __all__ = [
     "NS_PER_TICK",
     "Pressure",
     "TaskStat",
+    "parse_cpu_list",
     "parse_flat",
     "parse_host_stat",
     "parse_io_stat",
@@ -211,3 +212,18 @@ def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
         values = dict(pair.split(b"=") for pair in rest if pair.count(b"=") == 1)
         devices[device.decode("ascii")] = (int(values.get(b"rbytes", 0)), int(values.get(b"wbytes", 0)))
     return devices
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """Return the numbers of a list such as "0-3,8"; none of an empty one (a node of memory only).
+
+    Raises:
+        ValueError: it is malformed.
+
+    """
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus

@@ -31,7 +31,7 @@ class SourceSpec:
 
 
 def _libvirt(section: Any, inventory: Inventory) -> Source:
-    from collector.libvirt.source import LibvirtSource  # noqa: PLC0415 - only what is on is imported
+    from collector.libvirt.source import LibvirtSource
 
     return LibvirtSource(
         section.uri,
@@ -42,7 +42,7 @@ def _libvirt(section: Any, inventory: Inventory) -> Source:
 
 
 def _perf(section: Any, inventory: Inventory) -> Source:
-    from collector.perf.source import PerfSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.perf.source import PerfSource
 
     return PerfSource(
         inventory.vms,
@@ -54,19 +54,19 @@ def _perf(section: Any, inventory: Inventory) -> Source:
 
 
 def _procfs(section: Any, inventory: Inventory) -> Source:
-    from collector.procfs.source import ProcfsSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.procfs.source import ProcfsSource
 
     return ProcfsSource(inventory, root=section.root)
 
 
 def _cgroup(section: Any, inventory: Inventory) -> Source:
-    from collector.cgroup.source import CgroupSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.cgroup.source import CgroupSource
 
     return CgroupSource(inventory, root=section.root, numa_poll_s=section.numa_poll_s)
 
 
 def _resctrl(section: Any, inventory: Inventory) -> Source:
-    from collector.resctrl.source import ResctrlSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.resctrl.source import ResctrlSource
 
     return ResctrlSource(
         inventory,
@@ -78,19 +78,19 @@ def _resctrl(section: Any, inventory: Inventory) -> Source:
 
 
 def _pqos(section: Any, inventory: Inventory) -> Source:
-    from collector.pqos.source import PqosSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.pqos.source import PqosSource
 
     return PqosSource(inventory, interface=section.interface, max_groups=section.max_groups)
 
 
 def _qemu(section: Any, inventory: Inventory) -> Source:
-    from collector.qemu.source import QemuSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.qemu.source import QemuSource
 
     return QemuSource(inventory, disk_poll_s=section.disk_poll_s, config_dir=section.proxmox_config_dir)
 
 
 def _ovs(section: Any, inventory: Inventory) -> Source:
-    from collector.ovs.source import OvsSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.ovs.source import OvsSource
 
     return OvsSource(
         inventory,
@@ -101,13 +101,13 @@ def _ovs(section: Any, inventory: Inventory) -> Source:
 
 
 def _simulated(section: Any, _inventory: Inventory) -> Source:
-    from collector.simulated.source import SimulatedSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.simulated.source import SimulatedSource
 
     return SimulatedSource(Path(section.scenario), Path(section.truth_file) if section.truth_file else None)
 
 
 def _recorded(section: Any, _inventory: Inventory) -> Source:
-    from collector.recorded.source import RecordedSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.recorded.source import RecordedSource
 
     return RecordedSource(Path(section.file))
 
@@ -138,7 +138,7 @@ def make_inventory(sections: Any) -> Inventory:
     """Make the inventory that the host's sources share, from `sections` as for `build_sources`."""
     finders: list[Finder] = []
     if sections.qemu.mode != "off":
-        from collector.qemu.discovery import QemuFinder  # noqa: PLC0415 - a source that is off costs nothing
+        from collector.qemu.discovery import QemuFinder
 
         finders.append(
             QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir, users=sections.qemu.users)

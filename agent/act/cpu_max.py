@@ -8,7 +8,6 @@ restart of the VM, and does not move along with a migration.
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ from pathlib import Path
 from agent.act.records import ActError
 from collector.base import Reason, VmIdentity
 from collector.cgroup.tree import CgroupTree
+from collector.files import GONE
 
 __all__ = ["CpuMax", "cpu_max_of"]
 
 _MIN_QUOTA_US = 1000  # the kernel takes no less
-_GONE = {errno.ENOENT, errno.ENODEV}
 
 
 def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> CpuMax:
@@ -81,7 +80,7 @@ class CpuMax:
             try:
                 return " ".join(self._file.read_text(encoding="ascii").split())
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in GONE:
                     return None
                 raise
 
@@ -129,7 +128,7 @@ class CpuMax:
         try:
             yield
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 raise ActError(f"no VM {vm} runs here any more: {self._file} is gone") from error
             raise ActError(f"VM {vm}: {self._file}: {error.strerror}") from error
         except ValueError as error:

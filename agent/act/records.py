@@ -88,8 +88,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `before` and `after` are the backend's words for the VM's state. The end is told by the kernel's clock since boot:
     no step of the wall clock moves it, and after a reboot (another `boot_id`) it is over. `victim_signal` is of which
-    kind `victim_degradation` is, as `agent.act.victims` calls it; "" in records of older versions. `name` is the VM's,
-    and `group` the control group whose `cpu.max` was set; "": libvirt or resctrl limits it.
+    kind `victim_degradation` is, as `agent.act.victims` calls it. `name` is the VM's, and
+    `group` the control group whose `cpu.max` was set; "": libvirt or resctrl limits it.
     """
 
     number: int

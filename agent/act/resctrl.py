@@ -22,6 +22,7 @@ from pathlib import Path
 
 from agent.act.records import ActError, Action
 from collector.base import SourceError
+from collector.resctrl.tree import NO_CONTROL_GROUPS
 
 __all__ = ["PREFIX", "Resctrl"]
 
@@ -30,7 +31,6 @@ PREFIX = "whitepanda-act-"
 
 _TRIES = 5  # QEMU may begin threads while they are being moved
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
-_NO_GROUPS = {"info", "mon_groups", "mon_data"}
 _PERCENT = 100
 
 _Lines = dict[str, dict[str, int]]
@@ -179,7 +179,7 @@ class Resctrl:
     def _check_is_free(self, vm: str, tids: set[int]) -> None:
         """Leave a VM alone that somebody else has put into a control group."""
         for group in self._root.iterdir():
-            if group.name in _NO_GROUPS or group.name == f"{PREFIX}{vm}" or not group.is_dir():
+            if group.name in NO_CONTROL_GROUPS or group.name == f"{PREFIX}{vm}" or not group.is_dir():
                 continue
             held = set(map(int, (group / "tasks").read_text().split())) & tids
             if held:

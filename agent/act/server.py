@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import struct
@@ -49,11 +48,11 @@ from collector.inventory.inventory import Inventory
 from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
+from whitepanda.common.private_files import group_socket
 
 __all__ = ["Server", "limits_of", "make_actor", "run"]
 
 _MAX_REQUEST_BYTES = 64 << 10
-_SOCKET_MODE = 0o660
 _REQUEST_S = 5.0
 _TICK_S = 0.5
 _BACKLOG = 16
@@ -293,21 +292,14 @@ def _peer_of(writer: asyncio.StreamWriter) -> Peer:
 def _listen(path: Path) -> socket.socket:
     """Listen at `path`; what an earlier process left there is replaced (the journal's lock says that it is gone)."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    umask = os.umask(
-        0o777 & ~_SOCKET_MODE
-    )  # not open to everybody even for the moment before its mode is set
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         if path.is_socket():
             path.unlink()
-        listener.bind(str(path))
-        path.chmod(_SOCKET_MODE)
-        with contextlib.suppress(PermissionError):
-            os.chown(path, -1, path.parent.stat().st_gid)
+        with group_socket(path):
+            listener.bind(str(path))
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise UnavailableError(f"cannot listen at {path}: {error.strerror}; see act.socket") from error
-    finally:
-        os.umask(umask)
     return listener

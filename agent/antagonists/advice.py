@@ -164,8 +164,7 @@ class Advisor:
                     one.job,
                     one.cpu_usage_cores if cores is None else cores,
                     coefficient=known.value if known else None,
-                    # Central of an older version sends 0 for what it does not know.
-                    standard_error=(known.standard_error or None) if known else None,
+                    standard_error=known.standard_error if known else None,
                     score=one.score,
                     inflicts=inflicts,
                     is_cleared=not inflicts and behaviour in ("steady", "victim"),

@@ -23,6 +23,7 @@ from agent.config import AgentConfig
 from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
 from agent.sampling.vms import Vm
 from collector.base import Reason
+from whitepanda.common.protocol import or_nan
 
 if TYPE_CHECKING:
     from agent.antagonists.host_analysis import HostAnalysis
@@ -327,7 +328,7 @@ class Decisions:
         trigger = Trigger(
             unix_ns=unix_ns,
             slot_ns=analysis.slot_ns if analysis is not None else _SLOT_NS,
-            mn_cpi=_nan(analysis.mn_cpi if analysis is not None else None),
+            mn_cpi=or_nan(analysis.mn_cpi if analysis is not None else None),
             mn_cpi_threshold=analysis.mn_cpi_threshold if analysis is not None else math.nan,
             coefficient_version=analysis.coefficient_version if analysis is not None else 0,
             victims=tuple(map(self._victim, host.victims)),
@@ -347,9 +348,9 @@ class Decisions:
             epoch=vm.identity.epoch,
             name=vm.identity.name,
             job=vm.job,
-            cpi=_nan(slot.cpi if slot else None),
-            n_cpi=_nan(slot.n_cpi if slot else None),
-            threshold_cpi=_nan(slot.threshold_cpi if slot else None),
+            cpi=or_nan(slot.cpi if slot else None),
+            n_cpi=or_nan(slot.n_cpi if slot else None),
+            threshold_cpi=or_nan(slot.threshold_cpi if slot else None),
             cpu_usage_cores=slot.cpu_usage_cores if slot else 0.0 if isinstance(cores, Reason) else cores,
             slow_down=decision.slow_down,
             found_by=decision.found_by,
@@ -363,10 +364,6 @@ _SLOT_NS = 300 * 10**9
 def _likelihood(one: SuspectView) -> float:
     """Return what suspects are sorted by; those without a score above 0 stay in their order, and come last."""
     return -max(one.score or 0.0, 0.0)
-
-
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _rank(slow_down: Degradation | None) -> float:

@@ -41,7 +41,7 @@ _FIRST = 2  # suspects that are kept at hand of each domain: one of them may be 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What central's statistics say of one VM now. `degradation` is None where `degradation_reason` says why.
+    """What central's statistics say of one VM now. `degradation` is None where it is not known.
 
     A victim's CPI is above its threshold while there is contention on the host. `degradation` is at least 1.
     """
@@ -49,7 +49,6 @@ class Verdict:
     verdict: Literal["victim", "normal", "unknown"]
     reason: str
     degradation: float | None = None
-    degradation_reason: Reason = Reason.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +236,11 @@ class HostAnalysis:
         """Judge one VM by the last slot."""
         vm, slot = self._vms.get(uuid), self._last.get(uuid)
         if vm is None or slot is None:
-            return Verdict("unknown", "no CPI window of this VM yet", None, Reason.VM_STARTING)
+            return Verdict("unknown", "no CPI window of this VM yet")
         statistics = self._statistics(vm)
-        degradation, reason = self._degradation(slot, statistics)
+        degradation = self._degradation(slot, statistics)
         if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
-            return Verdict("unknown", self._why_unknown(vm, slot, statistics), degradation, reason)
+            return Verdict("unknown", self._why_unknown(vm, slot, statistics), degradation)
         exceeds = antagonists.is_victim(slot.cpi, statistics)
         suffers = uuid in self.suffering
         compared = " exceeds" if suffers else ", limit" if exceeds else " is within"
@@ -250,12 +249,12 @@ class HostAnalysis:
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
         if suffers:
-            return Verdict("victim", text, degradation, reason)
+            return Verdict("victim", text, degradation)
         if exceeds and not vm.latency_sensitive:
             text += "; a higher CPI counts for latency-sensitive jobs only"
         elif exceeds:
             text += "; a higher CPI counts only while mnCPI shows contention on the host"
-        return Verdict("normal", text, degradation, reason)
+        return Verdict("normal", text, degradation)
 
     def slot(self, uuid: str) -> JudgedSlot | None:
         """Return the last slot of a VM; None where there is none."""
@@ -485,15 +484,11 @@ class HostAnalysis:
             model="cpi",
         )
 
-    def _degradation(self, slot: _Slot, statistics: CpiStatistics | None) -> tuple[float | None, Reason]:
+    def _degradation(self, slot: _Slot, statistics: CpiStatistics | None) -> float | None:
         """CPI now over the job's mean CPI, at least 1: an estimate from CPI alone."""
-        if slot.cpi is None:
-            return None, slot.cpi_reason
-        if statistics is None:
-            return None, Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
-        if not self._covered(slot):
-            return None, Reason.VM_STARTING
-        return max(1.0, slot.cpi / statistics.mean), Reason.UNSPECIFIED
+        if slot.cpi is None or statistics is None or not self._covered(slot):
+            return None
+        return max(1.0, slot.cpi / statistics.mean)
 
     def _why_unknown(self, vm: _Vm, slot: _Slot, statistics: CpiStatistics | None) -> str:
         if slot.cpi is None:

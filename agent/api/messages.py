@@ -24,7 +24,6 @@ from agent.uplink.batches import (
 )
 from agent.uplink.recommendation_messages import recommendation_message
 from agent.uplink.view import UplinkView
-from collector.base import Reason
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, host_pb2
 
@@ -110,7 +109,7 @@ def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> 
 def _verdict(vm: VmView, state: AgentState) -> Verdict:
     if state.analysis is None:
         reason = "the analysis could not be started: see the agent's log"
-        return Verdict("unknown", reason, None, Reason.SOURCE_FAILED)
+        return Verdict("unknown", reason)
     return state.analysis.verdict(vm.uuid)
 
 

@@ -5,7 +5,6 @@ Who may ask is a matter of the socket's mode (0660) and of its folder's group: t
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import errno
 import os
@@ -23,6 +22,7 @@ from agent.api.state import AgentState
 from agent.sampling.views import VmView
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
+from whitepanda.common.private_files import group_socket
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 
@@ -31,7 +31,6 @@ __all__ = ["MAX_MESSAGE_BYTES", "LocalApi"]
 #: Of an answer; 1,000 VMs with all metrics are about 1 MB. Questions are small.
 MAX_MESSAGE_BYTES = 32 << 20
 _MAX_REQUEST_BYTES = 64 << 10
-_SOCKET_MODE = 0o660
 _MAX_PATH_BYTES = 107  # sun_path, less its final NUL
 _SERVICE = host_pb2.DESCRIPTOR.services_by_name["LocalHost"].full_name
 
@@ -70,18 +69,11 @@ class LocalApi:
         host_pb2_grpc.add_LocalHostServicer_to_server(_Servicer(self._state), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        # The socket must not be open to everybody even for the moment before its mode is set.
-        umask = os.umask(0o777 & ~_SOCKET_MODE)
         try:
-            server.add_insecure_port(f"unix:{self._path}")
+            with group_socket(self._path):
+                server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen at {self._path}: {error}; see agent.socket") from error
-        finally:
-            os.umask(umask)
-        self._path.chmod(_SOCKET_MODE)
-        with contextlib.suppress(PermissionError):
-            # The folder's group is who may ask. Not root: then it is our own group, which is as well.
-            os.chown(self._path, -1, self._path.parent.stat().st_gid)
         await server.start()
         self._server = server
         for service in ("", _SERVICE):

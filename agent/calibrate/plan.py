@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from agent.config import MAX_WORKERS
 from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
 
@@ -26,7 +27,6 @@ _RANGES: tuple[Range, ...] = (
     ("phases.after_s", 0, _DAY_S),
 )
 _MAX_CONNECTIONS = 1000
-_MAX_WORKERS = 4096
 _MAX_REQUESTS_PER_S = 100_000  # far beyond what the built-in client makes
 
 
@@ -174,8 +174,8 @@ def _served_problems(served: Served) -> Iterator[str]:
         yield "served must have either requests (the built-in client) or command (your own), and not both"
     if not served.loads:
         yield "served.loads must have at least one"
-    if served.workers is not None and not 1 <= served.workers <= _MAX_WORKERS:
-        yield f"served.workers must be 1 to {_MAX_WORKERS} (value {served.workers})"
+    if served.workers is not None and not 1 <= served.workers <= MAX_WORKERS:
+        yield f"served.workers must be 1 to {MAX_WORKERS} (value {served.workers})"
     if served.warm_up_s < 0:
         yield f"served.warm_up_s must be 0 or more (value {served.warm_up_s})"
     if served.requests is not None:

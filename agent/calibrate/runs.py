@@ -11,15 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.analysis.degradation.model import CPU_LEVELS
 from agent.analysis.signals import SIGNALS, Values
 from agent.calibrate.latency import Measured
 from whitepanda.common.csv_cells import csv_line
 from whitepanda.common.private_files import create_beside
 
-__all__ = ["COLUMNS", "CPU_LEVELS", "Row", "RunsFile", "cpu_level", "room_for"]
+__all__ = ["COLUMNS", "Row", "RunsFile", "cpu_level", "room_for"]
 
-#: Cloud White's levels of %guest, for each of which it has a model.
-CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
 COLUMNS: tuple[str, ...] = (
     "scenario",
     "repetition",

@@ -17,7 +17,7 @@ from agent.sampling.pipeline import Pipeline
 from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.runner import STOP_WAIT_S, Slots
 from agent.sampling.scheduler import TickSchedule, first_due_ns
-from agent.sampling.startup import make_plans
+from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.views import SourceView
 from agent.sampling.vms import Vm
 from collector.base import Reason
@@ -27,7 +27,6 @@ from whitepanda.common.texts import several_named
 __all__ = ["Sampler", "Second"]
 
 _START_WAIT_S = 10.0
-_POLL_S = 0.02
 _PAUSED = "paused"
 
 
@@ -85,15 +84,8 @@ class Sampler:
 
         """
         self._slots.start()
-        until_ns = self._clock.mono_ns() + round(_START_WAIT_S * 1e9)
-        while not all(slot.tried for slot in self._slots) and self._clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, once at start
-            await asyncio.sleep(_POLL_S)
-        for slot in self._slots:
-            if slot.plan.mode == "required" and slot.trouble is not None:
-                view = slot.view()
-                raise UnavailableError(
-                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {view.detail}"
-                )
+        await wait_for(self._slots, lambda slot: slot.tried, clock=self._clock, timeout_s=_START_WAIT_S)
+        check_required(self._slots, _START_WAIT_S)
         for _ in range(3):  # asked for, read, and read again: then there are rates
             self._tick(self._clock.mono_ns())
             await self._clock.sleep_until(self._clock.mono_ns() + round(self.tick_s * 1e9))

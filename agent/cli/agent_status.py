@@ -85,7 +85,7 @@ def _size(answer: host_pb2.HostStatus) -> str:
     parts = [f"{answer.rss_bytes / 2**20:.0f} MiB"]
     values = {metric.name: metric.value for metric in answer.host_metrics if not metric.reason}
     for name, what in (("agent_threads", "threads"), ("agent_open_fds", "open files")):
-        if name in values:  # an older agent does not tell
+        if name in values:
             parts.append(f"{values[name]:,.0f} {what}")
     return ", ".join(parts)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -47,8 +48,8 @@ def record(
     settings, left = beside_agent(find_config(config)[0])
     recorder = _make(file, header_of(settings), replace=force)
     try:
-        with _Bar(seconds) as bar:
-            result = asyncio.run(Recording(settings).run(recorder, seconds, bar.update))
+        with _bar(seconds) as show:
+            result = asyncio.run(Recording(settings).run(recorder, seconds, show))
         size_bytes = recorder.part.stat().st_size
     except OSError as error:
         recorder.discard()
@@ -86,32 +87,19 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
     return recorder
 
 
-class _Bar:
-    """A progress bar on standard error, for people and what takes long only."""
-
-    def __init__(self, seconds: float) -> None:
-        self._progress = Progress(
-            TextColumn("recording"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=errors,
-            transient=True,
-            disable=not errors.is_terminal or seconds <= _BAR_FROM_S,
-        )
-        self._task = self._progress.add_task("", total=seconds)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def update(self, seconds: float) -> None:
-        """Show how far it is."""
-        self._progress.update(self._task, completed=seconds)
+@contextmanager
+def _bar(seconds: float) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on standard error, for people and what takes long only."""
+    with Progress(
+        TextColumn("recording"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal or seconds <= _BAR_FROM_S,
+    ) as bar:
+        task = bar.add_task("", total=seconds)
+        yield lambda done_s: bar.update(task, completed=done_s)
 
 
 def _wanted(sources: tuple[SourceView, ...]) -> list[SourceView]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,6 +32,7 @@ from agent.recording.replay import (
 from agent.uplink.batches import event_message
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.config import address_problem
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.tls_options import (
@@ -103,11 +106,12 @@ def replay(
             _trace(files, max_cpi, priority, scheduling_class),
             (max_cpi, priority, scheduling_class, platform),
         )
-    with _Bar(rows) as bar:
+    with _bar(rows) as show:
         if dry_run or not central:
-            result = read_all(rows, bar.update)
+            result = read_all(rows, show)
         else:
-            _check_address(central)
+            if problem := address_problem("--central", central):
+                raise InputError(problem)
             tls_files = files_of(tls, name, ca=ca, cert=cert, key=key)
             result = asyncio.run(
                 send(
@@ -121,7 +125,7 @@ def replay(
                     server_name=server_name,
                     rows_per_s=rate,
                     patience_s=patience,
-                    on_progress=bar.update,
+                    on_progress=show,
                 )
             )
     for warning in rows.warnings if isinstance(rows, RecordedRows) else ():
@@ -174,41 +178,30 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
     return TraceRows(reader)
 
 
-def _check_address(central: str) -> None:
-    host, _, port = central.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"--central must be host:port (value {central!r})")
+@contextmanager
+def _bar(rows: Rows) -> Iterator[Callable[[ReplayResult], None]]:
+    """Show a progress bar on standard error, for people only: acknowledged rows where rows are sent, else rows read."""
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as bar:
+        task = bar.add_task("reading", total=None)
 
+        def show(result: ReplayResult) -> None:
+            done, what = result.rows_read, "reading"
+            if result.rows_acknowledged is not None:
+                done, what = (
+                    result.rows_acknowledged + sum(result.rejected_by_reader.values()),
+                    "acknowledged",
+                )
+            bar.update(task, completed=done, total=rows.total_rows, description=what)
 
-class _Bar:
-    """A progress bar on standard error, for people only."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=errors,
-            transient=True,
-            disable=not errors.is_terminal,
-        )
-        self._task = self._progress.add_task("reading", total=None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, result: ReplayResult) -> None:
-        """Show acknowledged rows where rows are sent, else rows read."""
-        done, what = result.rows_read, "reading"
-        if result.rows_acknowledged is not None:
-            done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
-        self._progress.update(self._task, completed=done, total=self._rows.total_rows, description=what)
+        yield show
 
 
 def _as_json(result: ReplayResult, *, sent: bool) -> dict[str, Any]:

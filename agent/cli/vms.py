@@ -30,14 +30,12 @@ from whitepanda.v1 import host_pb2
 
 __all__ = ["vms"]
 
-_PER_CENT = 100.0
-
 
 _COLUMNS = (
-    Numbers("GUEST%", ("guest_ratio",), lambda v: render.number(v * _PER_CENT)),
+    Numbers("GUEST%", ("guest_ratio",), render.percent),
     Numbers("GIPS", ("gips",), render.number),
     Numbers("CPI", ("cpi",), render.number),
-    Numbers("RUNQ%", ("run_queue_wait_ratio",), lambda v: render.number(v * _PER_CENT)),
+    Numbers("RUNQ%", ("run_queue_wait_ratio",), render.percent),
     Numbers("DISK", ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si),
     Numbers("NET", ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), render.si),
 )

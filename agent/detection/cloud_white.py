@@ -33,7 +33,7 @@ from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
 
-__all__ = ["CloudWhite", "make_detector", "matrix_of"]
+__all__ = ["CloudWhite", "make_detector"]
 
 _MAX_REASON = 400  # characters
 
@@ -73,21 +73,6 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
     return Detector(settings)
 
 
-def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason, factors: Values | float = 1.0) -> Values:
-    """Make a tick's matrix, as `agent.analysis.signals.signals_of`, from rates as they are.
-
-    Args:
-        rates: per VM; a metric that is not known is a `Reason`.
-        host: the host's, or why there are none.
-        factors: `agent.analysis.signals.load_factors` of the VMs.
-
-    Returns:
-        Shape (len(rates), len(SIGNALS)), NaN where a signal is not known.
-
-    """
-    return _matrix(_numbers(rates), host, factors)
-
-
 def _numbers(rates: Sequence[VmRates]) -> Values:
     """Return what is taken of rates, shape (len(rates), len(_PICKED)), NaN where it is not known."""
     nan = math.nan
@@ -97,6 +82,7 @@ def _numbers(rates: Sequence[VmRates]) -> Values:
 
 
 def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -> Values:
+    """Make a tick's matrix, as `agent.analysis.signals.signals_of`, from what `_numbers` took."""
     values = np.full((len(picked), len(SIGNALS)), math.nan)
     if not len(picked):
         return values
@@ -156,11 +142,6 @@ class CloudWhite:
     def detector(self) -> str:
         """Name of the detector, as configured."""
         return self._section.detector
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models, in the order in which they are asked."""
-        return self._models.names
 
     # --- the tick ---
 

@@ -45,11 +45,6 @@ class HostModels:
             for name, model in models
         ]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the models, in the order in which they are asked."""
-        return tuple(named.name for named in self._models)
-
     def estimate(
         self,
         values: Values,

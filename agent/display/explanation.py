@@ -24,6 +24,7 @@ from agent.display.words import (
 )
 from collector.base import Reason
 from whitepanda.common.recommendations import recommendation_lines
+from whitepanda.common.texts import counted
 from whitepanda.v1 import host_pb2
 
 __all__ = ["Grid", "Piece", "arithmetic", "found_here", "head", "numbers", "recommended", "suspects"]
@@ -59,7 +60,7 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     vm = answer.vm
     kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
     yield _say(f"{vm.name}  {vm.uuid}", "bold")
-    yield _say(f"job {vm.job} ({kind}), {render.counted(vm.vcpus, 'vCPU')}, {vm.state}")
+    yield _say(f"job {vm.job} ({kind}), {counted(vm.vcpus, 'vCPU')}, {vm.state}")
     word, decision = word_of(vm), vm.decision
     since = f" for {render.age(decision.since_ns)}" if decision.since_ns else ""
     yield _say(f"{word.text}{since}: {decision.reason}", word.style)
@@ -101,9 +102,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     elif found.HasField("degradation"):
         yield _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
     state = "ready" if found.baseline_ready else "too young"
-    yield _say(
-        f"baseline of {render.counted(found.baseline_ticks, 'tick')} ({state}), detector {answer.detector}"
-    )
+    yield _say(f"baseline of {counted(found.baseline_ticks, 'tick')} ({state}), detector {answer.detector}")
     yield from _workers({signal.name: signal.value for signal in answer.signals})
     yield from _evidence(answer)
     for event in answer.events:
@@ -121,12 +120,10 @@ def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
     surely = "" if posterior is None else f", posterior {math.floor(posterior * 1000) / 1000:.3f}"
     if workers is None:
         word = "too few looks" if posterior is None else "cannot tell"
-        yield _say(
-            f"workers: {word} ({render.counted(round(looks), 'look')}{surely}), one per vCPU is assumed", DIM
-        )
+        yield _say(f"workers: {word} ({counted(round(looks), 'look')}{surely}), one per vCPU is assumed", DIM)
     else:
         yield _say(
-            f"workers: {workers:.0f}, learnt ({render.counted(round(looks), 'look')} at running vCPUs{surely})"
+            f"workers: {workers:.0f}, learnt ({counted(round(looks), 'look')} at running vCPUs{surely})"
         )
 
 
@@ -208,9 +205,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     statistics = answer.statistics
     if statistics.samples:
         mean, std = statistics.mean_cpi, statistics.std_cpi
-        yield _say(
-            f"job {statistics.job} on {statistics.platform}, {render.counted(statistics.samples, 'sample')}:"
-        )
+        yield _say(f"job {statistics.job} on {statistics.platform}, {counted(statistics.samples, 'sample')}:")
         yield _say(f"  CPI mean {mean:.4g}, std {std:.4g}")
         yield _say(f"  threshold {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
         if math.isfinite(answer.n_cpi):
@@ -220,7 +215,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     elif math.isfinite(answer.cpi):
         yield _say(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
     if answer.victim_slots:
-        yield _say(f"over its threshold for {render.counted(answer.victim_slots, 'slot')} in a row")
+        yield _say(f"over its threshold for {counted(answer.victim_slots, 'slot')} in a row")
     if math.isfinite(answer.mn_cpi):
         yield _say(
             f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}"

@@ -25,7 +25,6 @@ __all__ = [
     "cannot_tell",
     "cell",
     "cloud_white_json",
-    "counted",
     "cut",
     "degradation",
     "degradation_json",
@@ -38,6 +37,7 @@ __all__ = [
     "no_room",
     "number",
     "old",
+    "percent",
     "print_table",
     "reason_of",
     "remedy",
@@ -137,6 +137,11 @@ def number(value: float | None, unit: str = "") -> str:
     return f"{value:.{digits}f}{unit}"
 
 
+def percent(ratio: float) -> str:
+    """A ratio as `number` in percent, without the sign."""
+    return number(100 * ratio)
+
+
 def si(value: float | None) -> str:
     """Bytes per second with a decimal prefix, at most 4 characters: 950, 1.2K, 34M; a dash if not known."""
     if value is None or not math.isfinite(value):
@@ -156,11 +161,6 @@ def behaviour_word(number_on_the_wire: int) -> str:
     except ValueError:
         return "unknown"
     return name.removeprefix("BEHAVIOUR_").lower().replace("unspecified", "unknown")
-
-
-def counted(number: int, what: str) -> str:
-    """Return how many of what: 1 tick, 2 ticks."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def degradation(found: agent_pb2.Degradation) -> str:

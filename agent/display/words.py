@@ -33,7 +33,6 @@ __all__ = [
     "need_of",
     "shown_names",
     "slow_down_of",
-    "style_of",
     "word_of",
 ]
 
@@ -127,9 +126,3 @@ def need_of(word: Word, slow_down: float, name: str) -> tuple[float, str]:
     """Return what VMs are sorted by: victims, the slowest first (NaN: not known), then who inflicts; by name."""
     worst = slow_down if word in (VICTIM, AFFECTED) and slow_down > 0 else 0.0
     return (word.need - worst / 1e6, name.casefold())
-
-
-def style_of(text: str) -> str:
-    """Return the style of a word such as "victim"; "" where it has none."""
-    word = _BY_TEXT.get(text)
-    return word.style if word else ""

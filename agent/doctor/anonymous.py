@@ -22,7 +22,7 @@ from agent.uplink.view import UplinkState
 from collector.base import PERF_EVENTS, VM_PARTS, Reason, SourceSample, VmIdentity, VmSample
 from collector.registry import SOURCES
 
-__all__ = ["anonymous_sample", "learn_device", "learn_host", "learn_identity", "learn_sample", "vocabulary"]
+__all__ = ["anonymous_sample", "learn_device", "learn_host", "learn_identity", "vocabulary"]
 
 #: Device names whose letters are all of these tell nothing; else somebody has chosen them.
 _DEVICE_WORD = re.compile(
@@ -106,11 +106,6 @@ def learn_device(names: Pseudonyms, device: str) -> str:
 def learn_identity(identity: VmIdentity, names: Pseudonyms) -> None:
     """Learn all names that a VM's definition has."""
     _identity(identity, names)
-
-
-def learn_sample(sample: SourceSample, names: Pseudonyms) -> None:
-    """Learn all names that a sample has."""
-    anonymous_sample(sample, names)
 
 
 # -- samples

@@ -40,8 +40,8 @@ from agent.recording.record import Recording, beside_agent
 from collector.base import SourceSample
 from collector.recorded.source import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
-from whitepanda.common.private_files import create_beside
 from whitepanda.v1 import host_pb2
 
 __all__ = ["Bundle", "kernel_facts", "make_bundle", "redacted", "versions", "write_bundle"]
@@ -162,15 +162,8 @@ def write_bundle(bundle: Bundle, file: Path) -> None:
     if os.path.lexists(file):
         raise InputError(f"{file}: exists already; give another name")
     try:
-        part, stream = create_beside(file)
-        try:
-            with stream:
-                _pack(bundle, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.link(part, file)  # fails where somebody else made the file meanwhile
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(file, mode=0o600, fresh=True) as stream:
+            _pack(bundle, stream)
     except OSError as error:
         why = "exists already" if error.errno == errno.EEXIST else error.strerror
         raise UnavailableError(f"{file}: cannot write: {why}") from error

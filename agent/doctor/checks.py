@@ -22,6 +22,7 @@ from agent.doctor.findings import Check, State
 from agent.doctor.vms import examine_vms
 from collector.base import Reason
 from collector.inventory.inventory import Inventory
+from collector.perf.host import CAP_PERFMON, CAP_SYS_ADMIN
 from collector.registry import SOURCES, SourceSpec, make_inventory
 from whitepanda.common.tls import (
     CERTIFICATE_CRITICAL_DAYS,
@@ -37,8 +38,6 @@ __all__ = ["Check", "examine"]
 
 _DEADLINE_S = 3.0
 _WITHOUT_CENTRAL = "the agent starts and spools, but reaches no central"
-_CAP_PERFMON = 38
-_CAP_SYS_ADMIN = 21
 _PARANOID_MAX = 2  # above it (some distributions' patch) even own processes are closed
 
 
@@ -134,7 +133,7 @@ def _may_measure_others(root: Path) -> bool:
     for line in (_read(root / "proc/self/status") or "").splitlines():
         if line.startswith("CapEff:"):
             effective = int(line.split()[1], 16)
-            return bool(effective & (1 << _CAP_PERFMON | 1 << _CAP_SYS_ADMIN))
+            return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
     return False
 
 

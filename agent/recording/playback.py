@@ -83,12 +83,6 @@ class Playback:
         while (tick := self._next()) is not None:
             yield tick, self.pipeline.process(Inputs(tick.mono_ns, tick.samples, tick.sources))
 
-    def windows(self) -> Iterator[CpiWindow]:
-        """Give out all windows, at the end those that are still open too, as an agent does that stops."""
-        for _, ended in self.ticks():
-            yield from ended
-        yield from self.pipeline.windows.flush()
-
     def _next(self) -> RecordedTick | None:
         try:
             return self._reader.next()

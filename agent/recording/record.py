@@ -16,9 +16,9 @@ from agent.api.client import answers
 from agent.clock import Clock, SystemClock
 from agent.config import AgentConfig
 from agent.sampling.pipeline import Inputs, take
-from agent.sampling.runner import STOP_WAIT_S, Slot, Slots
+from agent.sampling.runner import STOP_WAIT_S, Slots
 from agent.sampling.scheduler import TickSchedule, first_due_ns
-from agent.sampling.startup import make_plans
+from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.views import SourceView
 from collector.base import Reason
 from collector.recorded.source import RecordedTick, Recorder
@@ -28,7 +28,6 @@ __all__ = ["Recorded", "Recording", "beside_agent", "troubles_of"]
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened
 _LAST_WAIT_S = 2.0  # for the last tick's samples
-_POLL_S = 0.005
 
 
 #: Sources that change something on the host: two programs would take each other's groups away.
@@ -124,7 +123,7 @@ class Recording:
 
     async def _run(self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None]) -> None:
         self._slots.start()
-        await self._wait(lambda slot: slot.tried, _START_WAIT_S)
+        await wait_for(self._slots, lambda slot: slot.tried, clock=self._clock, timeout_s=_START_WAIT_S)
         self._check_sources()
         first_ns = first_due_ns(self._clock.mono_ns(), self._clock.unix_ns(), self._period_ns)
         last_ns = first_ns + round(seconds * 1e9)
@@ -141,23 +140,16 @@ class Recording:
             self._write(recorder, inputs)
             self._result.ticks, self._result.missed_ticks = schedule.ticks, schedule.missed
             on_progress((self._clock.mono_ns() - first_ns) / 1e9)
-        await self._wait(
-            lambda slot: slot.trouble is not None or slot.latest() is not seen.get(slot.name), _LAST_WAIT_S
+        await wait_for(
+            self._slots,
+            lambda slot: slot.trouble is not None or slot.latest() is not seen.get(slot.name),
+            clock=self._clock,
+            timeout_s=_LAST_WAIT_S,
         )
         self._write(recorder, self._closing())
 
-    async def _wait(self, is_done: Callable[[Slot], bool], timeout_s: float) -> None:
-        until_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
-        while not all(map(is_done, self._slots)) and self._clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, once at start
-            await asyncio.sleep(_POLL_S)  # threads tell; not worth an event of the loop
-
     def _check_sources(self) -> None:
-        for slot in self._slots:
-            if slot.plan.mode == "required" and slot.trouble is not None:
-                view = slot.view()
-                raise UnavailableError(
-                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {view.detail}"
-                )
+        check_required(self._slots, _START_WAIT_S)
         if all(slot.trouble is not None and slot.tried for slot in self._slots):
             raise UnavailableError(f"no source is available here{troubles_of(self._slots.views())}")
 

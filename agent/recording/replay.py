@@ -470,7 +470,6 @@ def _take(result: ReplayResult, queue: _ReplayQueue, uplink: Uplink) -> None:
     result.rejected_by_central = dict(totals.rejected_rows)
     result.rejected_batches = dict(totals.rejected_batches)
     result.rejected_batch_rows = totals.rejected_batch_rows
-    if totals.counted:
-        counted = totals.accepted_rows + sum(totals.rejected_rows.values()) + totals.rejected_batch_rows
-        result.rows_accepted = totals.accepted_rows
-        result.rows_already_there = totals.acknowledged_rows - counted
+    counted = totals.accepted_rows + sum(totals.rejected_rows.values()) + totals.rejected_batch_rows
+    result.rows_accepted = totals.accepted_rows
+    result.rows_already_there = totals.acknowledged_rows - counted

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-__all__ = ["CLOCK_STEP_NS", "ClockSteps", "Tick", "TickSchedule", "first_due_ns"]
+__all__ = ["CLOCK_STEP_NS", "ClockSteps", "TickSchedule", "first_due_ns"]
 
 #: What the wall clock gains or loses on the monotonic one between two ticks without being called a step.
 CLOCK_STEP_NS = 500_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """One tick that runs now; `lateness_ns` is counted from the oldest point that was due, missed or not."""
-
-    number: int
-    due_ns: int
-    lateness_ns: int
-    missed: int
 
 
 class TickSchedule:
@@ -36,17 +24,21 @@ class TickSchedule:
         self.ticks = 0
         self.missed = 0
 
-    def advance(self, now_ns: int) -> Tick | None:
-        """Take the tick that is due at `now_ns` and schedule the next one; None where none is due yet."""
+    def advance(self, now_ns: int) -> int | None:
+        """Take the tick that is due at `now_ns` and schedule the next one.
+
+        Returns:
+            How late it is in nanoseconds, from the oldest point that was due, missed or not; None: none is due yet.
+
+        """
         lateness_ns = now_ns - self.due_ns
         if lateness_ns < 0:
             return None
         missed = lateness_ns // self.period_ns
-        due_ns = self.due_ns + missed * self.period_ns
-        self.due_ns = due_ns + self.period_ns
+        self.due_ns += (missed + 1) * self.period_ns
         self.missed += missed
         self.ticks += 1
-        return Tick(self.ticks, due_ns, lateness_ns, missed)
+        return lateness_ns
 
 
 class ClockSteps:

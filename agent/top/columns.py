@@ -23,7 +23,6 @@ __all__ = [
     "row_of",
 ]
 
-_PER_CENT = 100.0
 _NAME_FIRST = 17  # characters of a name, such as instance-0000a1f3, go before further columns
 #: Why CPI cannot be held against the job's.
 NO_STATISTICS = "no_coefficients: central has not sent statistics of the jobs; is it reachable?"
@@ -48,10 +47,6 @@ class Column:
     def is_text(self) -> bool:
         """Whether it is set from the left, and sorted from A."""
         return self.most > 0
-
-
-def _percent(value: float) -> str:
-    return render.number(value * _PER_CENT)
 
 
 def _measured(
@@ -98,7 +93,9 @@ COLUMNS = (
         render.si,
         "bytes/s, both ways",
     ),
-    _measured("RUNQ%", 5, 6, ("run_queue_wait_ratio",), _percent, "time in which its vCPUs waited for a CPU"),
+    _measured(
+        "RUNQ%", 5, 6, ("run_queue_wait_ratio",), render.percent, "time in which its vCPUs waited for a CPU"
+    ),
     JOB,
     TREND,
 )
@@ -159,7 +156,7 @@ def row_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> Row:
         if column.numbers and (value := sum_of(found, column.numbers.metrics)) is not None:
             numbers[column.title] = value
     cpi = numbers.get("CPI")
-    if cpi is not None and vm.job_mean_cpi > 0:  # NaN is not; older agents leave it 0
+    if cpi is not None and vm.job_mean_cpi > 0:  # NaN is not
         numbers[CPI_JOB.title] = cpi / vm.job_mean_cpi
     ratio = slow_down_of(vm).ratio
     if math.isfinite(ratio):

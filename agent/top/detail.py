@@ -14,6 +14,7 @@ from agent.display.explanation import Grid
 from agent.display.words import DIM, TREND
 from agent.top.columns import COLUMNS, Row
 from agent.top.model import HISTORY, Model, sparkline
+from whitepanda.common.texts import counted
 from whitepanda.v1 import host_pb2
 
 __all__ = ["Detail", "told"]
@@ -88,7 +89,7 @@ def _trends(model: Model, row: Row, width: int) -> Iterator[Text]:
             continue
         show = column.numbers.show if column.numbers else render.number
         line = sparkline(_joined(values, width), width)
-        reach = f"  ({show(min(known))} to {show(max(known))} in {render.counted(len(values), 'tick')})"
+        reach = f"  ({show(min(known))} to {show(max(known))} in {counted(len(values), 'tick')})"
         yield Text.assemble(
             f"{column.title:<9} ",
             (f"{line:<{width}}", TREND),

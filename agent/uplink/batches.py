@@ -15,6 +15,7 @@ from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.v1 import agent_pb2
 
 __all__ = [
+    "MAX_SEQUENCE",
     "Report",
     "behaviour_number",
     "degradation_message",
@@ -31,7 +32,7 @@ __all__ = [
 Report = VmEvent | Trigger
 
 _COUNTS = ("cycles", "instructions")
-_MAX_SEQUENCE = 2**63 - 1
+MAX_SEQUENCE = 2**63 - 1
 _GAUGES = (
     "running_ratio",
     "run_queue_wait_ratio",
@@ -253,7 +254,7 @@ def pieces(
     waiting = list(reversed(list(chunks)))
     while waiting:
         chunk = waiting.pop()
-        batch = encode(chunk, spool_id=spool_id, sequence=_MAX_SEQUENCE, events=events)
+        batch = encode(chunk, spool_id=spool_id, sequence=MAX_SEQUENCE, events=events)
         if batch.ByteSize() > max_payload and len(chunk) > 1:
             half = len(chunk) // 2
             waiting += [chunk[half:], chunk[:half]]

@@ -26,7 +26,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from agent.sampling.windows import CpiWindow
-from agent.uplink.batches import Report, pieces
+from agent.uplink.batches import MAX_SEQUENCE, Report, pieces
 from agent.uplink.overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
 from whitepanda.common import log
@@ -39,7 +39,6 @@ __all__ = ["Spool"]
 #: What a batch costs on disk beside its payload, roughly.
 ROW_OVERHEAD_BYTES = 256
 
-_MAX_SEQUENCE = 2**63 - 1
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 #: The log is written back to the file at this size: both must fit the reserve on a full disk.
 _CHECKPOINT_PAGES = 128
@@ -136,10 +135,9 @@ class Spool:
                 return 0
             for _ in () if self._is_full and not self._reserve.take() else (1, 2):
                 try:
-                    if self._db is None:
-                        self._open()
-                    self._settle(self._memory.unfetched())
-                    last = self._insert(chunks, max_batch_bytes - ENVELOPE_BYTES, events)
+                    db = self._db or self._open()
+                    self._settle(db, self._memory.unfetched())
+                    last = self._insert(db, chunks, max_batch_bytes - ENVELOPE_BYTES, events)
                 except (sqlite3.Error, OSError) as error:
                     self._failed(error)
                     if self._is_full:  # the reserve is for deleting
@@ -175,7 +173,7 @@ class Spool:
         with self._lock:
             found: list[QueuedBatch] = []
             dropped = self._dropped_batches
-            self._live = self._read(found, self._live, _MAX_SEQUENCE, limit, backlog=False)
+            self._live = self._read(found, self._live, MAX_SEQUENCE, limit, backlog=False)
             for batch, is_backlog in self._memory.fetch(limit - len(found)):
                 message = agent_pb2.CpiBatch.FromString(batch.payload)
                 message.backlog = is_backlog
@@ -198,7 +196,7 @@ class Spool:
             given = {
                 self._spool_id: self._next_sequence - 1,
                 self._memory.spool_id: self._memory.last_sequence,
-            }.get(spool_id, _MAX_SEQUENCE)
+            }.get(spool_id, MAX_SEQUENCE)
             ranges = [(first, min(last, given)) for first, last in ranges if first <= min(last, given)]
             removed = self._memory.acknowledge(spool_id, ranges)
             self._gone.add(spool_id, ranges)
@@ -220,8 +218,9 @@ class Spool:
         with self._lock:
             if self._db is not None and not self._is_closed:
                 self._purge()
+            if self._db is not None and not self._is_closed:  # a disk that fails has closed it
                 with contextlib.suppress(sqlite3.Error):
-                    self._settle(self._memory.unfetched(everything=True))
+                    self._settle(self._db, self._memory.unfetched(everything=True))
             self._is_closed = True
             self._close()
 
@@ -256,18 +255,18 @@ class Spool:
             f"{self._path}: cannot open the spool: {error}; check agent.state_dir and its owner"
         ) from error
 
-    def _open(self) -> None:
+    def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            self._connect()
+            return self._connect()
         except sqlite3.Error as error:
             self._close()
             if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
                 raise
             self._move_aside(error)
-            self._connect()
+            return self._connect()
 
-    def _connect(self) -> None:
+    def _connect(self) -> sqlite3.Connection:
         # Batches tell which VMs run here: the file is the agent's alone, and so are SQLite's files beside it.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -283,6 +282,7 @@ class Spool:
         db.executescript(_SCHEMA)
         with self._transaction(db):
             self._load(db)
+        return db
 
     def _load(self, db: sqlite3.Connection) -> None:
         meta = dict(db.execute("SELECT key, value FROM meta"))
@@ -317,16 +317,19 @@ class Spool:
         )
 
     def _insert(
-        self, chunks: Sequence[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report]
+        self,
+        db: sqlite3.Connection,
+        chunks: Sequence[Sequence[CpiWindow]],
+        max_payload: int,
+        events: Sequence[Report],
     ) -> int:
-        assert self._db is not None  # noqa: S101 - opened by the caller
         last = 0
-        with self._transaction(self._db):
+        with self._transaction(db):
             for rows, payload in pieces(chunks, self._spool_id, self._number, max_payload, events):
                 last = self._next_sequence - 1
-                self._put(self._db, self._spool_id, last, rows, payload)
-            self._drop_oldest(self._db, self._bytes - self._max_bytes)
-            self._save(self._db)
+                self._put(db, self._spool_id, last, rows, payload)
+            self._drop_oldest(db, self._bytes - self._max_bytes)
+            self._save(db)
         return last
 
     def _number(self) -> int:
@@ -342,14 +345,13 @@ class Spool:
         self._rows += rows
         self._bytes += len(payload) + ROW_OVERHEAD_BYTES
 
-    def _settle(self, batches: list[Waiting]) -> None:
+    def _settle(self, db: sqlite3.Connection, batches: list[Waiting]) -> None:
         """Move batches from memory to the disk. Those that a stream has in flight stay until it ends."""
         if not batches:
             return
-        assert self._db is not None  # noqa: S101 - opened by the caller
-        with self._transaction(self._db):
+        with self._transaction(db):
             for batch in batches:
-                self._put(self._db, self._memory.spool_id, batch.sequence, batch.rows, batch.payload)
+                self._put(db, self._memory.spool_id, batch.sequence, batch.rows, batch.payload)
         self._memory.forget(batches)
 
     def _purge(self) -> int:

@@ -21,6 +21,7 @@ from whitepanda.common.protocol import (
     MAX_MESSAGE_BYTES,
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
+    version_span,
 )
 from whitepanda.common.texts import printable
 from whitepanda.common.tls import is_of_another_ca, not_grpc
@@ -50,7 +51,7 @@ _LOG = log.get("uplink")
 class Timing:
     """Patience, in seconds. Tests shorten it."""
 
-    welcome_s: float = 2.0  # a central of protocol 1 sends none
+    welcome_s: float = 60.0  # a central that does not answer the Hello for so long is given up
     acknowledgement_s: float = 60.0  # a central that acknowledges nothing for so long is given up
     poll_s: float = 1.0  # how often jobs and the state are looked at when nothing happens
     stable_s: float = 30.0  # a stream that lived so long was a good one: back-off starts anew
@@ -75,7 +76,6 @@ class AckTotals:
     whole_batches: int = 0  # rejected whole, and their rows
     rejected_batch_rows: int = 0
     has_low_limit: bool = False  # whether the log has a limit that is not obeyed
-    counted: bool = False  # whether central says what it did with the rows (protocol 2)
     ignored_acknowledgements: int = 0
     implausible_acknowledgements: int = 0
     coefficient_updates: int = 0
@@ -137,7 +137,7 @@ _REFUSALS = {
     ),
     "protocol": (
         "central {address} refuses the protocol",
-        f"this agent speaks version {MIN_PROTOCOL_VERSION} to {PROTOCOL_VERSION}; upgrade the older side",
+        f"this agent speaks version {version_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}; upgrade the older side",
     ),
     "replaced": (
         "central {address} has closed the stream",
@@ -280,8 +280,6 @@ class UplinkStream:
         self.min_interval_s = 0.0
         self.max_batch_rows = MAX_BATCH_ROWS
         self.max_batch_bytes = MAX_MESSAGE_BYTES
-        #: Protocol version in use: 1 until central's Welcome says otherwise.
-        self.protocol_version = 1
         #: Whether central said anything, and whether it acknowledged anything.
         self.heard = asyncio.Event()
         self.acknowledged = False
@@ -323,7 +321,7 @@ class UplinkStream:
         try:
             await asyncio.wait_for(self._welcomed.wait(), self._timing.welcome_s)
         except TimeoutError:
-            _LOG.debug("no welcome, speaking protocol 1")
+            raise StreamError(f"has sent no Welcome for {self._timing.welcome_s:g} s") from None
         while True:
             self._wake.clear()
             now = _now()
@@ -426,8 +424,6 @@ class UplinkStream:
             self._wake.set()
 
     def _take_welcome(self, welcome: agent_pb2.Welcome) -> None:
-        self.protocol_version = welcome.protocol_version or 1
-        self._totals.counted = self.protocol_version >= 2  # noqa: PLR2004 - the version that brought the counts
         self.max_batch_rows = welcome.max_batch_rows or MAX_BATCH_ROWS
         asked = welcome.max_batch_bytes or MAX_MESSAGE_BYTES
         self.max_batch_bytes = max(asked, _LEAST_BATCH_BYTES)

@@ -206,13 +206,13 @@ def loop(seconds: float, work: Any) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             await clock.sleep_until(schedule.due_ns)
-            tick = schedule.advance(clock.mono_ns())
-            if tick is None:
+            late_ns = schedule.advance(clock.mono_ns())
+            if late_ns is None:
                 continue
-            if tick.number == WARM_UP_TICKS:
+            if schedule.ticks == WARM_UP_TICKS:
                 cpu = time.process_time()
-            elif tick.number > WARM_UP_TICKS:
-                lateness.append(tick.lateness_ns)
+            elif schedule.ticks > WARM_UP_TICKS:
+                lateness.append(late_ns)
             work()
         return time.process_time() - cpu
 

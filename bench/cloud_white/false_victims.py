@@ -21,10 +21,10 @@ from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.sampling.rates import HostRates, VmRates
+from bench.cloud_white.scenarios import quiet_day, singles
+from bench.cloud_white.simulation import Study, StudyTick, simulate
 from collector.base import Reason
-from collector.simulated.paper import quiet_day, singles
 from collector.simulated.profiles import STRESSORS
-from collector.simulated.study import Study, StudyTick, simulate
 
 #: A VM is really slowed down from this true ratio of latencies on.
 _HURT = 1.25

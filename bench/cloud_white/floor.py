@@ -8,6 +8,7 @@ anybody could say who does not see latencies. See cloud_white.py --floor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.cloud_white.runs import PERCENTILE
+from bench.cloud_white.simulation import Queued, Study, blocks, queued, seed_of
 from collector.simulated.contention import workers_of
-from collector.simulated.profiles import PROFILES
-from collector.simulated.requests import resimulate
-from collector.simulated.study import Queued, Study, blocks, queued, seed_of
+from collector.simulated.profiles import PROFILES, Application
 
-__all__ = ["DRAWS", "Floor", "best_estimate", "floor_of", "grouped", "mean_and_interval", "print_floors"]
+__all__ = [
+    "DRAWS",
+    "Floor",
+    "best_estimate",
+    "floor_of",
+    "grouped",
+    "mean_and_interval",
+    "print_floors",
+    "resimulate",
+]
 
 Floats = NDArray[np.float64]
 
@@ -50,6 +59,70 @@ class Floor(NamedTuple):
     dynamic: float
     by_prior: tuple[float, ...]
     is_hidden: bool  # from outside a VM with the other number of workers looks the same
+
+
+def resimulate(
+    application: Application,
+    workers: int,
+    arriving: NDArray[np.intp],
+    service_s: Floats,
+    disk_op_s: Floats,
+    rngs: Sequence[np.random.Generator],
+) -> Floats:
+    """Let the same requests pass as many times as there are generators; ticks of 1 s.
+
+    Each time is what a `RequestQueue` with that generator tells, but all are gone through together.
+
+    Args:
+        application: as for `RequestQueue`.
+        workers: likewise.
+        arriving: shape (T,): how many requests arrive in each tick.
+        service_s: shape (T,): their mean time on a vCPU.
+        disk_op_s: shape (T,): mean time of a disk operation.
+        rngs: one for each time.
+
+    Returns:
+        Shape (T, times): the p95 of the requests that ended in each tick, in seconds; NaN: none.
+
+    """
+    sigma = math.sqrt(math.log1p(application.service_cv**2))
+    total = int(arriving.sum())
+    arrivals, services = np.empty((2, total, len(rngs)))
+    for lane, rng in enumerate(rngs):
+        begin = 0
+        for t, count in enumerate(arriving.tolist()):
+            end = begin + count
+            arrivals[begin:end, lane] = t + np.sort(rng.random(count))
+            some = service_s[t] * rng.lognormal(-(sigma**2) / 2, sigma, count)
+            slow = rng.random(count) < application.disk_ops_per_request
+            some[slow] += rng.exponential(disk_op_s[t], int(slow.sum()))
+            services[begin:end, lane] = some
+            begin = end
+    free = np.zeros((workers, len(rngs)))
+    ends = np.empty_like(arrivals)
+    for request in range(total):
+        end_s = np.maximum(arrivals[request], free[0]) + services[request]
+        ends[request] = end_s
+        # Sorted again, by taking the new one past those that are free earlier.
+        for worker in range(1, workers):
+            np.minimum(end_s, free[worker], out=free[worker - 1])
+            end_s = np.maximum(end_s, free[worker])
+        free[workers - 1] = end_s
+    return _percentiles_by_tick(ends, ends - arrivals, len(arriving))
+
+
+def _percentiles_by_tick(ends_s: Floats, latencies_s: Floats, ticks: int) -> Floats:
+    """Return the p95 of the latencies that ended in each tick (]t, t + 1]), shape (ticks, lanes)."""
+    tick = np.maximum(np.ceil(ends_s) - 1, 0.0)
+    apart = 2.0 * float(latencies_s.max(initial=1.0))
+    keys = np.sort((tick * apart + latencies_s).T, axis=-1)
+    p95 = np.full((ticks, len(keys)), math.nan)
+    for lane, key in enumerate(keys):
+        bounds = np.searchsorted(key, np.arange(ticks + 1) * apart)
+        for t in range(ticks):
+            if bounds[t + 1] > bounds[t]:
+                p95[t, lane] = float(np.percentile(key[bounds[t] : bounds[t + 1]], PERCENTILE)) - t * apart
+    return p95
 
 
 def best_estimate(drawn: Floats, weights: Floats | float = 1.0) -> Floats:

@@ -30,7 +30,7 @@ from bench.cloud_white.runs import (
     signals_of_block,
     watch,
 )
-from collector.simulated.study import Study
+from bench.cloud_white.simulation import Study
 
 __all__ = ["READINGS", "Read", "numbers_of", "print_readings", "quiet_day", "read"]
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import Model
-from agent.analysis.detection.alita import polluters
 from agent.analysis.detection.behaviour import AnyDetector, Behaviour
 from agent.analysis.detection.detector import Detector, DetectorSettings
 from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
@@ -27,10 +26,11 @@ from agent.analysis.signals import (
     set_idle,
     set_others,
 )
+from bench.cloud_white.alita import polluters
+from bench.cloud_white.simulation import Study, StudyBlock, blocks
 from central.degradation.scatter import percentile_with
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import PROFILES
-from collector.simulated.study import Study, StudyBlock, blocks
 from collector.simulated.truth import Role
 
 __all__ = [

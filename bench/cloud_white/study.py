@@ -35,19 +35,24 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 from agent.analysis.degradation.model import parse  # noqa: E402
 from agent.analysis.signals import SIGNALS, signals_of  # noqa: E402
-from bench.cloud_white import figures, floor, readings, tables  # noqa: E402 - numpy must find the threads set above
+from bench.cloud_white import (  # noqa: E402 - numpy must find the threads set above
+    figures,
+    floor,
+    readings,
+    scenarios,
+    tables,
+)
+from bench.cloud_white.run_files import write  # noqa: E402
 from bench.cloud_white.runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - the same
+from bench.cloud_white.simulation import Study  # noqa: E402
 from central.degradation.choose import fit_model, only  # noqa: E402
 from central.degradation.fit import RULE_SIGNALS, FitOptions, document, fit_parts, rivals  # noqa: E402
 from central.degradation.runs import Columns, Runs, Table, make_runs  # noqa: E402
-from collector.simulated import paper  # noqa: E402
 from collector.simulated.profiles import STRESSORS  # noqa: E402
-from collector.simulated.runs import write  # noqa: E402
-from collector.simulated.study import Study  # noqa: E402
 
 TRAINED_ON = ("img-dnn", "specjbb")
 TESTED_ON = ("masstree", "moses", "silo")
-TRAINING_LOADS = (*paper.LOADS, 0.6)
+TRAINING_LOADS = (*scenarios.LOADS, 0.6)
 PAPERS_STRESSORS = tuple(name for name in STRESSORS if name.startswith("cache-memory-disk"))
 #: Candidates, by the held-out application. Few features carry over from one application to another.
 FEATURES = (
@@ -86,7 +91,7 @@ class Size:
 
     training_repetitions: int = 2
     repetitions: int = 5
-    loads: tuple[float, ...] = paper.LOADS
+    loads: tuple[float, ...] = scenarios.LOADS
     stressors: tuple[str, ...] = tuple(STRESSORS)
     features: tuple[tuple[str, ...], ...] = FEATURES
     methods: tuple[str, ...] = ()
@@ -115,7 +120,7 @@ QUICK = Size(
 def training_studies(size: Size) -> list[Study]:
     return [
         seeded(study, "training")
-        for study in paper.singles(
+        for study in scenarios.singles(
             TRAINED_ON,
             loads=size.training_loads,
             stressors=size.training_stressors,
@@ -229,10 +234,10 @@ def evaluation_studies(size: Size, purpose: str = "evaluation") -> dict[str, lis
     """
     groups: dict[str, list[Study]] = {"single": [], "known": [], "other": [], "two": [], "three": []}
     groups["single"] = list(
-        paper.singles(TESTED_ON, loads=size.loads, stressors=size.stressors, repetitions=size.repetitions)
+        scenarios.singles(TESTED_ON, loads=size.loads, stressors=size.stressors, repetitions=size.repetitions)
     )
     groups["known"] = list(
-        paper.singles(
+        scenarios.singles(
             TRAINED_ON,
             loads=size.loads,
             stressors=tuple(name for name in size.stressors if name in PAPERS_STRESSORS),
@@ -241,7 +246,7 @@ def evaluation_studies(size: Size, purpose: str = "evaluation") -> dict[str, lis
     )
     for repetition in range(1, size.repetitions + 1):
         groups["two"] += [
-            paper.two_vms(victim, load, inflicting, repetition=repetition)
+            scenarios.two_vms(victim, load, inflicting, repetition=repetition)
             for victim, load, inflicting in (
                 ("img-dnn", 0.5, "silo"),
                 ("silo", 0.3, "img-dnn"),
@@ -251,7 +256,7 @@ def evaluation_studies(size: Size, purpose: str = "evaluation") -> dict[str, lis
             )
         ]
         groups["three"] += [
-            paper.three_vms(victim, load, inflicting, repetition=repetition)
+            scenarios.three_vms(victim, load, inflicting, repetition=repetition)
             for victim, load, inflicting in (
                 ("img-dnn", 0.5, ("silo", "specjbb")),
                 ("silo", 0.2, ("img-dnn", "specjbb")),
@@ -261,10 +266,10 @@ def evaluation_studies(size: Size, purpose: str = "evaluation") -> dict[str, lis
         ]
         for application in TESTED_ON:
             groups["other"] += [
-                paper.load_growth(application, 0.2, 0.26, repetition=repetition),
-                paper.load_growth(application, 0.2, 0.4, repetition=repetition),
-                paper.clock_change(application, 0.2, 0.8, repetition=repetition),
-                paper.clock_change(application, 0.2, 1.2, repetition=repetition),
+                scenarios.load_growth(application, 0.2, 0.26, repetition=repetition),
+                scenarios.load_growth(application, 0.2, 0.4, repetition=repetition),
+                scenarios.clock_change(application, 0.2, 0.8, repetition=repetition),
+                scenarios.clock_change(application, 0.2, 1.2, repetition=repetition),
             ]
     return {name: [seeded(study, purpose) for study in studies] for name, studies in groups.items()}
 
@@ -284,7 +289,7 @@ def _evaluate(study: Study) -> Run:
 
 def _quiet(work: tuple[float, str]) -> dict[str, int]:
     hours, detector = work
-    day = seeded(paper.quiet_day(hours=hours), "evaluation")
+    day = seeded(scenarios.quiet_day(hours=hours), "evaluation")
     return quiet_day_of(day, {detector: detector_of(detector)})[detector]
 
 
@@ -314,7 +319,7 @@ def study(
     found = iter(mapped(_evaluate, every, processes, start))
     runs = {name: [next(found) for _ in studies] for name, studies in groups.items()}
     quiet = mapped(_quiet, [(size.quiet_hours, name) for name in ("ours", "paper")], processes)
-    alita = alita_shares(seeded(paper.alita(), "evaluation"))
+    alita = alita_shares(seeded(scenarios.alita(), "evaluation"))
     numbers = tables.numbers_of(runs, PAPERS_STRESSORS)
     numbers["quiet day"] = {
         "hours": size.quiet_hours, **dict(zip(("ours", "paper"), quiet, strict=True))
@@ -353,7 +358,7 @@ def print_readings(size: Size, purpose: str, processes: int) -> None:
         warnings.simplefilter("ignore")
         model = fit_paper(Table(training_table(Path(folder), size, processes)))
     groups = evaluation_studies(size, purpose)
-    day = seeded(paper.quiet_day(hours=size.quiet_hours), purpose)
+    day = seeded(scenarios.quiet_day(hours=size.quiet_hours), purpose)
     every = [day, *(one for studies in groups.values() for one in studies)]
     found = iter(mapped(_read, every, processes, (_start_reading, (json.dumps(model),))))
     quiet = next(found)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detection.workers import LEAST_POSTERIOR, posteriors
-from collector.simulated.paper import LOADS
+from bench.cloud_white.scenarios import LOADS
 from collector.simulated.profiles import APPLICATIONS, HOST
 
 Floats = NDArray[np.float64]

@@ -74,7 +74,7 @@ def trigger() -> agent_pb2.Trigger:
 def hello(jobs: int = 0, job: str = "job") -> agent_pb2.AgentMessage:
     """Return a Hello with so many jobs."""
     said = agent_pb2.Hello(
-        host=HOST, platform="bench", protocol_version=2, min_protocol_version=1,
+        host=HOST, platform="bench", protocol_version=1, min_protocol_version=1,
         jobs=[f"{job}-{n}" for n in range(jobs)],
         held=[agent_pb2.JobTag(job=f"{job}-{n}", tag=n) for n in range(jobs)],
     )  # fmt: skip

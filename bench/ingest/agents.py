@@ -312,7 +312,7 @@ class Agents:
             host.ready = True
             host.out += opening(f"localhost:{self.port}")
             hello = agent_pb2.Hello(
-                host=host.name, platform="bench", protocol_version=2, min_protocol_version=1, boot_id="b",
+                host=host.name, platform="bench", protocol_version=1, min_protocol_version=1, boot_id="b",
                 sent_unix_ns=time.time_ns(), agent_version="bench",
             )  # fmt: skip
             self.say(host, 1, hello.SerializeToString())

@@ -173,8 +173,6 @@ class Publisher:
         else:
             update = await self._update(built, [part for job, part in rows.items() if job not in same])
             update.removed_jobs.extend(sorted(gone))
-        if stream.protocol_version < 2:  # noqa: PLR2004 - before there were tags
-            update.ClearField("tags")
         if not stream.send(agent_pb2.CentralMessage(coefficients=update)):
             return stream.closed
         if len(rows) > _JOBS_AT_ONCE:

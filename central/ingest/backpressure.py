@@ -138,7 +138,7 @@ class Room:
     def _tell_pace(self, flow: Flow) -> None:
         """Tell a stream, where it does not know yet, whether to slow down."""
         pace_ms = max(_SLOW_DOWN_MS if self._is_slow() else 0, flow.pace_ms)
-        if flow.stream.min_batch_interval_ms == pace_ms or flow.stream.protocol_version < 2:  # noqa: PLR2004 - SlowDown's version
+        if flow.stream.min_batch_interval_ms == pace_ms:
             return
         slow_down = agent_pb2.SlowDown(min_batch_interval_ms=pace_ms)
         if flow.stream.send(agent_pb2.CentralMessage(slow_down=slow_down)):

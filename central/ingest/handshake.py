@@ -23,7 +23,7 @@ from central.revoked import Revoked, revoked_text
 from central.validation.reader import ReadBatch, Sender
 from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log
-from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
+from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree, version_span
 from whitepanda.common.tls import peer_serial, shown_names
 from whitepanda.v1 import agent_pb2
 
@@ -125,8 +125,9 @@ class Greeter:
             raise self.refuse(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "protocol_version",
-                f"host {hello.host!r} speaks protocol {_span(hello.min_protocol_version, hello.protocol_version)}, "
-                f"central speaks {_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}: upgrade the older side",
+                f"host {hello.host!r} speaks protocol "
+                f"{version_span(hello.min_protocol_version, hello.protocol_version)}, "
+                f"central speaks {version_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}: upgrade the older side",
                 host=hello.host,
             )
         stream = HostStream(
@@ -164,9 +165,8 @@ class Greeter:
 
     async def welcome(self, context: Context, stream: HostStream) -> None:
         """Answer a Hello."""
-        if stream.protocol_version >= 2:  # noqa: PLR2004 - the version that brought Welcome
-            said = self._welcome(stream.protocol_version, self._clock())
-            await context.write(said.SerializeToString())
+        said = self._welcome(stream.protocol_version, self._clock())
+        await context.write(said.SerializeToString())
 
     def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:
         return agent_pb2.CentralMessage(
@@ -277,8 +277,3 @@ def _version() -> str:
 def someone(names: frozenset[str]) -> str:
     """Return who speaks before a Hello has said so: the certificate's first name."""
     return min(names, default="")
-
-
-def _span(oldest: int, newest: int) -> str:
-    oldest = oldest or newest
-    return str(newest) if oldest == newest else f"{oldest} to {newest}"

@@ -44,7 +44,7 @@ class HostStream:
 
     host: str
     platform: str = ""
-    protocol_version: int = 2
+    protocol_version: int = 1
     agent_version: str = ""
     is_importer: bool = False
     serial: str = ""  # of its certificate
@@ -130,15 +130,14 @@ class HostStream:
             ack = agent_pb2.Ack(spool_id=spool_id)
             for first, last in merged(pending.sequences):
                 ack.ranges.add(first=first, last=last)
-            if self.protocol_version >= 2:  # noqa: PLR2004 - the version that brought these fields
-                ack.accepted_rows = pending.accepted_rows
-                if pending.rejected_rows:
-                    ack.rejected_rows.extend(
-                        agent_pb2.RejectedRows(reason=reason, count=count)
-                        for reason, count in sorted(pending.rejected_rows.items())
-                    )
-                if pending.rejected_batches:
-                    ack.rejected_batches.extend(pending.rejected_batches)
+            ack.accepted_rows = pending.accepted_rows
+            if pending.rejected_rows:
+                ack.rejected_rows.extend(
+                    agent_pb2.RejectedRows(reason=reason, count=count)
+                    for reason, count in sorted(pending.rejected_rows.items())
+                )
+            if pending.rejected_batches:
+                ack.rejected_batches.extend(pending.rejected_batches)
             messages.append(agent_pb2.CentralMessage(ack=ack))
         messages.extend(self._messages)
         self._messages.clear()

@@ -239,7 +239,7 @@ class CgroupSource:
             vm.membership = b""
         if self._numa is None:
             self._numa = Numa(self._inventory.proc_root, self._sys_root)
-        own = vm.group.groups if isinstance(vm.group, _Group) else VmGroups(b"")
+        own = vm.group.groups if isinstance(vm.group, _Group) else VmGroups()
         vm.numa = self._numa.place(identity.pid, identity.vcpu_tids, own.v2, own.memory_v1)
         vm.numa_stamp = stamp
 

@@ -38,12 +38,8 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class VmGroups:
-    """A VM's own groups as folders. None: that hierarchy is not there, or the group is not the VM's own (`reason`).
+    """A VM's own groups as folders. None: that hierarchy is not there, or the group is not the VM's own (`reason`)."""
 
-    `membership` is the text of /proc/PID/cgroup that this was found from.
-    """
-
-    membership: bytes
     v2: str | None = None
     cpu_v1: str | None = None
     memory_v1: str | None = None
@@ -121,7 +117,7 @@ class CgroupTree:
                 continue
             for name in mount.controllers & {"cpu", "memory"} or {""}:
                 folders[name] = folder
-        return VmGroups(text, folders.get(""), folders.get("cpu"), folders.get("memory"), reason)
+        return VmGroups(folders.get(""), folders.get("cpu"), folders.get("memory"), reason)
 
 
 def parse_mounts(text: bytes) -> list[Mount]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from collector.base import NumaPlacement
-from collector.inventory.numa import parse_cpu_list
+from collector.proc_parse import parse_cpu_list
 
 __all__ = ["domains_of", "llc_domains"]
 

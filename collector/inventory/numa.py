@@ -8,11 +8,10 @@ from pathlib import Path
 
 from collector.base import NumaPlacement, Reason
 from collector.files import NoFdError, read_once, reason_of
-from collector.proc_parse import parse_task_stat
+from collector.proc_parse import parse_cpu_list, parse_task_stat
 
 __all__ = [
     "Numa",
-    "parse_cpu_list",
     "parse_numa_maps",
     "parse_numa_stat_v1",
     "parse_numa_stat_v2",
@@ -96,21 +95,6 @@ class Numa:
                 raise ValueError(f"CPU {cpu} is on no node")
             counts[node] = counts.get(node, 0) + 1
         return counts
-
-
-def parse_cpu_list(text: str) -> list[int]:
-    """Return the numbers of a list such as "0-3,8"; none of an empty one (a node of memory only).
-
-    Raises:
-        ValueError: it is malformed.
-
-    """
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            cpus.extend(range(int(first), int(last or first) + 1))
-    return cpus
 
 
 def parse_numa_stat_v2(text: bytes) -> dict[int, int]:

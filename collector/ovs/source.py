@@ -29,6 +29,7 @@ from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
 from collector.ovs.ports import Port, VmPorts, match_ports
 from collector.timestamps import Moments
+from whitepanda.common.texts import counted
 
 __all__ = ["OvsSource"]
 
@@ -120,7 +121,7 @@ class OvsSource:
                 client.close()
         if problems and len(problems) == len(bridges):
             return Probe(available=False, detail=str(problems[0]), reason=problems[0].reason)
-        detail = f"{self._database_name}: {_count(len(bridges), 'bridge')}, {_count(len(ports), 'port')}"
+        detail = f"{self._database_name}: {counted(len(bridges), 'bridge')}, {counted(len(ports), 'port')}"
         return Probe(available=True, detail="; ".join([detail, *map(str, problems)]))
 
     def open(self) -> None:
@@ -294,7 +295,3 @@ def _absent(vm: VmPorts, reason: Reason) -> VmSample:
 
 def _cut(name: str) -> str:
     return name.encode()[:_NAME_BYTES].decode(errors="replace")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collector.perf.encoding import Field, parse_field
 
-__all__ = ["DEVICES", "CorePmu", "Cpu", "core_pmus", "parse_cpu_list", "parse_cpuinfo", "read_cpus"]
+__all__ = ["DEVICES", "CorePmu", "Cpu", "core_pmus", "parse_cpuinfo", "read_cpus"]
 
 #: The kernel's folder of PMUs, below /sys.
 DEVICES = "bus/event_source/devices"
@@ -80,20 +80,6 @@ def core_pmus(sys_root: str = "/sys") -> list[CorePmu]:
                 continue
             found.append(CorePmu(folder.name, number, _formats(folder / "format"), folder))
     return found
-
-
-def parse_cpu_list(text: str) -> list[int]:
-    """Parse a list of CPUs as sysfs writes it, such as "0-3,8".
-
-    Raises:
-        ValueError: it is not one.
-
-    """
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        low, _, high = part.partition("-")
-        cpus += range(int(low), int(high or low) + 1)
-    return cpus
 
 
 def _formats(folder: Path) -> dict[str, Field]:

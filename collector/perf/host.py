@@ -16,10 +16,10 @@ from collector.base import Reason
 from collector.perf.binding import PerfError
 from collector.perf.cpu import DEVICES, core_pmus
 
-__all__ = ["REMEDIES", "PerfHost"]
+__all__ = ["CAP_PERFMON", "CAP_SYS_ADMIN", "REMEDIES", "PerfHost"]
 
-_CAP_SYS_ADMIN = 21
-_CAP_PERFMON = 38
+CAP_SYS_ADMIN = 21
+CAP_PERFMON = 38
 # The highest level at which the kernel's own work may be counted without a capability.
 _PARANOID_ALLOWS_ALL_THREADS = 1
 # Which detector of hard lockups a kernel is built with: "buddy" (6.5 and later) lets the CPUs watch each other by their
@@ -96,7 +96,7 @@ class PerfHost:
             effective = int(_read(self._proc / "self/status").partition("\nCapEff:")[2].split()[0], 16)
         except (ValueError, IndexError):
             return False
-        return bool(effective & (1 << _CAP_PERFMON | 1 << _CAP_SYS_ADMIN))
+        return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
 
     def refine(self, error: PerfError) -> Reason:
         """Tell a refusal by kernel.perf_event_paranoid from any other refusal, and that nothing is there to count."""

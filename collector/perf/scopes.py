@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 from collector.base import Reason, SourceError, VmIdentity
 from collector.cgroup.tree import CgroupTree
 from collector.perf.binding import FLAG_PID_CGROUP, PerfError, reason_for
-from collector.perf.cpu import parse_cpu_list
 from collector.perf.slices import Slices
+from collector.proc_parse import parse_cpu_list
 
 __all__ = ["CgroupScope", "Opener", "Scope", "Target", "ThreadScope"]
 

@@ -11,18 +11,16 @@ the two.
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 from collector.base import Reason, VmIdentity
 from collector.cgroup.tree import CgroupTree
-from collector.files import KeptFile, KeptFiles, NoFdError
+from collector.files import NO_FD, KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import parse_io_stat, parse_process_io
 
 __all__ = ["StorageBytes", "devices_below", "seen_by_kernel"]
 
 _KINDS = {"file", "block", ""}
-_NO_FD = {errno.EMFILE, errno.ENFILE}
 _READ_BYTES = 64 * 1024
 # In readings, of which there is mostly one a second: how often it is looked whether the process is in another group,
 # and who else is in it.
@@ -159,7 +157,7 @@ class StorageBytes:
                 return file
         except (OSError, ValueError, NoFdError) as error:
             # Else there is no io controller: the reason stands.
-            if isinstance(error, NoFdError) or getattr(error, "errno", 0) in _NO_FD:
+            if isinstance(error, NoFdError) or getattr(error, "errno", 0) in NO_FD:
                 self._reason = Reason.FD_LIMIT
         self._again = self._reason is Reason.FD_LIMIT
         return None

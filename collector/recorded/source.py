@@ -4,7 +4,7 @@ The first line names the format. Then, for each tick, come the samples that were
 itself: its moment, whose samples it saw in which order, and why a source had nothing new. That is all a tick of the
 agent works on, so a replay makes of it byte for byte what the agent made.
 
-    {"format":"whitepanda-recording","version":2,"tick_s":1.0,"settings":{...}}
+    {"format":"whitepanda-recording","version":1,"tick_s":1.0,"settings":{...}}
     {"sample":{"source":"procfs","mono_ns":...,"unix_ns":...,"vms":{...},...}}
     {"tick":{"mono_ns":...,"unix_ns":...,"samples":["procfs"],"sources":{"procfs":null,"perf":1}}}
 """
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 FORMAT = "whitepanda-recording"
-VERSION = 2
+VERSION = 1
 #: No line is longer: a sample of 10,000 VMs has room in it.
 MAX_LINE_BYTES = 64 << 20
 
@@ -298,14 +298,8 @@ def _header(file: Path, line: bytes) -> Header:
     except ValueError as error:
         raise ValueError(f"{file}:1: not a recording: {error}; `whitepanda record` makes them") from error
     if (known.format, known.version) != (FORMAT, VERSION):
-        what = (
-            f"of format {known.version}"
-            if known.format == FORMAT
-            else "without a format, as older versions made them"
-        )
-        raise ValueError(
-            f"{file}: a recording {what}; this version reads format {VERSION}: record anew with it"
-        )
+        what = f"a recording of format {known.version}" if known.format == FORMAT else "not a recording"
+        raise ValueError(f"{file}: {what}; this version reads format {VERSION}: record anew with it")
     try:
         header = _headers.decode(line)
     except ValueError as error:

@@ -11,13 +11,12 @@ import os
 from collections.abc import Collection
 
 from collector.base import RdtDomain, Reason
-from collector.files import KeptFile, KeptFiles, NoFdError
+from collector.files import GONE, KeptFile, KeptFiles, NoFdError
 from collector.resctrl.counters import EVENTS, make_domain, parse_value
 from collector.resctrl.tree import domains_of
 
 __all__ = ["GroupGoneError", "GroupReader"]
 
-_GONE = {errno.ENOENT, errno.ENODEV}
 _VALUE_BYTES = 64
 
 
@@ -96,7 +95,7 @@ class GroupReader:
                     )
         except OSError as error:
             self.close()
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 raise GroupGoneError(self._folder) from error
             raise
 
@@ -117,6 +116,6 @@ def _read_value(file: KeptFile) -> int | Reason:
     except NoFdError as error:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), file.path) from error
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in GONE:
             raise GroupGoneError from error
         return Reason.RDT_UNAVAILABLE

@@ -22,7 +22,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.files import KeptFiles, fd_share
+from collector.files import NO_FD, KeptFiles, fd_share
 from collector.inventory.inventory import Inventory
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
@@ -43,7 +43,6 @@ _PERMISSION_NS = 60 * _S
 _CLOSE_TRIES, _CLOSE_PAUSE_S = 20, 0.05
 _NO_RMID = {errno.ENOSPC, errno.EBUSY}
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
-_NO_FD = {errno.EMFILE, errno.ENFILE}
 _UUID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # becomes the name of a folder
 
 
@@ -511,4 +510,4 @@ def _reason(error: OSError) -> Reason:
         return Reason.NO_PERMISSION
     if error.errno in {errno.ENOENT, errno.ESRCH, errno.ENODEV}:
         return Reason.NOT_PRESENT
-    return Reason.FD_LIMIT if error.errno in _NO_FD else Reason.SOURCE_FAILED
+    return Reason.FD_LIMIT if error.errno in NO_FD else Reason.SOURCE_FAILED

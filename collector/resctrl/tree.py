@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from collector.base import Reason, SourceError
 
-__all__ = ["PREFIX", "Monitoring", "Place", "Tree"]
+__all__ = ["NO_CONTROL_GROUPS", "PREFIX", "Monitoring", "Place", "Tree"]
 
 #: Groups of this prefix are ours.
 PREFIX = "whitepanda-"
+#: Folders beside the control groups.
+NO_CONTROL_GROUPS = frozenset({"info", "mon_groups", "mon_data"})
 
-_NO_CONTROL_GROUPS = {"info", "mon_groups", "mon_data"}
 _DOMAIN = "mon_L3_"
 #: Held locked by the one who has groups of `PREFIX`. The kernel's rule knows the root only, so this is in nobody's way;
 #: and it is what is fought over itself, so it is seen from every sandbox, and ends with its holder.
@@ -206,7 +207,7 @@ class Tree:
         """Return all groups, the root first."""
         found = [Place("")]
         with os.scandir(self.root) as entries:
-            found += [Place(e.name) for e in entries if e.name not in _NO_CONTROL_GROUPS and e.is_dir()]
+            found += [Place(e.name) for e in entries if e.name not in NO_CONTROL_GROUPS and e.is_dir()]
         for ctrl in list(found):
             with contextlib.suppress(FileNotFoundError):  # it has just gone
                 groups = Path(self.path(ctrl), "mon_groups").iterdir()

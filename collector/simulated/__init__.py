@@ -1,5 +1,5 @@
 """A synthetic hypervisor.
 
-In: a scenario file, or a study's parameters. Out: samples of source `simulated`, and the truth behind them.
+In: a scenario file. Out: samples of source `simulated`, and the truth behind them.
 Next: `agent.sampling`.
 """

@@ -1,6 +1,6 @@
 """Noise, contention, requests and truth of a host whose VMs have profiles, for any number of steps at once.
 
-The one implementation behind the live source and `collector.simulated.study`: what happens in a step depends on
+The one implementation behind the live source and the study of `bench.cloud_white`: what happens in a step depends on
 the steps before it, not on how many are asked for together.
 """
 

@@ -12,6 +12,7 @@ import numpy as np
 from collector.simulated.engine import Counted, Engine, Guest, Moments
 from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
 from collector.simulated.scenario import Antagonist, Scenario, VmSpec
+from collector.simulated.truth import RoleTracker
 
 __all__ = ["ProfiledHost", "VmStep", "VmTruth", "machine_of", "noise_of"]
 
@@ -147,7 +148,7 @@ class ProfiledHost:
         self.iowait_cores = float(counted.host_iowait_cores[-1])
         self.io_pressure = float(counted.host_io_pressure[-1])
         if self._tracker is not None:
-            self._note_truth(moments, block.p95_s[-1].tolist())
+            self._note_truth(self._tracker, moments, block.p95_s[-1].tolist())
         # (T, VMs, columns), then plain numbers.
         counts = np.stack(counted[: len(Counted._fields) - 2], axis=-1).tolist()
         others = np.stack(
@@ -168,10 +169,9 @@ class ProfiledHost:
             for step in zip(counts, others, strict=True)
         ]
 
-    def _note_truth(self, moments: Moments, p95_s: list[float]) -> None:
-        assert self._tracker is not None  # noqa: S101 - the caller looked
+    def _note_truth(self, tracker: RoleTracker, moments: Moments, p95_s: list[float]) -> None:
         expected = self._engine.expect(moments)
-        roles = self._engine.roles(self._tracker, moments, expected)[-1]
+        roles = self._engine.roles(tracker, moments, expected)[-1]
         serves = self._engine.serves.tolist()
         self.truths = [
             VmTruth(

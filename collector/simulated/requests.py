@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ __all__ = [
     "RequestQueue",
     "Tail",
     "expected_tail",
-    "resimulate",
 ]
 
 Array = NDArray[np.float64]
@@ -133,70 +131,6 @@ class RequestQueue:
             heapq.heapreplace(free, end)
             made.append(end)
         return np.array(made)
-
-
-def resimulate(
-    application: Application,
-    workers: int,
-    arriving: NDArray[np.intp],
-    service_s: Array,
-    disk_op_s: Array,
-    rngs: Sequence[np.random.Generator],
-) -> Array:
-    """Let the same requests pass as many times as there are generators; ticks of 1 s.
-
-    Each time is what a `RequestQueue` with that generator tells, but all are gone through together.
-
-    Args:
-        application: as for `RequestQueue`.
-        workers: likewise.
-        arriving: shape (T,): how many requests arrive in each tick.
-        service_s: shape (T,): their mean time on a vCPU.
-        disk_op_s: shape (T,): mean time of a disk operation.
-        rngs: one for each time.
-
-    Returns:
-        Shape (T, times): the p95 of the requests that ended in each tick, in seconds; NaN: none.
-
-    """
-    sigma = math.sqrt(math.log1p(application.service_cv**2))
-    total = int(arriving.sum())
-    arrivals, services = np.empty((2, total, len(rngs)))
-    for lane, rng in enumerate(rngs):
-        begin = 0
-        for t, count in enumerate(arriving.tolist()):
-            end = begin + count
-            arrivals[begin:end, lane] = t + np.sort(rng.random(count))
-            some = service_s[t] * rng.lognormal(-(sigma**2) / 2, sigma, count)
-            slow = rng.random(count) < application.disk_ops_per_request
-            some[slow] += rng.exponential(disk_op_s[t], int(slow.sum()))
-            services[begin:end, lane] = some
-            begin = end
-    free = np.zeros((workers, len(rngs)))
-    ends = np.empty_like(arrivals)
-    for request in range(total):
-        end_s = np.maximum(arrivals[request], free[0]) + services[request]
-        ends[request] = end_s
-        # Sorted again, by taking the new one past those that are free earlier.
-        for worker in range(1, workers):
-            np.minimum(end_s, free[worker], out=free[worker - 1])
-            end_s = np.maximum(end_s, free[worker])
-        free[workers - 1] = end_s
-    return _percentiles_by_tick(ends, ends - arrivals, len(arriving))
-
-
-def _percentiles_by_tick(ends_s: Array, latencies_s: Array, ticks: int) -> Array:
-    """Return the p95 of the latencies that ended in each tick (]t, t + 1]), shape (ticks, lanes)."""
-    tick = np.maximum(np.ceil(ends_s) - 1, 0.0)
-    apart = 2.0 * float(latencies_s.max(initial=1.0))
-    keys = np.sort((tick * apart + latencies_s).T, axis=-1)
-    p95 = np.full((ticks, len(keys)), math.nan)
-    for lane, key in enumerate(keys):
-        bounds = np.searchsorted(key, np.arange(ticks + 1) * apart)
-        for t in range(ticks):
-            if bounds[t + 1] > bounds[t]:
-                p95[t, lane] = _percentile(key[bounds[t] : bounds[t + 1]]) - t * apart
-    return p95
 
 
 def _percentile(latencies: Array) -> float:

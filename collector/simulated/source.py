@@ -322,7 +322,7 @@ class SimulatedSource:
             tuple(meter.identity for meter in meters),
         )
         if self._truth is not None:
-            self._write_truth(host, unix_ns)
+            self._write_truth(self._truth, host, unix_ns)
         return sample
 
     def close(self) -> None:
@@ -408,7 +408,7 @@ class SimulatedSource:
             steal_ns=0,
         )
 
-    def _write_truth(self, host: Host, unix_ns: int) -> None:
+    def _write_truth(self, file: TextIO, host: Host, unix_ns: int) -> None:
         elapsed_ns = self._now_ns - self._truth_ns
         self._truth_ns = self._now_ns
         ghz = host.scenario.host.ghz
@@ -419,8 +419,7 @@ class SimulatedSource:
             "antagonists": list(host.active_antagonists),
         }
         try:
-            assert self._truth is not None  # noqa: S101 - the caller looked
-            self._truth.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise SourceError(
                 f"simulated: cannot write the truth file {self._truth_path}: {error.strerror}"

@@ -1,6 +1,6 @@
 """Files of a trace: Parquet and CSV, told apart by content, as typed columns of numpy.
 
-Pyarrow is an extra, and 0.2 s that other commands need not wait: it is imported where it is used.
+Pyarrow is an extra, and takes 0.2 s: who can do without traces imports this room where it needs it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
 
 from collector.traces.times import TIMES, as_microseconds, check_whole, text_as_microseconds
-from whitepanda.common.errors import InputError, UnavailableError
-from whitepanda.common.extras import how_to_install
+from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,8 +74,6 @@ class TraceFile:
 
     def read(self, names: Sequence[str], on_malformed: Callable[[Any], None]) -> Iterator[dict[str, Column]]:
         """Give out record batches as typed columns; errors of the format become one InputError."""
-        import pyarrow as pa  # noqa: PLC0415 - see above
-
         wanted = [self.columns[name] for name in names]
         first_row = 1
         try:
@@ -85,9 +86,6 @@ class TraceFile:
             raise InputError(f"{self.path}: broken file: {_first_line(error)}") from error
 
     def _column(self, batch: Any, name: str, first_row: int) -> Column:
-        import pyarrow as pa  # noqa: PLC0415 - see above
-        import pyarrow.compute as pc  # noqa: PLC0415 - see above
-
         column = self.columns[name]
         outer, _, inner = column.partition(".")
         is_inside = column not in batch.schema.names
@@ -111,9 +109,6 @@ class TraceFile:
         return _from_floats(floats, name)
 
     def _from_text(self, array: Any, name: str, first_row: int) -> Column:
-        import pyarrow as pa  # noqa: PLC0415 - see above
-        import pyarrow.compute as pc  # noqa: PLC0415 - see above
-
         array = pc.utf8_trim_whitespace(array)
         try:
             plain = array.cast(pa.int64() if name in _INTEGERS else pa.float64())
@@ -161,8 +156,6 @@ def _number(cell: str | None) -> int | float | None:
 
 
 def _from_integers(array: Any, name: str) -> Column:
-    import pyarrow as pa  # noqa: PLC0415 - see above
-
     known = array.is_valid().to_numpy(zero_copy_only=False)
     values = array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
     garbled = np.zeros(len(values), np.bool_)
@@ -190,14 +183,8 @@ def open_file(path: Path, batch_rows: int) -> TraceFile:
 
     Raises:
         InputError: the file cannot be read, is neither, lacks columns, or has a column of no numbers.
-        UnavailableError: pyarrow is not installed.
 
     """
-    try:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - see above
-    except ImportError as error:
-        message = f"reading traces needs pyarrow, which is not installed here; {how_to_install('central')}"
-        raise UnavailableError(message) from error
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
     for ours, name in columns.items():
@@ -209,20 +196,17 @@ def open_file(path: Path, batch_rows: int) -> TraceFile:
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=batch_rows, columns=wanted)
 
-    def csv(wanted: list[str], on_malformed: Callable[[Any], None]) -> Iterator[Any]:
+    def lines(wanted: list[str], on_malformed: Callable[[Any], None]) -> Iterator[Any]:
         with _csv_reader(path, wanted, on_malformed) as reader:
             for batch in reader:
                 for first in range(0, batch.num_rows, batch_rows):
                     yield batch.slice(first, batch_rows)
 
-    return TraceFile(path, columns, parquet if is_parquet else csv)
+    return TraceFile(path, columns, parquet if is_parquet else lines)
 
 
 def _columns_of(path: Path) -> tuple[dict[str, Any], bool]:
     """Return the names and Arrow types of a file's columns, and whether it is Parquet (else CSV)."""
-    import pyarrow as pa  # noqa: PLC0415 - see above
-    import pyarrow.parquet as pq  # noqa: PLC0415 - see above
-
     try:
         with path.open("rb") as file:
             is_parquet = file.read(4) == _PARQUET
@@ -253,8 +237,6 @@ def _check_once(path: Path, names: Sequence[str]) -> None:
 
 def _text_stream(path: Path) -> Any:
     """Open a file, decompressed if its content is compressed, whatever its name says."""
-    import pyarrow as pa  # noqa: PLC0415 - see above
-
     with path.open("rb") as file:
         magic = file.read(4)
     compression = next((name for start, name in _COMPRESSED.items() if magic.startswith(start)), None)
@@ -281,8 +263,6 @@ def _head_problem(path: Path) -> str | None:
 
 def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
     """Whether values of an Arrow type are numbers, or text that may be; of times also timestamps."""
-    import pyarrow as pa  # noqa: PLC0415 - see above
-
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if is_time and pa.types.is_timestamp(kind):
@@ -293,8 +273,6 @@ def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
 
 def _leaves(schema: Any) -> dict[str, Any]:
     """Names and types of the columns, and of what is directly inside records, dotted."""
-    import pyarrow as pa  # noqa: PLC0415 - see above
-
     found: dict[str, Any] = {}
     for entry in schema:
         if pa.types.is_struct(entry.type):
@@ -305,9 +283,6 @@ def _leaves(schema: Any) -> dict[str, Any]:
 
 
 def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[Any], None]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415 - see above
-    from pyarrow import csv  # noqa: PLC0415 - see above
-
     def skip(row: Any) -> str:
         on_malformed(row)
         return "skip"

@@ -227,11 +227,12 @@ class TraceReader:
 
     def _repeated_hashes(self) -> NDArray[np.uint64]:
         """Read only the keys; return the (sorted) hashes that more than one row has."""
-        hashes = []
         malformed = TraceCounts()
-        for file in self._files:
-            for columns in file.read(_KEY, lambda _row: self._malformed(malformed)):
-                hashes.append(_hash_of([columns[name].values for name in _KEY]))  # noqa: PERF401 - two loops
+        hashes = [
+            _hash_of([columns[name].values for name in _KEY])
+            for file in self._files
+            for columns in file.read(_KEY, lambda _row: self._malformed(malformed))
+        ]
         every = np.sort(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
         self.total_rows = len(every) + malformed.rows_read
         return np.unique(every[1:][every[1:] == every[:-1]])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from whitepanda.common.errors import InputError
 
@@ -40,8 +41,6 @@ def as_microseconds(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         pyarrow.ArrowInvalid: a time does not fit 64 bits of microseconds.
 
     """
-    import pyarrow as pa  # noqa: PLC0415 - an extra, and 0.2 s that other commands need not wait
-
     exact = array.cast(pa.timestamp("us", array.type.tz), safe=array.type.unit != "ns")
     known = array.is_valid().to_numpy(zero_copy_only=False)
     return exact.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), known

@@ -9,16 +9,23 @@ import numpy as np
 import pytest
 
 from bench.cloud_white import floor as cloud_white_floor
-from bench.cloud_white.floor import PRIORS, best_estimate, between, floor_of, mean_and_interval, print_floors
-from collector.simulated import paper
+from bench.cloud_white import scenarios
+from bench.cloud_white.floor import (
+    PRIORS,
+    best_estimate,
+    between,
+    floor_of,
+    mean_and_interval,
+    print_floors,
+    resimulate,
+)
+from bench.cloud_white.simulation import blocks, queued, seed_of
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import APPLICATIONS
-from collector.simulated.requests import resimulate
-from collector.simulated.study import blocks, queued, seed_of
 
 
 def short(application, load):
-    study = paper.single(application, load, "cache-memory-disk-3")
+    study = scenarios.single(application, load, "cache-memory-disk-3")
     return replace(study, duration_s=20, quiet_s=10.0, stress_s=18.0)
 
 
@@ -81,7 +88,7 @@ def test_the_other_number_of_workers_changes_no_signal_but_how_many_vcpus_run():
     (silo,) = blocks(study)
     two = replace(APPLICATIONS["silo"], workers_per_vcpu=1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules["collector.simulated.study"].PROFILES, "silo", two)
+        patch.setitem(sys.modules["bench.cloud_white.simulation"].PROFILES, "silo", two)
         (twin,) = blocks(study)
     looks, of_twin = silo.metrics.pop("vcpus_running"), twin.metrics.pop("vcpus_running")
     np.testing.assert_array_equal(looks[:, 1:], of_twin[:, 1:])

@@ -15,12 +15,12 @@ from agent.analysis.signals import signals_of
 from agent.detection.degradation_models import load
 from bench.cloud_white import readings as cloud_white_readings
 from bench.cloud_white import runs as cloud_white_runs
+from bench.cloud_white import scenarios
 from bench.cloud_white import study as cloud_white
 from bench.cloud_white import tables as cloud_white_tables
 from bench.cloud_white.runs import dynamic_error, errors_of, overall_error
+from bench.cloud_white.simulation import blocks, simulate
 from central.cli.degradation import app as degradation_app
-from collector.simulated import paper
-from collector.simulated.study import blocks, simulate
 from tests.support.central_process import ROOT
 from whitepanda.common.errors import InputError
 
@@ -70,7 +70,7 @@ def test_the_overall_error_is_of_what_seconds_are_expected_to_be_where_their_sca
 
 
 def test_signals_are_those_that_the_agent_makes():
-    study = replace(paper.single("silo", 0.2, "disk-1"), duration_s=5, quiet_s=2, stress_s=4)
+    study = replace(scenarios.single("silo", 0.2, "disk-1"), duration_s=5, quiet_s=2, stress_s=4)
     (block,) = blocks(study)
     expected = np.array([signals_of(tick.vms, tick.host) for tick in simulate(study)])
     np.testing.assert_allclose(cloud_white_runs.signals_of_block(block), expected, rtol=1e-12)
@@ -78,7 +78,7 @@ def test_signals_are_those_that_the_agent_makes():
 
 def test_scenarios_have_random_numbers_of_their_own():
     one, other = (
-        cloud_white_runs.seeded(paper.single("silo", 0.2, stressor), "training")
+        cloud_white_runs.seeded(scenarios.single("silo", 0.2, stressor), "training")
         for stressor in ("disk-1", "disk-2")
     )
     assert one.seed != other.seed
@@ -253,7 +253,7 @@ def test_what_intervals_are_calibrated_by_is_checked():
 @pytest.fixture(scope="module")
 def readings():
     """What each reading of the paper's rules said in one run, which is of neither the training nor the evaluation."""
-    study = cloud_white_runs.seeded(paper.single("masstree", 0.3, "cache-memory-disk-3"), "test")
+    study = cloud_white_runs.seeded(scenarios.single("masstree", 0.3, "cache-memory-disk-3"), "test")
     model = parse(json.loads((ROOT / "agent" / "models" / "cloud_white.json").read_text(encoding="utf-8")))
     run = cloud_white_readings.read(study, model)
     return run, {name: cloud_white_tables.detection_over([run], name) for name in run.roles}
@@ -274,7 +274,7 @@ def test_what_is_not_scored_is_counted(readings):
 
 
 def test_all_readings_see_the_same_quiet_day():
-    day = cloud_white_runs.seeded(paper.quiet_day(hours=0.05), "test")
+    day = cloud_white_runs.seeded(scenarios.quiet_day(hours=0.05), "test")
     found = cloud_white_readings.quiet_day(day)
     assert list(found) == ["ours", *cloud_white_readings.READINGS]
     assert {one["vm_ticks"] for one in found.values()} == {20 * 180}

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agent.config import UplinkSection
-from agent.uplink.client import Timing, Uplink
+from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from central import pki
 from central.api.paging import Admitted
@@ -97,7 +97,7 @@ async def test_the_log_has_one_line_of_a_certificate_whatever_hosts_it_claims(
     ) as channel:
         for number in range(30):
             call = channel.stream_stream(CONNECT)()
-            hello = agent_pb2.Hello(host=f"other-{number}", protocol_version=2, min_protocol_version=1)
+            hello = agent_pb2.Hello(host=f"other-{number}", protocol_version=1, min_protocol_version=1)
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
     assert central.ingest.refused_streams == {"wrong_host": 30}
@@ -119,9 +119,7 @@ async def test_an_agents_new_certificate_is_taken_up_without_a_restart(
         address=f"localhost:{central.port}", tls=of(folder), reconnect_min_s=0.02, reconnect_max_s=0.1
     )
     spool = Spool(tmp_path / "spool", max_bytes=1 << 20, boot_id="b")
-    uplink = Uplink(
-        section, lambda: agent_pb2.Hello(host="h1", platform="P"), spool, timing=Timing(welcome_s=1.0)
-    )
+    uplink = Uplink(section, lambda: agent_pb2.Hello(host="h1", platform="P"), spool)
     running = asyncio.create_task(uplink.run())
 
     async def says_error(text: str) -> None:
@@ -187,7 +185,7 @@ async def test_a_revoked_host_is_refused_within_a_minute_and_its_open_stream_clo
     ):
         for host, channel in (("h1", first), ("h2", second)):
             call = opened[host] = channel.stream_stream(CONNECT)()
-            hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
+            hello = agent_pb2.Hello(host=host, protocol_version=1, min_protocol_version=1)
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             assert agent_pb2.CentralMessage.FromString(await call.read()).HasField("welcome")
         revoke(folder, "h1")
@@ -215,7 +213,7 @@ async def test_nothing_more_is_taken_from_a_revoked_host_that_reads_nothing(
     credentials = channel_credentials(of(folder, "h1"))
     async with grpc.aio.secure_channel(f"localhost:{revoking.port}", credentials) as channel:
         call = channel.stream_stream(CONNECT)()
-        hello = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+        hello = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1)
         await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
         await call.read()
         await until(lambda: revoking.registry.get("h1") is not None)  # the Welcome is sent just before

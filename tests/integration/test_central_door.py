@@ -68,7 +68,7 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypa
 
     large._exchange = exchanged
     jobs = [f"{'j' * 400}-{n}" for n in range(200)]
-    wide = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
+    wide = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1, jobs=jobs)
     for _ in range(4):
         await make.peer(central, "h1").send(agent_pb2.AgentMessage(hello=wide))
     await until(lambda: central.ingest._open == 4 and asked)
@@ -137,11 +137,11 @@ async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
         assert "101 jobs; ingest.max_host_jobs allows 100 of a host" in detail
     wide = make.peer(central, "h1")
     jobs = [f"{'j' * 300}-{n}" for n in range(400)]
-    said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
+    said = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1, jobs=jobs)
     await wide.send(agent_pb2.AgentMessage(hello=said))
     assert (await wide.refused())[0] == "INVALID_ARGUMENT"
     held = make.peer(central, "h1")
-    said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+    said = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1)
     said.held.extend(agent_pb2.JobTag(job=str(n), tag=n) for n in range(101))
     await held.send(agent_pb2.AgentMessage(hello=said))
     assert (await held.refused())[0] == "INVALID_ARGUMENT"
@@ -175,7 +175,7 @@ async def test_names_of_jobs_are_bounded_in_bytes(make) -> None:
         agent_pb2.Hello(jobs=names),
         agent_pb2.Hello(held=[agent_pb2.JobTag(job=name, tag=1) for name in names]),
     ):
-        said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+        said = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1)
         said.MergeFrom(named)
         wide = make.peer(central, "h1")
         await wide.send(agent_pb2.AgentMessage(hello=said))
@@ -330,7 +330,7 @@ async def test_what_is_not_read_does_not_grow_without_end(tmp_path: Path) -> Non
             central.address, credentials, options=CLIENT_CHANNEL_OPTIONS
         ) as channel:
             call = channel.stream_stream(CONNECT)()
-            hello = agent_pb2.Hello(host="bad", protocol_version=2, min_protocol_version=1)
+            hello = agent_pb2.Hello(host="bad", protocol_version=1, min_protocol_version=1)
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             await call.read()
             before = 0.0

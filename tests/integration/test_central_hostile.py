@@ -160,7 +160,7 @@ async def send_slowly(central: CentralProcess, name: str, files: TlsFiles) -> No
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(files.certificate, files.key)
     reader, writer = await asyncio.open_connection("localhost", central.port, ssl=context)
-    hello = agent_pb2.Hello(host=name, platform="P", protocol_version=2, min_protocol_version=1)
+    hello = agent_pb2.Hello(host=name, platform="P", protocol_version=1, min_protocol_version=1)
     first = agent_pb2.AgentMessage(hello=hello).SerializeToString()
     head = b"\x00" + (MAX_MESSAGE_BYTES - 1).to_bytes(4) + bytes(30_000)
     said = b"\x00" + len(first).to_bytes(4) + first + head

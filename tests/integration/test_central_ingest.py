@@ -129,7 +129,7 @@ async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -
     silent = make.peer(central, "h1")
     assert (await silent.refused())[0] == "DEADLINE_EXCEEDED"
     other = make.peer(central, "h1")
-    await other.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h2", protocol_version=2)))
+    await other.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h2", protocol_version=1)))
     code, detail = await other.refused()
     assert code == "PERMISSION_DENIED"
     assert detail.startswith(
@@ -151,7 +151,7 @@ async def test_what_would_be_kept_for_ever_is_short_and_printable(make) -> None:
         ({"boot_id": "a\nb"}, "boot_id"),
     ):
         peer = make.peer(central, "h1")
-        said = {"host": "h1", "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
+        said = {"host": "h1", "platform": "P", "protocol_version": 1, "min_protocol_version": 1, **fields}
         await peer.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
         code, detail = await peer.refused()
         assert code == "INVALID_ARGUMENT"
@@ -382,7 +382,7 @@ async def test_health_reflection_and_the_fleet_api(make, pki) -> None:
     names = {service.name for service in (await info.read()).list_services_response.service}
     assert {"whitepanda.v1.AgentStream", "whitepanda.v1.Fleet", "grpc.health.v1.Health"} <= names
     status = await fleet_pb2_grpc.FleetStub(operator).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
-    assert (status.connected_hosts, status.protocol_version) == (1, 2)
+    assert (status.connected_hosts, status.protocol_version) == (1, 1)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await fleet_pb2_grpc.FleetStub(peer.channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
     assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED

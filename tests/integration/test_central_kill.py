@@ -54,7 +54,7 @@ class Host:
         )
         self.name = name
         self.spool = Spool(central.folder / f"{name}.spool", max_bytes=1 << 28, boot_id="b")
-        timing = Timing(welcome_s=1.0, acknowledgement_s=10.0, poll_s=0.05)
+        timing = Timing(acknowledgement_s=10.0, poll_s=0.05)
         self.uplink = Uplink(
             section, lambda: agent_pb2.Hello(host=name, platform="P"), self.spool, timing=timing
         )

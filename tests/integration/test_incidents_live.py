@@ -60,7 +60,7 @@ class Host:
         self.found: list = []
 
     def make_uplink(self, spool: Spool) -> Uplink:
-        timing = Timing(welcome_s=1.0, acknowledgement_s=10.0, poll_s=0.05)
+        timing = Timing(acknowledgement_s=10.0, poll_s=0.05)
         return Uplink(
             self.section, lambda: agent_pb2.Hello(host=self.name, platform="P"), spool, timing=timing
         )

@@ -87,9 +87,9 @@ class Fleet:
         self.central = await self._make.central(quotas=QuotaSection(**quotas))
         self.central.ingest.quotas._clock_s = self.clock
 
-    async def peer(self, name: str, protocol: int = 2) -> Listener:
+    async def peer(self, name: str) -> Listener:
         peer = self._make.peer(self.central, name, Listener)
-        await peer.hello(name, protocol_version=protocol)
+        await peer.hello(name)
         return peer
 
     def _stub(self) -> fleet_pb2_grpc.FleetStub:
@@ -141,7 +141,7 @@ async def test_a_host_over_quota_keeps_its_batch_and_sends_it_later_and_each_row
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await fleet.start(max_rows_per_minute=500)
-    peer = await fleet.peer("h1", protocol=1)  # which cannot be asked to slow down
+    peer = await fleet.peer("h1")  # which does not slow down
     for sequence in range(1, 8):
         await peer.batch(sequence)
     code, detail = await peer.end()

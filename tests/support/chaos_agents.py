@@ -42,7 +42,7 @@ class Agent:
         self.produced = 0
         self.late_s: list[float] = []  # of each tick
         self.spool = Spool(folder / f"{name}.spool", max_bytes=1 << 26, boot_id="b")
-        timing = Timing(welcome_s=2.0, acknowledgement_s=10.0, poll_s=0.2)
+        timing = Timing(acknowledgement_s=10.0, poll_s=0.2)
         self.uplink = Uplink(section, self._hello, self.spool, self._take, timing=timing)
 
     def _hello(self) -> agent_pb2.Hello:

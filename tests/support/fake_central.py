@@ -29,7 +29,7 @@ def ack_of(batch: agent_pb2.CpiBatch) -> Message:
 
 
 def welcome(**fields: Any) -> Message:
-    return Message(welcome=agent_pb2.Welcome(**({"protocol_version": 2} | fields)))
+    return Message(welcome=agent_pb2.Welcome(**({"protocol_version": 1} | fields)))
 
 
 class Stream:

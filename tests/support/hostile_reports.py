@@ -34,7 +34,7 @@ def hello(rng: random.Random, host: str) -> agent_pb2.Hello:
     return agent_pb2.Hello(
         host=host,
         platform="P",
-        protocol_version=rng.choice((0, 1, 2, 2, 2, 2**32 - 1)),
+        protocol_version=rng.choice((1, 1, 1, 2, 2, 2**32 - 1)),
         min_protocol_version=1,
         sent_unix_ns=_number(rng),
         coefficient_version=_number(rng),
@@ -71,7 +71,7 @@ def opening(rng: random.Random, host: str) -> tuple[bytes | None, str, grpc.Stat
     elif reason == "bad_hello":
         setattr(message.hello, rng.choice(("platform", "agent_version", "boot_id")), _text(rng))
     elif reason == "protocol_version":
-        wanted = rng.choice(((99, 3), (2**32 - 1, 2**32 - 1), (1, 2)))
+        wanted = rng.choice(((99, 3), (2**32 - 1, 2**32 - 1), (0, 0)))
         message.hello.protocol_version, message.hello.min_protocol_version = wanted
     elif rng.random() < 0.3:
         return None, reason, code

@@ -52,11 +52,9 @@ class Peer:
         await self.call.write(message if isinstance(message, bytes) else message.SerializeToString())
 
     async def hello(self, host: str, **fields) -> agent_pb2.Welcome:
-        said = {"host": host, "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
+        said = {"host": host, "platform": "P", "protocol_version": 1, "min_protocol_version": 1, **fields}
         before = self.central.registry.get(host)
         await self.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
-        if said["protocol_version"] < 2:  # before there was a Welcome
-            return agent_pb2.Welcome()
         welcome = (await self.read()).welcome
         await until(lambda: self.central.registry.get(host) is not before)  # a moment after it was welcomed
         return welcome
@@ -100,7 +98,7 @@ async def said_to_hello(central: Central, files: TlsFiles, host: str) -> str:
     """Say Hello for `host`; return the kind of the answer, such as "welcome", or the status of its refusal."""
     async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
         call = channel.stream_stream(CONNECT)()
-        hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
+        hello = agent_pb2.Hello(host=host, protocol_version=1, min_protocol_version=1)
         try:
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             raw = await asyncio.wait_for(call.read(), 10)

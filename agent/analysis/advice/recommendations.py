@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +20,6 @@ __all__ = [
     "Unit",
     "Victim",
     "quota_us",
-    "shell_text",
 ]
 
 Unit = Literal["", "cores", "percent", "ways"]
@@ -190,11 +187,6 @@ class Recommendation:
     unit: Unit = ""
     evidence: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
-
-
-def shell_text(words: Sequence[str]) -> str:
-    """Return a command as one would type it: each word quoted where a shell would read it as something else."""
-    return shlex.join(words)
 
 
 def quota_us(cores: float, vcpus: int, period_us: int = QUOTA_PERIOD_US) -> int:

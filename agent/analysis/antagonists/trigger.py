@@ -141,11 +141,6 @@ class NoiseScaledTrigger:
         return CERTAIN_MN_CPI if span is self._plain else min(CERTAIN_MN_CPI, self._own(span))
 
     @property
-    def span_s(self) -> float:
-        """The length of time that `value` is of, in seconds."""
-        return self._decides.length * self._step_s
-
-    @property
     def _decides(self) -> _Span:
         able = (span for span in self._spans if self._own(span) <= CERTAIN_MN_CPI)
         return self._deciding or next(able, self._plain)

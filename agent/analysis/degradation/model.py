@@ -228,10 +228,6 @@ class Model:
     groups: Mapping[tuple[str, ...], GroupBaseline]
     estimators: tuple[SubModel, ...]
 
-    def baseline_for(self, key: Sequence[object]) -> GroupBaseline | None:
-        """Return the baseline of a group, by the values of `group_by`; None: the model has no such group."""
-        return self.groups.get(group_key(key))
-
     def predict(
         self, values: Floats, baseline: Floats, baseline_rows: NDArray[np.int64] | None = None
     ) -> Estimates:

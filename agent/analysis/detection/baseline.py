@@ -391,8 +391,7 @@ class Baselines:
                 if name in self.columns  # others are of another version of the agent
             }
             load = row["load"]
-            # Files of before there were looks have none.
-            looks = self._checked_looks(row.get("looks", ()), int(row["vcpus"]), weight)
+            looks = self._checked_looks(row["looks"], int(row["vcpus"]), weight)
             return {
                 "uuid": str(row["uuid"]),
                 "epoch": str(row["epoch"]),
@@ -411,7 +410,7 @@ class Baselines:
             raise ValueError(f"baselines: row {place}: {error!r}") from error
 
     def _checked_looks(self, looks: Sequence[Any], vcpus: int, weight: float) -> list[float]:
-        if len(looks) not in {0, vcpus + 1}:
+        if len(looks) != vcpus + 1:
             raise ValueError(f"{len(looks)} numbers of looks at {vcpus} vCPUs")
         return [_finite(number) * weight for number in looks]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agent.analysis.detection.workers import LearntWorkers
 from agent.analysis.signals import Tick, Values, VmKey
 
-__all__ = ["AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
+__all__ = ["BEHAVIOURS", "AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
 
 
 class Behaviour(StrEnum):
@@ -28,6 +28,10 @@ class Behaviour(StrEnum):
     STEADY = "steady"  # as at its baseline, or only its own load has changed and nobody suffers from it
     INFLICTING = "inflicting"  # it does more than at its baseline, and others suffer
     VICTIM = "victim"  # it suffers from what others do
+
+
+#: Behaviours by their number in arrays.
+BEHAVIOURS = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
-from agent.analysis.detection.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
+from agent.analysis.detection.behaviour import (
+    BEHAVIOURS,
+    AnyDetector,
+    Behaviour,
+    Detection,
+    Evidence,
+    VmState,
+)
 from agent.analysis.detection.detector_words import Judged, Verdicts
 from agent.analysis.detection.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detection.workers import WorkersRule
@@ -47,11 +54,9 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _FORMAT = 1
-_BEHAVIOURS = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
 _FIRST_SYMPTOM = len(SIGNALS)
 _SYMPTOMS = slice(0, len(SYMPTOMS))
 _ACTS = slice(len(SYMPTOMS), len(SYMPTOMS) + len(ACTS))
-_ACT_COLUMNS = slice(len(SIGNALS) + _ACTS.start, len(SIGNALS) + _ACTS.stop)
 _CLOCK = COLUMNS.index(CLOCK)
 _GROWN_GIPS = _FIRST_SYMPTOM + len(SYMPTOMS)  # column of the first act, instructions
 _CPI, _STALLS = 0, 1
@@ -322,8 +327,8 @@ class Detector:
         rows.inflicts = inflicts
         victim = suffers.any(axis=1) & ~inflicts
         behaviour = (judged.ready & judged.known).astype(np.int64)
-        behaviour[victim] = _BEHAVIOURS.index(Behaviour.VICTIM)
-        behaviour[inflicts] = _BEHAVIOURS.index(Behaviour.INFLICTING)
+        behaviour[victim] = BEHAVIOURS.index(Behaviour.VICTIM)
+        behaviour[inflicts] = BEHAVIOURS.index(Behaviour.INFLICTING)
         rows.since_s[behaviour != rows.behaviour] = at_s
         rows.behaviour = behaviour
         judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
@@ -332,7 +337,7 @@ class Detector:
     def _found(self, tick: Tick, judged: Judged) -> Detection:
         rows, baselines, settings = self._rows, self._baselines, self._settings.baseline
         ticks = baselines.ticks.astype(np.int64)
-        behaviours = tuple(map(_BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
+        behaviours = tuple(map(BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
         since_s = rows.since_s.copy()
         verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
         learnt = self._workers.found

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detection.baseline import taken
-from agent.analysis.detection.behaviour import Behaviour, Detection, Evidence, VmState
+from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
 
 __all__ = ["PaperDetector", "PaperSettings"]
@@ -97,7 +97,7 @@ class PaperDetector:
         self._since_s[behaviour != self._behaviour] = tick.at_s
         self._behaviour = behaviour
         estimate = self._estimate(relative, victim, inflicts)
-        behaviours = tuple(map(_CODES.__getitem__, behaviour.tolist()))
+        behaviours = tuple(map(BEHAVIOURS.__getitem__, behaviour.tolist()))
         ticks, since_s = self._ticks.astype(np.int64), self._since_s.copy()
         told = _Told(tick, behaviours, now, usual, since_s, ticks, ready, estimate, settings)
         self._learn(tick.values, now, ready)
@@ -188,8 +188,6 @@ class PaperDetector:
 
 #: Of a steady VM with an estimate: rolling means forget what began some ticks ago, the baseline does not.
 _STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are back at their baselines"
-
-_CODES = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -74,7 +75,7 @@ def print_json(value: Any) -> None:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None  # noqa: PLR0124 - NaN
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -18,6 +18,7 @@ import msgspec
 from whitepanda.common.errors import ConfigError
 
 __all__ = [
+    "MAX_PORT",
     "Range",
     "address_problem",
     "convert",
@@ -37,7 +38,7 @@ Check = Callable[[T, Container[str]], Iterable[str]]
 Range = tuple[str, float, float]
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
-_MAX_PORT = 65535
+MAX_PORT = 65535
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::[0-9]{0,5})?")
 #: In place of a value that is wrong.
 _WRONG = object()
@@ -92,8 +93,8 @@ def address_problem(key: str, address: str, *, min_port: int = 1) -> str | None:
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return f"{key} must be host:port (value {_show(address)})"
-    if not min_port <= int(match["port"]) <= _MAX_PORT:
-        return f"{key} must have a port of {min_port} to {_MAX_PORT} (value {_show(address)})"
+    if not min_port <= int(match["port"]) <= MAX_PORT:
+        return f"{key} must have a port of {min_port} to {MAX_PORT} (value {_show(address)})"
     return None
 
 

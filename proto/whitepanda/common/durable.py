@@ -16,7 +16,7 @@ __all__ = ["replacing", "sync_folder", "writing"]
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[bytes]]:
     """Write a file anew: what is written takes the place of `path` at the end, once it is on the disk.
 
     After any error, also one of the caller's, `path` is as it was, and nothing lies beside it. A device, a pipe and
@@ -25,15 +25,16 @@ def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
     Args:
         path: the file; its folder must be there.
         mode: its permissions, whatever the umask: 0o600 for what names VMs, jobs or hosts, 0o644 for what is shared.
+        fresh: refuse to replace a file, also one that somebody makes meanwhile.
 
     Yields:
         A stream that writes it; until the end only its owner can read it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; FileExistsError: it is there, and was to be fresh.
 
     """
-    if _is_written_in_place(path):
+    if not fresh and _is_written_in_place(path):
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as there:
             yield there
         return
@@ -44,7 +45,10 @@ def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        unfinished.replace(path)
+        if fresh:
+            os.link(unfinished, path)
+        else:
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)  # the rename itself

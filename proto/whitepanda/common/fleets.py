@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from whitepanda.common.config import address_problem, load_toml
+from whitepanda.common.config import MAX_PORT, address_problem, load_toml
 from whitepanda.common.errors import InputError, TlsError
 from whitepanda.common.tls import TlsFiles
 
@@ -28,7 +28,6 @@ __all__ = ["CENTRAL", "ETC", "FLEET", "TLS", "Asked", "Fleet", "files_in", "reso
 CENTRAL, TLS, FLEET = "WHITEPANDA_CENTRAL", "WHITEPANDA_TLS", "WHITEPANDA_FLEET"
 ETC = Path("/etc/whitepanda/config.toml")
 _OPERATOR = "operator"
-_MAX_PORT = 65_535
 _FILES = ("ca", "cert", "key")
 _PATHS = ("tls", *_FILES)
 
@@ -116,9 +115,9 @@ def _check_address(central: str, name: str) -> None:
             f"{name} must be host:port without {scheme}:// (value {central!r}); give {rest.rstrip('/')}"
         )
     host, _, port = central.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
         # gRPC would take another port.
-        raise InputError(f"{name} must be host:port, the port from 1 to {_MAX_PORT} (value {central!r})")
+        raise InputError(f"{name} must be host:port, the port from 1 to {MAX_PORT} (value {central!r})")
 
 
 def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:

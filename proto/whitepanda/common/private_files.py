@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from whitepanda.common.errors import ConfigError
 
-__all__ = ["create_beside", "read_secret"]
+__all__ = ["create_beside", "group_socket", "read_secret"]
 
+_SOCKET_MODE = 0o660
 _MIN_SECRET_BYTES = 16
 _MAX_SECRET_BYTES = 4096
 
@@ -30,6 +33,24 @@ def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
     return Path(name), os.fdopen(descriptor, "wb")
+
+
+@contextmanager
+def group_socket(path: Path) -> Iterator[None]:
+    """Let the unix socket that is bound at `path` inside be its folder's group's only, from the first moment on.
+
+    Raises:
+        OSError: it cannot be given to them.
+
+    """
+    umask = os.umask(0o777 & ~_SOCKET_MODE)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+    path.chmod(_SOCKET_MODE)
+    with suppress(PermissionError):  # not root: then it is our own group, which is as well
+        os.chown(path, -1, path.parent.stat().st_gid)
 
 
 def read_secret(path: Path, key: str) -> bytes:

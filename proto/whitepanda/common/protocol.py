@@ -18,10 +18,11 @@ __all__ = [
     "UNKNOWN_COUNT",
     "agree",
     "or_nan",
+    "version_span",
 ]
 
-#: The newest version that this code speaks, and the oldest. 2 added Welcome, SlowDown and the counts in Ack.
-PROTOCOL_VERSION = 2
+#: The newest version that this code speaks, and the oldest.
+PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1
 
 #: A counter of one row that is not known, in columns of unsigned integers (doubles have NaN for it).
@@ -81,10 +82,15 @@ def agree(newest: int, oldest: int) -> int | None:
     """Return the newest version that both sides speak, or None.
 
     Args:
-        newest: the peer's newest version (Hello.protocol_version); 0, from a peer that does not say, means 1.
+        newest: the peer's newest version (Hello.protocol_version).
         oldest: the peer's oldest version; 0 means the same as `newest`.
 
     """
-    newest = newest or 1
     version = min(newest, PROTOCOL_VERSION)
     return version if version >= max(oldest or newest, MIN_PROTOCOL_VERSION) else None
+
+
+def version_span(oldest: int, newest: int) -> str:
+    """Return versions as people read them, such as "1 to 3". `oldest` 0: the same as `newest`."""
+    oldest = oldest or newest
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["MAX_NAME", "clean_name", "is_printable", "printable", "several_named"]
+__all__ = ["MAX_NAME", "clean_name", "counted", "is_printable", "printable", "several_named"]
 
 #: Characters of a name.
 MAX_NAME = 256
@@ -61,3 +61,8 @@ def _escaped(char: str) -> str:
     if "\udc80" <= char <= "\udcff":  # what surrogateescape makes of the bytes 0x80 to 0xff
         return f"\\x{char.encode(errors='surrogateescape')[0]:02x}"
     return char.encode("unicode_escape").decode()
+
+
+def counted(number: int, what: str) -> str:
+    """Return how many of what: 1 tick, 2 ticks."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -28,8 +28,9 @@ from agent.config import (
     Sources,
     UplinkSection,
 )
-from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon
+from agent.daemon import Daemon
 from agent.detection.cloud_white import CloudWhite
+from agent.failures import CLOUD_WHITE, EFFECTS
 from agent.sampling.runner import Slots, SourcePlan
 from agent.sampling.startup import make_plans
 from agent.uplink.client import _FLUSH_S, Uplink
@@ -185,8 +186,8 @@ async def test_a_failing_analysis_costs_only_itself_and_is_logged_once(config, m
 
 def test_each_part_that_can_fail_says_what_follows():
     code = (ROOT / "agent" / "daemon.py").read_text()
-    named = set(re.findall(r'(?:_guard|_note_failure|_keep_running)\("(.+?)"', code))
-    assert named | {_CLOUD_WHITE, f"start of {_CLOUD_WHITE}"} == _EFFECTS.keys()
+    named = set(re.findall(r'(?:guard|note|_keep_running)\("(.+?)"', code))
+    assert named | {CLOUD_WHITE, f"start of {CLOUD_WHITE}"} == EFFECTS.keys()
 
 
 async def test_a_local_api_that_fails_is_tried_again_and_stops_no_tick(config, monkeypatch):

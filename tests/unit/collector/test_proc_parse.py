@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from collector.proc_parse import (
     NS_PER_TICK,
+    parse_cpu_list,
     parse_flat,
     parse_host_stat,
     parse_io_stat,
@@ -207,3 +208,11 @@ def test_a_name_cannot_pass_for_the_state():
 def test_a_line_without_a_state_is_refused(text):
     with pytest.raises(ValueError, match="no state"):
         parse_runs(text)
+
+
+@given(st.sets(st.integers(0, 4095), max_size=50))
+def test_cpu_lists(cpus):
+    assert parse_cpu_list(",".join(map(str, sorted(cpus)))) == sorted(cpus)
+    assert parse_cpu_list("0-3,8\n") == [0, 1, 2, 3, 8]
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_cpu_list("0-x")

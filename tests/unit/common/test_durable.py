@@ -205,3 +205,12 @@ def test_a_link_to_a_file_is_replaced_and_the_file_is_not(tmp_path):
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(IsADirectoryError), replacing(tmp_path, mode=0o600):
         pytest.fail("the caller went to work")
+
+
+def test_a_fresh_file_replaces_none_also_one_made_meanwhile(tmp_path):
+    path = tmp_path / "new"
+    with replacing(path, mode=0o600, fresh=True) as file:
+        file.write(b"first")
+    with pytest.raises(FileExistsError), replacing(path, mode=0o600, fresh=True) as file:
+        file.write(b"second")
+    assert (path.read_bytes(), [one.name for one in tmp_path.iterdir()]) == (b"first", ["new"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.analysis.advice.actions import MAX_RECOMMENDATIONS, recommend
 from agent.analysis.advice.effects import MATERIAL_SHARE, NEAR_SHARE
-from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
+from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim, quota_us
 from agent.uplink.recommendation_messages import recommendation_message
 from whitepanda.common.recommendations import effect_text, recommendation_lines
 
@@ -391,7 +391,7 @@ def test_names_of_others_are_words_for_every_shell(job):
     found = recommend(situation(replace(SCAN, job=job, name=job)))
     for one in found:
         for command in one.commands:
-            assert shlex.split(shell_text(command.words)) == list(command.words)
+            assert shlex.split(shlex.join(command.words)) == list(command.words)
     assert by_action(found, "migrate_suspect").commands[1].words[-1] == f"--job={job}"
 
 

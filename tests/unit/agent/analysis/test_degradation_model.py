@@ -182,11 +182,11 @@ def test_groups_are_found_by_what_their_columns_say():
     baselines = {"where": "x", "group_by": ["load", "vm"], "groups": [group]}
     model = parse(file(baselines=baselines))
     for key in ((150000, "a"), (150000.0, "a"), ("150000", "a")):
-        found = model.baseline_for(key)
+        found = model.groups.get(group_key(key))
         assert found is not None
         assert (found.rows, found.target, found.values[2]) == (7, 0.25, 3.0)
         assert math.isnan(found.values[1])
-    assert model.baseline_for((150001, "a")) is None
+    assert group_key((150001, "a")) not in model.groups
 
 
 @given(st.integers(-(10**15), 10**15))

@@ -98,7 +98,7 @@ class Fleet:
             return ByJob("victim", "CPI 3.1 exceeds 1.9", 2.0)
         if uuid in self.normal:
             return ByJob("normal", "CPI 1.2 is within 1.9", 1.0)
-        return ByJob("unknown", "no CPI window of this VM yet", None, Reason.VM_STARTING)
+        return ByJob("unknown", "no CPI window of this VM yet")
 
     def suspects(self, _uuid):
         return self.scored

@@ -438,7 +438,7 @@ _AGENT = """
             return asyncio.ensure_future(asyncio.to_thread(store.apply, update))
         spool = Spool(Path(folder) / "spool.db", max_bytes=1 << 20, boot_id="b")
         hello = lambda: agent_pb2.Hello(host="host-1", jobs=["web"], coefficient_version=store.version)
-        uplink = Uplink(section, hello, spool, take, refusals=refusals, timing=Timing(welcome_s=5.0, poll_s=0.02))
+        uplink = Uplink(section, hello, spool, take, refusals=refusals, timing=Timing(poll_s=0.02))
         task = asyncio.create_task(uplink.run())
         while not uplink.connections:
             await asyncio.sleep(0.01)

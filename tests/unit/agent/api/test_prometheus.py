@@ -58,7 +58,7 @@ SOURCES = (
     SourceView("ovs", "off"),
 )
 NO_TLS = TlsFiles()
-UNKNOWN = Verdict("unknown", "", None, Reason.NO_COEFFICIENTS)
+UNKNOWN = Verdict("unknown", "")
 UPLINK = UplinkView("connected", "central:1", 2, 3, 4, 5, 6, 7)
 
 

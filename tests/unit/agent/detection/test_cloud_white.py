@@ -16,7 +16,7 @@ from agent.analysis.detection.paper_detector import PaperDetector
 from agent.analysis.signals import INDEX, SIGNALS, signals_of
 from agent.config import CloudWhiteSection
 from agent.detection.baselines import BaselineFile
-from agent.detection.cloud_white import CloudWhite, make_detector, matrix_of
+from agent.detection.cloud_white import CloudWhite, _matrix, _numbers, make_detector
 from agent.detection.degradation_models import HostModels, load
 from agent.sampling.rates import HostRates, VmRates
 from collector.base import Reason
@@ -76,7 +76,7 @@ def test_the_quick_matrix_is_the_plain_one(vms, host):
         return {name: value for name, value in rates._asdict().items() if not isinstance(value, Reason)}
 
     expected = signals_of([known(one) for one in vms], {} if isinstance(host, Reason) else known(host))
-    np.testing.assert_array_equal(matrix_of(vms, host), expected)
+    np.testing.assert_array_equal(_matrix(_numbers(vms), host, 1.0), expected)
 
 
 def test_the_settings_reach_the_detector_and_the_defaults_are_those_it_was_measured_with():
@@ -122,7 +122,7 @@ def test_rates_that_are_the_same_object_stand_and_all_others_are_taken():
     seen = [tick.values for tick in host.detectors[0].ticks]
     assert len(seen) == len(rows)
     for rates, values in zip(rows, seen, strict=True):
-        np.testing.assert_array_equal(values, matrix_of(rates, Reason.SOURCE_OFF))
+        np.testing.assert_array_equal(values, _matrix(_numbers(rates), Reason.SOURCE_OFF, 1.0))
 
 
 def test_a_victim_has_an_estimate_and_others_only_when_asked():
@@ -348,4 +348,4 @@ def test_models_that_cannot_be_used_cost_themselves_only(tmp_path):
         "list.json",
         "wrong.json",
     ]
-    assert set(models.names).isdisjoint({"none", "list", "wrong"})
+    assert {named.name for named in models._models}.isdisjoint({"none", "list", "wrong"})

@@ -92,12 +92,12 @@ def at_tick(monkeypatch):
     def at_tick(number, what):
         ticks = []
 
-        def update(_bar, _seconds):
+        def update(_bar, _task, **_fields):
             ticks.append(None)
             if len(ticks) == number:
                 what()
 
-        monkeypatch.setattr(module._Bar, "update", update)
+        monkeypatch.setattr(module.Progress, "update", update)
 
     return at_tick
 
@@ -327,6 +327,6 @@ def test_without_any_source_nothing_is_recorded(plans, config, file):
 def test_the_bar_is_for_people_and_what_takes_long(monkeypatch, seconds, terminal, shown):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     monkeypatch.setattr(module, "errors", console)
-    with module._Bar(seconds) as bar:
-        bar.update(1.0)
+    with module._bar(seconds) as show:
+        show(1.0)
     assert ("recording" in console.file.getvalue()) == shown

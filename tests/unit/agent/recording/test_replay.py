@@ -162,18 +162,6 @@ async def test_what_was_not_acknowledged_is_sent_again_under_its_number(central,
     assert sorted(meaning) == list(range(1, 26))
 
 
-async def test_a_central_of_protocol_1_gives_no_counts(central, trace):
-    async def script(stream):
-        await stream.receive()
-        while (batch := await stream.next_batch()) is not None:
-            await stream.send(ack(batch.spool_id, (batch.sequence, batch.sequence)))
-
-    central.script = script
-    result = await sent(central, TraceRows(read_trace(trace), 1000))
-    assert (result.rows_acknowledged, result.rows_accepted, result.rows_already_there) == (2498, None, None)
-    assert result.problems() == []
-
-
 async def test_the_rate_is_kept(central, trace):
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -290,7 +278,7 @@ def test_a_damaged_recording_is_one_clear_error(recording, tmp_path):
 
 def test_a_recording_of_an_older_format_is_one_clear_error(tmp_path):
     (tmp_path / "old").write_text('{"source":"procfs","mono_ns":1,"unix_ns":1}\n')
-    with pytest.raises(InputError, match=r"old: a recording without a format.*: record anew with it$"):
+    with pytest.raises(InputError, match=r"old: not a recording; .*: record anew with it$"):
         read_all(RecordedRows([tmp_path / "old"]))
 
 

@@ -23,7 +23,7 @@ from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
-QUICK = Timing(welcome_s=0.5, acknowledgement_s=20.0, poll_s=0.02, stable_s=5.0)
+QUICK = Timing(acknowledgement_s=20.0, poll_s=0.02, stable_s=5.0)
 
 
 def windows(tag, count=1):
@@ -425,18 +425,20 @@ async def test_a_silent_central_is_given_up_and_tried_again(tmp_path, central, l
         await agent.drained()
 
 
-async def test_a_central_of_protocol_1_sends_no_welcome(tmp_path, central):
+async def test_a_central_that_does_not_answer_the_hello_is_given_up_and_tried_again(tmp_path, central, logs):
     async def script(stream):
-        await stream.receive()
-        while (batch := await stream.next_batch()) is not None:
-            await stream.send(ack(batch.spool_id, (batch.sequence, batch.sequence)))
+        if stream.number < 1:
+            while await stream.receive():
+                pass
+        await obedient(stream)
 
     central.script = script
-    async with Agent(tmp_path, central) as agent:
+    async with Agent(tmp_path, central, timing=replace(QUICK, welcome_s=0.2)) as agent:
         agent.uplink.submit(windows(1))
+        await until(lambda: any("has sent no Welcome for 0.2 s" in error for error in logs.errors()))
+        agent.uplink._timing = QUICK
         await agent.drained()
-        assert agent.view.acknowledged_batches == 1
-        assert not agent.uplink.totals.counted
+    assert central.streams[0].batches == []
 
 
 async def test_heartbeats_at_the_pace_of_the_welcome_and_when_jobs_change(tmp_path, central):

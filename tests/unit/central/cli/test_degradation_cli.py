@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from agent.analysis.degradation.model import parse
+from agent.analysis.degradation.model import group_key, parse
 from central.cli import degradation as command
 from central.degradation import evaluate
 from central.degradation.choose import fit_model, folds_of, held_out, scenario_sets
@@ -195,7 +195,7 @@ def test_predict_gives_the_rows_back_in_order_with_estimates(tmp_path, capsys, m
     ]
     assert [row["reason"] for row in written[:3]] == ["", "no_baseline", "missing:ipc"]
     assert written[1]["degradation"] in ("", None)
-    group = parse(data).baseline_for(["cache", 1, "cpu"])
+    group = parse(data).groups[group_key(["cache", 1, "cpu"])]
     quiet = written[3]
     assert float(quiet["low"]) < float(quiet["degradation"]) < float(quiet["high"])
     ratio = float(quiet["predicted_p95_latency_s"]) / float(quiet["degradation"])

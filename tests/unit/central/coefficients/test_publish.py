@@ -379,12 +379,6 @@ async def test_a_host_whose_known_jobs_all_left_forgets_them(fleet, tmp_path):
     assert (update.full, content(update), store.jobs) == (True, ([], []), frozenset())
 
 
-async def test_agents_of_protocol_1_get_no_tags(fleet):
-    fleet.built(ONE)
-    (update,) = await received(fleet.host("old", "db", protocol_version=1))
-    assert (update.full, len(update.statistics), len(update.tags)) == (True, 1, 0)
-
-
 HELD = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
 
 

@@ -142,7 +142,7 @@ def ack(*ranges: tuple[int, int], rows: int = 0, **more: object) -> agent_pb2.Ce
 
 
 def test_sending_ends_when_all_is_acknowledged() -> None:
-    welcome = agent_pb2.CentralMessage(welcome=agent_pb2.Welcome(protocol_version=2))
+    welcome = agent_pb2.CentralMessage(welcome=agent_pb2.Welcome(protocol_version=1))
     replies = iter([welcome, ack((1, 2), rows=20), ack((3, 3), rows=5), ack((9, 9))])
     past._until_acknowledged(replies, 3, 25)
     assert next(replies).ack.ranges[0].first == 9  # nothing was read beyond the last acknowledgement

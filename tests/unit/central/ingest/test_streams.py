@@ -29,14 +29,6 @@ def test_acknowledgements_that_wait_leave_as_merged_ranges() -> None:
     assert stream.drain() == []
 
 
-def test_a_peer_of_version_1_gets_plain_acknowledgements() -> None:
-    stream = HostStream("h", protocol_version=1)
-    refused = agent_pb2.RejectedBatch(sequence=2, reason="task_index")
-    stream.acknowledge("s", 1, accepted_rows=10, rejected_rows={"bad_cpi": 1})
-    stream.acknowledge("s", 2, rejected_batch=refused)
-    assert acks(stream) == [agent_pb2.Ack(spool_id="s", ranges=[agent_pb2.SequenceRange(first=1, last=2)])]
-
-
 def test_a_batch_without_a_number_is_refused_outside_the_ranges() -> None:
     stream = HostStream("h")
     stream.acknowledge("s", 0, rejected_batch=agent_pb2.RejectedBatch(reason="no_sequence"))

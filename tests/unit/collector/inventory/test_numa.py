@@ -5,14 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collector.base import NumaPlacement, Reason
 from collector.inventory import numa
 from collector.inventory.numa import (
     Numa,
-    parse_cpu_list,
     parse_numa_maps,
     parse_numa_stat_v1,
     parse_numa_stat_v2,
@@ -61,15 +58,9 @@ def test_texts():
     assert parse_numa_stat_v1(V1) == {0: 20 * 4096, 1: 10 * 4096}
     assert parse_numa_stat_v1(V1.splitlines()[0]) == {0: 2 * 4096, 1: 4096}
     assert parse_numa_maps(MAPS) == {0: 107 * 4096, 1: 200 * 4096 + 3 * 2048 * 1024}
-    assert parse_cpu_list("0-3,8\n") == [0, 1, 2, 3, 8]
     for parse in (parse_numa_stat_v1, parse_numa_stat_v2, parse_numa_maps):
         with pytest.raises(ValueError, match="node"):
             parse(b"nonsense\n")
-
-
-@given(st.sets(st.integers(0, 4095), max_size=50))
-def test_cpu_lists(cpus):
-    assert parse_cpu_list(",".join(map(str, sorted(cpus)))) == sorted(cpus)
 
 
 def test_the_groups_memory_and_the_vcpus_nodes(two_nodes, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import collector.perf.microarch
 from collector.base import PERF_EVENTS, Reason
-from collector.perf.cpu import CorePmu, Cpu, core_pmus, parse_cpu_list, parse_cpuinfo
+from collector.perf.cpu import CorePmu, Cpu, core_pmus, parse_cpuinfo
 from collector.perf.encoding import LAYOUTS, Event, Field, encode, parse_field, parse_terms
 from collector.perf.events import TYPE_RAW, read_catalog, resolve
 from collector.perf.microarch import find_microarch, load_microarchs
@@ -207,12 +207,6 @@ def test_cpuinfo_of_x86_and_arm():
 def test_cpuinfo_of_anything_else_is_no_cpu(text):
     assert all(isinstance(cpu, Cpu) for cpu in parse_cpuinfo(text))
     assert parse_cpuinfo("vendor_id : x\ncpu family : y\nmodel : z\n") == frozenset()
-
-
-def test_cpu_lists():
-    assert parse_cpu_list("0-3,8\n") == [0, 1, 2, 3, 8]
-    with pytest.raises(ValueError, match="invalid literal"):
-        parse_cpu_list("")
 
 
 @pytest.fixture

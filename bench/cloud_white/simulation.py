@@ -1,7 +1,7 @@
 """The simulated study's fast path: what the agent would know of a host each second, and what is true. No clocks.
 
 `simulate(study)` yields a `StudyTick` per second; `blocks(study)` the same as arrays, for days and many VMs. The
-scenarios are `collector.simulated.paper`'s, the parameters `collector.simulated.profiles`'. The live source runs on
+scenarios are `bench.cloud_white.scenarios`'s, the parameters `collector.simulated.profiles`'. The live source runs on
 the same engine, and a test compares both.
 """
 

@@ -13,13 +13,13 @@ from agent.analysis.signals import SIGNALS, signals_of
 from agent.config import AgentConfig, AgentSection
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
+from bench.cloud_white.scenarios import single
+from bench.cloud_white.simulation import Study, simulate
 from collector.base import Reason
 from collector.registry import SOURCES
-from collector.simulated.paper import single
 from collector.simulated.profiled import machine_of, noise_of
 from collector.simulated.scenario import load, vm_uuid
 from collector.simulated.source import SimulatedSource
-from collector.simulated.study import Study, simulate
 from tests.unit.agent.agent_fakes import FakeClock
 
 S = 1_000_000_000

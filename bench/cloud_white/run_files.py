@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.simulated.study import Study, StudyTick, simulate
+from bench.cloud_white.simulation import Study, StudyTick, simulate
 from whitepanda.common.csv_cells import csv_line
 
 __all__ = ["CPU_LEVELS", "KEYS", "cpu_level", "rows", "write"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.cloud_white.simulation import Study, StudyVm
 from collector.simulated.profiles import APPLICATIONS, NOISE, STRESSORS
-from collector.simulated.study import Study, StudyVm
 
 __all__ = [
     "LOADS",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agent.analysis.detection.alita import polluters, quota_bytes
+from bench.cloud_white.alita import polluters, quota_bytes
 
 MIB = 1 << 20
 
