@@ -20,8 +20,10 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from central.api.fleet import Fleet
-from central.build.worker import BuildProcess
+from central.build.client import BuildProcess
+from central.coefficients.follower import VersionFollower
 from central.coefficients.publish import Publisher
+from central.coefficients.versions import VersionStore
 from central.config import CentralConfig
 from central.incidents.recorder import IncidentRecorder
 from central.incidents.store import IncidentStore
@@ -120,10 +122,11 @@ class Central:
             self.ingest = Ingest(config, self.journal, self.registry, revoked=self.revoked)
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
-            self.builder = BuildProcess(config, self.lake, self.journal.origin)
+            follower = VersionFollower(VersionStore(self.lake.objects))
+            self.builder = BuildProcess(config, self.lake, follower, self.journal.origin)
             self.publisher = Publisher(
                 self.registry,
-                self.builder,
+                follower,
                 ttl_s=config.build.ttl_s,
                 min_samples=config.build.min_samples,
             )

@@ -10,17 +10,16 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import ibis
+import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.build.machine_days import Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
 
 __all__ = ["SparkEngine", "is_spark_error"]
 
@@ -50,7 +49,6 @@ class SparkEngine:
 
     def __init__(self, *, master: str, memory_limit_mib: int, partitions: int, spill_dir: Path) -> None:
         try:
-            import ibis  # noqa: PLC0415 - takes a second
             from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise UnavailableError(

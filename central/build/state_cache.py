@@ -1,16 +1,14 @@
 """Days' states as folders: each is there as a whole or not at all, and is not used when it is damaged.
 
-    <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, digests.json
+    <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi}.parquet, digests.json
 
 `digests.json` is sealed and has the digests of the files (`central.lake.checksums`). State is a cache: what is
-damaged is told of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is
-read as it is, where all of it is there.
+damaged is logged, deleted and computed anew from the day's slots.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from datetime import date
@@ -18,23 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from central.build import engine, estimator
 from central.lake import checksums
 from central.lake.errors import DamagedError
 from central.lake.objects import NotRegularError, check_regular
 from whitepanda.common import log
 
-__all__ = ["StateFolders", "check_state", "has_digests", "state_folders"]
+__all__ = ["StateFolders", "check_state", "state_folders"]
 
 _DIGESTS = "digests.json"
 _REMEDY = "delete its folder: the next build computes the day anew"
-
-
-# What each method's state has (`central.build.day_states`).
-_OLDER = (
-    frozenset(f"{name}.parquet" for name in engine.STATE),
-    frozenset((*estimator.STATE_FILES, "cpi.parquet")),
-)
 
 
 class _Digests(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +33,7 @@ class _Digests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_state(folder: Path) -> None:
-    """Hold the files of a day's state against their digests, if it has any.
+    """Hold the files of a day's state against their digests.
 
     Raises:
         DamagedError: a file is not what was written, or is gone. Its name is that below the folder `slot=<length>`.
@@ -53,15 +43,14 @@ def check_state(folder: Path) -> None:
     path = folder / _DIGESTS
     root, day = str(folder.parent.parent), f"{folder.parent.name}/{folder.name}"
     name = f"{day}/{_DIGESTS}"
-    if not has_digests(folder):
-        _check_older(root, day, folder)
-        return
     try:
         check_regular(path)
         data = path.read_bytes()
         if not checksums.check_text(root, name, data, _REMEDY):
             raise DamagedError(root, name, "it has no seal", _REMEDY)
         files = msgspec.json.decode(data, type=_Digests).files
+    except FileNotFoundError as error:
+        raise DamagedError(root, name, "it is gone; nothing is lost", _REMEDY) from error
     except (msgspec.MsgspecError, NotRegularError) as error:
         raise DamagedError(root, name, str(error), _REMEDY) from error
     for file, digest in files.items():
@@ -71,25 +60,6 @@ def check_state(folder: Path) -> None:
             raise DamagedError(root, f"{day}/{file}", "it is gone", _REMEDY) from error
         except NotRegularError as error:
             raise DamagedError(root, f"{day}/{file}", "it is no regular file", _REMEDY) from error
-
-
-def _check_older(root: str, day: str, folder: Path) -> None:
-    """Make sure that a folder without digests has all files of some method, as older releases wrote them."""
-    there = {path.name for path in folder.iterdir()}
-    lacking = min((needed - there for needed in _OLDER), key=len)
-    if lacking:
-        names = ", ".join(sorted({*lacking, _DIGESTS}))
-        raise DamagedError(root, day, f"gone are {names}; nothing is lost", _REMEDY)
-    for name in sorted(there):
-        try:
-            check_regular(folder / name)
-        except NotRegularError as error:
-            raise DamagedError(root, f"{day}/{name}", "it is no regular file", _REMEDY) from error
-
-
-def has_digests(folder: Path) -> bool:
-    """Whether a day's state has digests; what older releases wrote has none."""
-    return os.path.lexists(folder / _DIGESTS)
 
 
 def state_folders(root: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central.build import duckdb_connection
+from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
 from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded

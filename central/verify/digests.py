@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from central.build.state_cache import check_state, has_digests, state_folders
+from central.build.state_cache import check_state, state_folders
 from central.coefficients.versions import VersionStore
 from central.lake.segments import Lake, LakeError
 from central.roll_ups.store import SlotStore
@@ -39,7 +39,7 @@ def not_covered(lake: Lake) -> dict[str, int]:
     """Count the files that have no digest because an older release wrote them. What cannot be read is not counted.
 
     Returns:
-        Files by what they are of: segments, slots, versions, states.
+        Files by what they are of: segments, slots, versions, states (none: without a digest they are damaged).
 
     Raises:
         OSError: the lake cannot be listed.
@@ -61,8 +61,4 @@ def not_covered(lake: Lake) -> dict[str, int]:
         with contextlib.suppress(LakeError, OSError, msgspec.MsgspecError):
             found = versions.manifest(number)
             counts["versions"] += (not found.seal) + 2 - len(found.digests)
-    if lake.is_folder:
-        for folder in state_folders(lake.root / "state"):
-            with contextlib.suppress(FileNotFoundError):
-                counts["states"] += 0 if has_digests(folder) else len(list(folder.iterdir()))
     return counts
