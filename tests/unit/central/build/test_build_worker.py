@@ -205,6 +205,41 @@ def test_it_dies_with_a_central_that_is_killed(tmp_path: Path, lake: Lake) -> No
             os.close(ends)
 
 
+_DAEMON = """
+import asyncio, sys
+from pathlib import Path
+import central.daemon
+from central.build.client import BuildProcess
+from central.coefficients.follower import VersionFollower
+from central.coefficients.versions import VersionStore
+from central.config import CentralConfig, CentralSection
+from central.lake.segments import Lake
+from whitepanda.common.tls import TlsFiles
+section = CentralSection(state_dir=sys.argv[1], lake_dir=sys.argv[2], tls=TlsFiles("a", "b", "c"))
+lake = Lake(sys.argv[2])
+builds = BuildProcess(CentralConfig(central=section), lake, VersionFollower(VersionStore(lake.objects)), "central-0")
+asyncio.run(builds.build_and_announce())
+print(builds.current.version, *sys.modules)
+"""
+
+
+def test_the_daemon_loads_neither_engines_nor_a_builder(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    told = subprocess.run(
+        [sys.executable, "-c", _DAEMON, str(tmp_path), lake.name],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ).stdout
+    version, *loaded = told.splitlines()[-1].split()
+    assert version == "1"
+    assert {"central.daemon", "central.build.client"} < set(loaded)
+    assert not {"ibis", "duckdb", "pyspark", "scipy", "central.build.builder", "central.build.engine"} & set(
+        loaded
+    )
+
+
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
 def test_a_host_with_30_000_job_names_costs_no_other_host_its_statistics(
     tmp_path: Path, lake: Lake, method: str
