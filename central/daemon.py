@@ -43,6 +43,7 @@ from central.revoked import LOOK_S, Revoked
 from central.web.checked import CheckedRequests
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
@@ -393,6 +394,5 @@ def _make_writable(folder: Path, setting: str) -> None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(f"{port}\n", encoding="ascii")
-    unfinished.replace(path)
+    with replacing(path, mode=0o644) as file:
+        file.write(b"%d\n" % port)

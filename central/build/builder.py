@@ -38,12 +38,11 @@ from central.roll_ups.maintenance import LakeCare
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
 
-__all__ = ["KEPT_VERSIONS", "Builder"]
+__all__ = ["Builder"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
-#: Older versions are deleted.
-KEPT_VERSIONS = 50
+_KEPT_VERSIONS = 50  # older ones are deleted
 
 
 class Builder(BuildStatus):
@@ -233,7 +232,7 @@ class Builder(BuildStatus):
         built = self.versions.write(manifest, statistics, coefficients, self.lease.check)
         self.follower.put_in_force(built)
         self._states.forget({day.folder for day in days})
-        self.versions.prune(KEPT_VERSIONS)
+        self.versions.prune(_KEPT_VERSIONS)
         return built.version
 
     def _warn_of_crowded(self, jobs: dict[str, int]) -> None:

@@ -17,13 +17,12 @@ import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.build.machine_days import Kernel
+from central.build.machine_days import DAY_NS, Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
 __all__ = ["SparkEngine", "is_spark_error"]
 
-_DAY_NS = 86_400 * 10**9
 _NAME = "whitepanda"
 _FOLDER_SUFFIX = ".spark"
 
@@ -121,7 +120,7 @@ class SparkEngine:
         def run(part: pa.Table) -> pa.Table:
             return kernel(part.drop_columns(["_day"]), slot_ns)
 
-        rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % _DAY_NS)
+        rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % DAY_NS)
         frame = self._session.sql(self.connection.compile(rows))
         schema = "kind byte, a int, b int, v0 double, v1 double, v2 double, v3 double"
         return self._write(frame.groupBy("machine", "_day").applyInArrow(run, schema), path)

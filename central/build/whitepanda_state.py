@@ -44,7 +44,6 @@ __all__ = [
 #: Of a state's folder. `machines`: machine, code, rows. `jobs`: as of `day_scales`. `products`: `PRODUCTS` by key.
 STATE_FILES = ("machines.parquet", "jobs.parquet", "products.parquet")
 
-_DAY_NS = 86_400 * 10**9
 _DAY = ("job", "platform", "day")
 _VALUES = ("v0", "v1", "v2", "v3")
 _FOLD_ROWS = 2_000_000  # of 40 bytes
@@ -104,7 +103,8 @@ def _with_log_cpi(slots: ir.Table) -> ir.Table:
     """Add `day`, and `_x`: ln CPI of latency-sensitive tasks that have one."""
     cpi = ibis.ifelse(slots.latency_sensitive, slots.cpi, None)
     return slots.mutate(
-        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(_DAY_NS, "int64"), _x=cpi.ln()
+        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(machine_days.DAY_NS, "int64"),
+        _x=cpi.ln(),
     )
 
 
