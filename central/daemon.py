@@ -20,8 +20,10 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from central.api.fleet import Fleet
-from central.build.worker import BuildProcess
+from central.build.client import BuildProcess
+from central.coefficients.follower import VersionFollower
 from central.coefficients.publish import Publisher
+from central.coefficients.versions import VersionStore
 from central.config import CentralConfig
 from central.incidents.recorder import IncidentRecorder
 from central.incidents.store import IncidentStore
@@ -41,6 +43,7 @@ from central.revoked import LOOK_S, Revoked
 from central.web.checked import CheckedRequests
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
@@ -120,10 +123,11 @@ class Central:
             self.ingest = Ingest(config, self.journal, self.registry, revoked=self.revoked)
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
-            self.builder = BuildProcess(config, self.lake, self.journal.origin)
+            follower = VersionFollower(VersionStore(self.lake.objects))
+            self.builder = BuildProcess(config, self.lake, follower, self.journal.origin)
             self.publisher = Publisher(
                 self.registry,
-                self.builder,
+                follower,
                 ttl_s=config.build.ttl_s,
                 min_samples=config.build.min_samples,
             )
@@ -390,6 +394,5 @@ def _make_writable(folder: Path, setting: str) -> None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(f"{port}\n", encoding="ascii")
-    unfinished.replace(path)
+    with replacing(path, mode=0o644) as file:
+        file.write(b"%d\n" % port)

@@ -26,7 +26,8 @@ import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.build import day_states, duckdb_connection, engine, worker_pool
+from central.build import engine, methods, panda_state
+from central.lake import duckdb_connection
 
 SLOT_NS = 300 * 10**9
 SLOTS = 288
@@ -133,7 +134,7 @@ def with_pandas(paths: list[Path]) -> None:
 def day_state(method: str, opened: Any, path: Path, folder: Path) -> Path:
     """State of one day."""
     folder.mkdir(parents=True)
-    day_states.write(method, opened, opened.read([path]), SLOT_NS, folder)
+    methods.write(method, opened, opened.read([path]), SLOT_NS, folder)
     return folder
 
 
@@ -149,13 +150,13 @@ def by_days(
 
     def build(days: list[Path], into: Path) -> None:
         settings: dict[str, Any] = {"memory_limit_mib": memory_limit_mib, "threads": 2, "spill_dir": folder}
-        with worker_pool.duckdb_lanes(len(days), **settings) as running:
-            made = worker_pool.in_lanes(
+        with engine.duckdb_engines(len(days), **settings) as running:
+            made = engine.on_engines(
                 running, days, lambda lane, path: day_state(method, lane, path, into / path.stem)
             )
         states.extend(made)
         with engine.Engine(**settings) as duck:
-            day_states.solved(method, duck, states[: len(paths)])
+            methods.solved(method, duck, states[: len(paths)])
 
     def scratch() -> None:
         build(paths, folder)
@@ -186,7 +187,7 @@ def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[st
         memory_limit_mib=options.memory_limit_mib, threads=2, spill_dir=folder / "spill"
     ) as duck:
         found["fit"] = timed(
-            "PANDA, one-shot fit", lambda: duck.collect(engine.fit(duck.read(paths)).coefficients)
+            "PANDA, one-shot fit", lambda: duck.collect(panda_state.fit(duck.read(paths)).coefficients)
         )
     for name, method, chosen in (
         ("ours", "whitepanda", paths),
@@ -210,7 +211,7 @@ def with_spark(path: Path, folder: Path) -> None:
     with SparkEngine(master="local[2]", memory_limit_mib=4096, partitions=8, spill_dir=folder) as opened:
         timed(
             "Spark, local[2]: PANDA, fit of one day",
-            lambda: opened.collect(engine.fit(opened.read([path])).coefficients),
+            lambda: opened.collect(panda_state.fit(opened.read([path])).coefficients),
         )
         timed(
             "Spark, local[2]: ours, state of one day",

@@ -17,7 +17,7 @@ from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
 from central.api.work import Turns, Worker
-from central.build.builder import Builder
+from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.incidents.store import IncidentQuery, IncidentStore
 from central.ingest.sessions import StreamRegistry
@@ -44,7 +44,7 @@ _HIGHEST = 0.995  # share of VMs that bins are spread over; so one absurd value 
 class DetailQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
-    _builder: Builder
+    _builder: BuildStatus
     _clock_unix_ns: Callable[[], int]
     _drawing: Worker
     _gap_ns: int

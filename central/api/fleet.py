@@ -32,7 +32,7 @@ from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
 from central.api.upgrades import SideQueries
 from central.api.work import Turns, Worker
-from central.build.builder import Builder
+from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
@@ -98,7 +98,7 @@ class Fleet(
         journal: Journal,
         registry: StreamRegistry,
         lake: Lake,
-        builder: Builder,
+        builder: BuildStatus,
         incidents: IncidentStore,
         *,
         operators: tuple[str, ...],

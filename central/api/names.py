@@ -9,7 +9,7 @@ from difflib import get_close_matches
 import grpc
 
 from central.api.paging import Context, abort
-from central.build.builder import Builder
+from central.build.status import BuildStatus
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
@@ -22,7 +22,7 @@ _MAX_INT64 = 2**63 - 1
 class NameChecks:
     """What `central.api.fleet.Fleet` asks before it answers that there is nothing."""
 
-    _builder: Builder
+    _builder: BuildStatus
     _incidents: IncidentStore
     _journal: Journal
     _registry: StreamRegistry

@@ -13,7 +13,7 @@ from central.api.incidents import ask_store, mark_open
 from central.api.limits import MAX_TOP
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
-from central.build.builder import Builder
+from central.build.status import BuildStatus
 from central.incidents.store import IncidentStore
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
@@ -59,7 +59,7 @@ class LakeTotals:
 class OverviewQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
-    _builder: Builder
+    _builder: BuildStatus
     _clock_unix_ns: Callable[[], int]
     _incidents: IncidentStore
     _incidents_error: Callable[[], str]

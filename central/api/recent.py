@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from central.build.engine import answering
+from central.lake.duckdb_connection import answering
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import SlowError

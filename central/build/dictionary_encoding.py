@@ -6,29 +6,16 @@ computed. The tables of names are small; they are kept in Parquet files, where t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-    import pyarrow as pa
+import ibis
+import ibis.expr.types as ir
 
-__all__ = ["CodedSlots", "Opened", "coded", "numbered"]
+from central.build.engine import AnyEngine
 
-
-class Opened(Protocol):
-    """An engine, as far as names are encoded on it."""
-
-    def read(self, paths: Iterable[Path]) -> ir.Table:
-        """Return Parquet files of one schema as one table."""
-
-    def collect(self, table: ir.Table) -> pa.Table:
-        """Run an expression and return its rows."""
-
-    def write(self, table: ir.Table, path: Path) -> int:
-        """Run an expression and write its rows to a Parquet file. Returns how many."""
+__all__ = ["CodedSlots", "coded", "numbered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +28,13 @@ class CodedSlots:
 
 def numbered(table: ir.Table, **names: str) -> ir.Table:
     """Add columns with the places of names in their order, from 0: `code="job"` numbers jobs."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
     codes: dict[str, Any] = {
         code: ibis.dense_rank().over(order_by=table[name]).cast("int32") for code, name in names.items()
     }
     return table.mutate(**codes)
 
 
-def coded(opened: Opened, slots: ir.Table, folder: Path) -> CodedSlots:
+def coded(opened: AnyEngine, slots: ir.Table, folder: Path) -> CodedSlots:
     """Number the machines of task slots, and write which is which to `machines.parquet` (machine, code, rows).
 
     Args:

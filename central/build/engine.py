@@ -1,80 +1,79 @@
-"""PANDA as Ibis expressions, on DuckDB in this process; the same in result as `central.models.antagonists.panda`.
+"""What runs a build's Ibis expressions: DuckDB in this process, here; `central.build.spark` has the other one.
 
-Samples (the lake's rows, or a trace's) become task slots; from those follow either, at once, a fit of the
-paper's equations (1) to (3), or the state of a day, which merges with other days' and gives the same.
-
-Only what every SQL backend of Ibis has is used, so that the same expressions run on Spark too. What is
-read several times is kept in a Parquet file, not in a backend's temporary tables. Engines add floating-point
-numbers in any order, so results differ in the last digits from run to run; moments are taken about a first
-mean, where nothing large cancels.
+Several days are worked on beside each other: Python makes half of a day's state, on one core, queries the rest on all.
+An engine runs one query at a time, so each day has an engine of its own, with its part of memory and threads.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
+import ibis
+import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.build import duckdb_connection, machine_days
-from central.build.dictionary_encoding import coded, numbered
 from central.build.machine_days import PRODUCTS, Kernel
-from central.models.antagonists.panda import MIN_RELATIVE_STD
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-
-    from central.build.spark import SparkEngine
+from central.build.status import BuildStoppedError
+from central.lake import duckdb_connection
 
 __all__ = [
-    "STATE",
+    "AnyEngine",
     "Engine",
-    "FitTables",
-    "answering",
-    "coefficients",
-    "cpi_moments",
-    "fit",
-    "job_statistics",
-    "merged_moments",
-    "task_slots",
+    "Interruptible",
+    "StopSwitch",
+    "duckdb_engines",
+    "on_engines",
     "with_schema",
-    "write_pair_state",
-    "write_parquet",
 ]
 
-#: The tables of a day's state, see `central.models.antagonists.panda.PairState`.
-STATE: Mapping[str, pa.Schema] = {
-    "pairs": pa.schema(
-        {
-            "job": pa.string(),
-            "sensitive_job": pa.string(),
-            "platform": pa.string(),
-            "usage_cpi": pa.float64(),
-            "usage": pa.float64(),
-        }
-    ),
-    "usage": pa.schema({"job": pa.string(), "sum_usage_squared": pa.float64(), "samples": pa.int64()}),
-    "cpi": pa.schema(
-        {
-            "job": pa.string(),
-            "platform": pa.string(),
-            "samples": pa.int64(),
-            "mean": pa.float64(),
-            "m2": pa.float64(),
-        }
-    ),
-}
-
 _PART_ROWS = 4_000_000  # of some 32 bytes, and as much again while they are sorted
-_PLACE = ["machine", "slot_start_ns"]
-_JOB = ["job", "platform"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Interruptible(Protocol):
+    """What a build waits for."""
+
+    def interrupt(self) -> None:
+        """Have what runs now fail. May be called from any thread."""
+
+
+class AnyEngine(Interruptible, Protocol):
+    """An engine: DuckDB or Spark."""
+
+    def read(self, paths: Iterable[Path]) -> ir.Table:
+        """Return Parquet files of one schema as one table."""
+
+    def collect(self, table: ir.Table) -> pa.Table:
+        """Run an expression and return its rows."""
+
+    def write(self, table: ir.Table, path: Path) -> int:
+        """Run an expression and write its rows to a Parquet file. Returns how many."""
+
+    def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path, /) -> int:
+        """Run a kernel of `central.build.machine_days` on whole machine days, and write what they leave.
+
+        Args:
+            rows: what the kernel reads; better of one day.
+            count: how many they are.
+            kernel: such as `machine_days.whitepanda`.
+            slot_ns: length of a slot.
+            path: Parquet file of `machine_days.PRODUCTS`.
+
+        Returns:
+            Rows written.
+
+        """
 
 
 class Engine:
@@ -88,14 +87,9 @@ class Engine:
     """
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
-        import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
         spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
-        opened = duckdb_connection.connect(
-            memory_limit=f"{memory_limit_mib}MiB",
-            threads=threads,
-            temp_directory=str(spill_dir),
-            preserve_insertion_order=False,  # lets DuckDB spill and stream
+        opened = duckdb_connection.bounded(
+            memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=spill_dir
         )
         self.connection: Any = ibis.duckdb.from_connection(opened)
 
@@ -124,23 +118,15 @@ class Engine:
         return table.to_pyarrow()
 
     def write(self, table: ir.Table, path: Path) -> int:
-        """Run an expression and write its rows to a Parquet file. Returns how many."""
-        return write_parquet(table, path)
+        """Run an expression and write its rows to a Parquet file. Returns how many.
+
+        The engine writes the file itself: the rows never come to Python, and need not fit into memory.
+        """
+        table.to_parquet(path, compression="zstd")
+        return int(pq.read_metadata(path).num_rows)
 
     def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Run a kernel of `central.build.machine_days` on parts of whole machines, and write what they leave.
-
-        Args:
-            rows: what the kernel reads; better of one day. Python holds some `_PART_ROWS` of them at a time.
-            count: how many they are.
-            kernel: such as `machine_days.whitepanda`.
-            slot_ns: length of a slot.
-            path: Parquet file of `machine_days.PRODUCTS`.
-
-        Returns:
-            Rows written.
-
-        """
+        """Do as `AnyEngine` says, on parts of whole machines: Python holds some `_PART_ROWS` rows at a time."""
         parts = max(1, math.ceil(count / _PART_ROWS))
         with pq.ParquetWriter(path, PRODUCTS, compression="none") as writer:  # read once, soon
             for part in range(parts):
@@ -149,259 +135,97 @@ class Engine:
         return int(pq.read_metadata(path).num_rows)
 
 
+_AnyOne = TypeVar("_AnyOne", bound=Interruptible)
+
+
 @contextlib.contextmanager
-def answering(memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
-    """Yield an Ibis connection for one question.
+def duckdb_engines(
+    days: int, *, memory_limit_mib: int, threads: int, spill_dir: Path
+) -> Iterator[list[Engine]]:
+    """Open engines for so many days, at most one per thread; they share the memory and the threads."""
+    count = max(1, min(days, threads))
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Engine(
+                    memory_limit_mib=memory_limit_mib // count,
+                    threads=threads // count,
+                    spill_dir=spill_dir / f"engine-{number}",
+                )
+            )
+            for number in range(count)
+        ]
 
-    What does not fit is spilled to a temporary folder: by default DuckDB takes the working directory, where a service
-    may not write.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="whitepanda-") as spill,
-        Engine(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=Path(spill)) as engine,
-    ):
-        yield engine.connection
 
-
-def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
-    """Merge the records of each task in each slot by duration.
-
-    A record belongs to the slot that it starts in. CPI is the mean over the records that have one, usage over
-    those that have one, each weighted by duration. NaN is not known; records without a duration are left out.
-
-    Args:
-        samples: columns machine, vm, job, platform, latency_sensitive, start_unix_ns (not negative),
-            duration_ns, cpi, cpu_usage_cores.
-        slot_ns: length of a slot.
+def on_engines(
+    engines: Sequence[_AnyOne], items: Sequence[_Item], work: Callable[[_AnyOne, _Item], _Result]
+) -> list[_Result]:
+    """Do the work for each item, as many at once as there are engines.
 
     Returns:
-        machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi; null where not known.
+        The results, in the items' order.
+
+    Raises:
+        Exception: what failed first. What has not begun then is not done, what runs is interrupted and waited for.
 
     """
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+    if len(engines) == 1:
+        return [work(engines[0], item) for item in items]
+    idle = queue.SimpleQueue[_AnyOne]()
+    for each in engines:
+        idle.put(each)
 
-    rows = samples.filter(samples.duration_ns > 0)
-    duration = rows.duration_ns.cast("float64")
-    cpi_known = rows.cpi.notnull() & ~rows.cpi.isnan()
-    usage_known = rows.cpu_usage_cores.notnull() & ~rows.cpu_usage_cores.isnan()
-    rows = rows.mutate(
-        # An integer remainder, for a quotient goes through floating point and is off at the borders.
-        slot_start_ns=rows.start_unix_ns - rows.start_unix_ns % ibis.literal(slot_ns, "int64"),
-        _usage_time=ibis.ifelse(usage_known, duration, None),
-        _usage=ibis.ifelse(usage_known, rows.cpu_usage_cores * duration, None),
-        _cpi_time=ibis.ifelse(cpi_known, duration, None),
-        _cpi=ibis.ifelse(cpi_known, rows.cpi * duration, None),
-    )
-    sums = rows.group_by([*_PLACE, "vm", *_JOB, "latency_sensitive"]).aggregate(
-        _usage=rows["_usage"].sum(),
-        _usage_time=rows["_usage_time"].sum(),
-        _cpi=rows["_cpi"].sum(),
-        _cpi_time=rows["_cpi_time"].sum(),
-    )
-    return sums.mutate(usage=sums["_usage"] / sums["_usage_time"], cpi=sums["_cpi"] / sums["_cpi_time"]).drop(
-        "_usage", "_usage_time", "_cpi", "_cpi_time"
-    )
+    def one(item: _Item) -> _Result:
+        engine = idle.get()
+        try:
+            return work(engine, item)
+        finally:
+            idle.put(engine)
 
-
-def cpi_moments(slots: ir.Table) -> ir.Table:
-    """Return job, platform, samples, mean and m2 = sum (cpi - mean)^2 over task slots with a CPI."""
-    known = slots.filter(slots.cpi.notnull())
-    # Every engine's variance is Welford's, so nothing large cancels.
-    sums = known.group_by(_JOB).aggregate(
-        samples=known.count(), mean=known.cpi.mean(), _variance=known.cpi.var(how="pop")
-    )
-    return sums.select(*_JOB, "samples", "mean", m2=sums["_variance"] * sums.samples)
+    with concurrent.futures.ThreadPoolExecutor(len(engines), "engine") as pool:
+        running = [pool.submit(one, item) for item in items]
+        done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_EXCEPTION)
+        failed = next((each for each in running if each in done and each.exception()), None)
+        if failed is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for each in engines:
+                each.interrupt()
+        return [each.result() for each in ([failed] if failed else running)]
 
 
-def job_statistics(moments: ir.Table) -> ir.Table:
-    """Return job, platform, samples, mean_cpi, std_cpi; the latter is 0 where the CPI does not vary."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+class StopSwitch:
+    """Ends a build from another thread: between two steps by `check`, within one by interrupting its engines."""
 
-    std = (moments.m2 / moments.samples).sqrt()
-    varies = std > moments["mean"].abs() * MIN_RELATIVE_STD
-    return moments.select(
-        *_JOB, "samples", mean_cpi=moments["mean"], std_cpi=ibis.ifelse(varies, std, ibis.literal(0.0))
-    )
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._running: Sequence[Interruptible] = ()
 
+    @property
+    def is_on(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
 
-@dataclass(frozen=True, slots=True)
-class FitTables:
-    """Expressions of a fit: `machine_cpi` has machine, slot_start_ns, mn_cpi, tasks."""
+    def stop(self) -> None:
+        """Have what runs fail, and every later `check`."""
+        self._stopping.set()
+        for each in self._running:
+            each.interrupt()
 
-    statistics: ir.Table
-    machine_cpi: ir.Table
-    coefficients: ir.Table
+    def check(self) -> None:
+        """Raise BuildStoppedError once `stop` was called."""
+        if self.is_on:
+            raise BuildStoppedError
 
-
-def fit(slots: ir.Table) -> FitTables:
-    """Compute equations (1) to (3) over task slots (better from a file: they are read four times)."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    statistics = job_statistics(cpi_moments(slots))
-    rows = _sensitive(slots).join(statistics, _JOB)
-    deviation = (rows.cpi - rows.mean_cpi) / rows.std_cpi.nullif(0.0)
-    rows = rows.mutate(_n_cpi=ibis.coalesce(deviation, ibis.literal(0.0)))
-    machine_cpi = rows.group_by(_PLACE).aggregate(mn_cpi=rows["_n_cpi"].mean(), tasks=rows.count())
-
-    beside = slots.filter(slots.usage.notnull()).join(machine_cpi, _PLACE)
-    sums = beside.group_by("job").aggregate(
-        sum_usage_squared=(beside.usage * beside.usage).sum(),
-        samples=beside.count(),
-        _product=(beside.usage * beside.mn_cpi).sum(),
-        _square=(beside.mn_cpi * beside.mn_cpi).sum(),
-    )
-    sums = sums.filter(sums.sum_usage_squared > 0)
-    value = sums["_product"] / sums.sum_usage_squared
-    spread = (sums["_square"] - value * sums["_product"]).clip(lower=0.0)
-    error = (spread / (sums.samples - 1).nullif(0) / sums.sum_usage_squared).sqrt()
-    found = sums.select("job", "samples", "sum_usage_squared", coefficient=value, standard_error=error)
-    return FitTables(statistics, machine_cpi, found)
-
-
-def write_pair_state(
-    opened: Engine | SparkEngine,
-    slots: ir.Table,
-    slot_ns: int,
-    folder: Path,
-) -> None:
-    """Write the tables `STATE`, a file each, of a part of the data whose machine slots are in no other part.
-
-    Args:
-        opened: the engine.
-        slots: columns as of `task_slots`; better from a file: they are read five times.
-        slot_ns: length of a slot.
-        folder: is there, and empty.
-
-    """
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    rows = coded(opened, slots, folder)
-    groups = slots.select(*_JOB).distinct()
-    # A number per job, and one per job and platform.
-    by_both = ibis.row_number().over(order_by=[groups.job, groups.platform]).cast("int32")
-    opened.write(numbered(groups.mutate(group=by_both), code="job"), folder / "groups.parquet")
-    groups = opened.read([folder / "groups.parquet"])
-    numbers = rows.rows.join(groups, _JOB)
-    numbers = numbers.select(
-        "machine",
-        "slot_start_ns",
-        "usage",
-        "group",
-        job=numbers.code,
-        cpi=ibis.ifelse(numbers.latency_sensitive, numbers.cpi, None),
-    )
-    opened.machine_days(numbers, rows.count, machine_days.panda, slot_ns, folder / "raw.parquet")
-    tables = _named(opened.read([folder / "raw.parquet"]), groups)
-    tables["cpi"] = cpi_moments(slots)
-    for name, schema in STATE.items():
-        opened.write(with_schema(tables[name], schema), folder / f"{name}.parquet")
-    for name in ("machines", "groups", "raw"):
-        (folder / f"{name}.parquet").unlink()
-
-
-def _named(products: ir.Table, groups: ir.Table) -> dict[str, ir.Table]:
-    """Add up what `machine_days.panda` has left, and put back the names."""
-    jobs = groups.select("job", "code").distinct()
-    pairs = products.filter(products.kind == machine_days.PAIRS)
-    pairs = pairs.group_by(["a", "b"]).aggregate(usage_cpi=pairs.v0.sum(), usage=pairs.v1.sum())
-    pairs = pairs.join(jobs, pairs.a == jobs.code).drop("code")
-    victims = groups.select("group", "platform", sensitive_job="job")
-    usage = products.filter(products.kind == machine_days.JOBS)
-    usage = usage.group_by("a").aggregate(sum_usage_squared=usage.v0.sum(), samples=usage.v1.sum())
-    return {
-        "pairs": pairs.join(victims, pairs.b == victims.group),
-        "usage": usage.join(jobs, usage.a == jobs.code),
-    }
-
-
-def merged_moments(parts: ir.Table, keys: Sequence[str] = tuple(_JOB)) -> ir.Table:
-    """Merge moments by Chan, Golub and LeVeque (1979): M2 = sum M2_i + sum n_i (mean_i - mean)^2."""
-    totals = parts.group_by(list(keys)).aggregate(
-        _total=parts.samples.sum().cast("int64"), _weighted=(parts["mean"] * parts.samples).sum()
-    )
-    totals = totals.mutate(_mean=totals["_weighted"] / totals["_total"])
-    rows = parts.join(totals, list(keys))
-    off = rows["mean"] - rows["_mean"]
-    rows = rows.mutate(_m2=rows.m2 + off * off * rows.samples)
-    whole = rows.group_by([*keys, "_total", "_mean"]).aggregate(m2=rows["_m2"].sum())
-    return whole.select(*keys, samples=whole["_total"], mean=whole["_mean"], m2=whole.m2)
-
-
-def coefficients(moments: ir.Table, days: Mapping[str, ir.Table]) -> ir.Table:
-    """Return job, samples, sum_usage_squared, coefficient, standard_error (null: not known) of days' states.
-
-    Standard errors are by days, with nothing assumed of the slots of one:
-    sqrt(D / (D - 1) * sum_d (P_d - A U_d)^2) / sum_d U_d over the job's D days, at least two, with P = sum of
-    usage * mnCPI and U = sum of usage^2. Pairs are read once: products per job and day are few.
-
-    Args:
-        moments: of CPI over all days, from `merged_moments`.
-        days: `pairs` and `usage` of the states, with a column `part`, the day.
-
-    """
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    statistics = job_statistics(moments).drop("samples").rename(sensitive_job="job")
-    keys = ["job", "part"]
-    usage = days["usage"].select(*keys, "samples", squared="sum_usage_squared")
-    rows = usage.left_join(_products(days["pairs"], statistics, keys), keys)
-    rows = rows.select(
-        *keys,
-        "samples",
-        "squared",
-        _known=rows["_product"].notnull(),
-        _product=rows["_product"].fill_null(0.0),
-    )
-    of_job = ibis.window(group_by="job")
-    value = rows["_product"].sum().over(of_job) / rows.squared.sum().over(of_job).nullif(0.0)
-    rows = rows.mutate(_off=rows["_product"] - value * rows.squared)
-    sums = rows.group_by("job").aggregate(
-        samples=rows.samples.sum().cast("int64"),
-        sum_usage_squared=rows.squared.sum(),
-        _total=rows["_product"].sum(),
-        _off=(rows["_off"] * rows["_off"]).sum(),
-        _days=(rows.squared > 0).sum(),
-        _known=rows["_known"].sum(),
-    )
-    sums = sums.filter((sums.sum_usage_squared > 0) & (sums["_known"] > 0))
-    factor = sums["_days"] / (sums["_days"] - 1).nullif(0)
-    return sums.select(
-        "job",
-        "samples",
-        "sum_usage_squared",
-        coefficient=sums["_total"] / sums.sum_usage_squared,
-        standard_error=(sums["_off"] * factor).sqrt() / sums.sum_usage_squared,
-    )
-
-
-def _products(pairs: ir.Table, statistics: ir.Table, keys: list[str]) -> ir.Table:
-    """Return the sum of usage * mnCPI per key."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    rows = pairs.join(statistics, ["sensitive_job", "platform"])
-    deviation = (rows.usage_cpi - rows.mean_cpi * rows.usage) / rows.std_cpi.nullif(0.0)
-    rows = rows.mutate(_one=ibis.coalesce(deviation, ibis.literal(0.0)))
-    return rows.group_by(keys).aggregate(_product=rows["_one"].sum())
-
-
-def write_parquet(table: ir.Table, path: Path, schema: pa.Schema | None = None) -> int:
-    """Run an expression and write its rows, in the columns of `schema` if there is one. Returns how many.
-
-    The engine writes the file itself: the rows never come to Python, and need not fit into memory.
-    """
-    if schema is not None:
-        table = with_schema(table, schema)
-    table.to_parquet(path, compression="zstd")
-    return int(pq.read_metadata(path).num_rows)
+    @contextlib.contextmanager
+    def interrupting(self, running: Sequence[Interruptible]) -> Iterator[None]:
+        """Interrupt these by `stop` while the context lasts."""
+        self._running = running
+        try:
+            yield
+        finally:
+            self._running = ()
 
 
 def with_schema(table: ir.Table, schema: pa.Schema) -> ir.Table:
     """Return the columns of a schema, in its order and types."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
     return table.select(*schema.names).cast(ibis.Schema.from_pyarrow(schema))
-
-
-def _sensitive(slots: ir.Table) -> ir.Table:
-    """L(m, t): latency-sensitive tasks whose CPI is known."""
-    return slots.filter(slots.latency_sensitive & slots.cpi.notnull())

@@ -23,6 +23,7 @@ from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
 
 __all__ = [
+    "DAY_NS",
     "JOBS",
     "MACHINES",
     "MACHINE_JOBS",
@@ -52,7 +53,7 @@ PAIRS, JOBS, MACHINE_JOBS, MACHINES, TOTAL = range(5)
 #: Takes rows of whole machine days and the length of a slot; returns `PRODUCTS`.
 Kernel = Callable[[pa.Table, int], pa.Table]
 
-_DAY_NS = 86_400 * 10**9
+DAY_NS = 86_400 * 10**9
 _VALUES = 4
 
 
@@ -218,7 +219,7 @@ def _machine_days(rows: pa.Table, slot_ns: int, victim: str) -> Iterator[_Rows]:
     if not rows.num_rows:
         return
     start = rows["slot_start_ns"].to_numpy()
-    day = (start // _DAY_NS).astype(np.int32)
+    day = (start // DAY_NS).astype(np.int32)
     first_day = int(day.min())
     day -= first_day
     days = int(day.max()) + 1

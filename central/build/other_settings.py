@@ -60,7 +60,7 @@ class OtherSettings:
                 manifest = self._versions.manifest(number)
             except (OSError, LakeError, msgspec.MsgspecError):
                 continue  # whoever takes the version tells of it
-            if manifest.builder not in ("", self._holder):  # a release before this one did not say who
+            if manifest.builder != self._holder:
                 self._theirs = manifest
                 break
         self._looked_at = max(numbers, default=0)

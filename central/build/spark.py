@@ -10,21 +10,19 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import ibis
+import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.build.machine_days import Kernel
+from central.build.machine_days import DAY_NS, Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-
 __all__ = ["SparkEngine", "is_spark_error"]
 
-_DAY_NS = 86_400 * 10**9
 _NAME = "whitepanda"
 _FOLDER_SUFFIX = ".spark"
 
@@ -50,7 +48,6 @@ class SparkEngine:
 
     def __init__(self, *, master: str, memory_limit_mib: int, partitions: int, spill_dir: Path) -> None:
         try:
-            import ibis  # noqa: PLC0415 - takes a second
             from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise UnavailableError(
@@ -123,7 +120,7 @@ class SparkEngine:
         def run(part: pa.Table) -> pa.Table:
             return kernel(part.drop_columns(["_day"]), slot_ns)
 
-        rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % _DAY_NS)
+        rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % DAY_NS)
         frame = self._session.sql(self.connection.compile(rows))
         schema = "kind byte, a int, b int, v0 double, v1 double, v2 double, v3 double"
         return self._write(frame.groupBy("machine", "_day").applyInArrow(run, schema), path)

@@ -16,8 +16,8 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central.build import duckdb_connection
 from central.cli._outputs import JsonOption
+from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
 from central.roll_ups.compaction import (

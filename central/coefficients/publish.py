@@ -13,10 +13,11 @@ Rows of few samples are not sent: a coefficient of two task slots, or the spread
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import BuiltVersion
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.lake.segments import LakeError
@@ -32,24 +33,6 @@ _JOBS_AT_ONCE = 64  # the same of a host's jobs
 _REST_S = 0.001  # for each of its jobs, before a host of many jobs has its next update
 _MAX_ROWS = 100_000  # that are kept ready; a host says itself of what platform it is
 _HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements wait for nobody, and statistics can
-
-
-class Versions(Protocol):
-    """Who knows the version in force; `central.build.builder.Builder`."""
-
-    on_version: list[Callable[[BuiltVersion], None]]
-
-    @property
-    def current(self) -> BuiltVersion | None:
-        """The version in force; None: there is none yet."""
-
-    async def catch_up(self) -> None:
-        """Take a newer version of another replica, where there is one.
-
-        Raises:
-            OSError, LakeError: the lake cannot be read.
-
-        """
 
 
 class _Rows(NamedTuple):
@@ -82,7 +65,7 @@ class Publisher:
     """
 
     def __init__(
-        self, registry: StreamRegistry, versions: Versions, *, ttl_s: float, min_samples: int
+        self, registry: StreamRegistry, versions: VersionFollower, *, ttl_s: float, min_samples: int
     ) -> None:
         self._registry = registry
         self._versions = versions

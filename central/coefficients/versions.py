@@ -61,7 +61,7 @@ COEFFICIENTS = pa.schema(
 )
 
 _FORMAT = 1
-_LATER = ("location_log_cpi", "scale_log_cpi")
+_OF_SOME_METHODS = ("location_log_cpi", "scale_log_cpi")
 _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
 _MANIFEST_FILE = "manifest.json"
@@ -87,14 +87,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution
     method: str = "panda"
-    build_days: int = 0  # how far back its builder looked; 0 where an older release did not say it
-    builder: str = ""  # the lease's holder; "" the same
+    build_days: int = 0  # how far back its builder looked
+    builder: str = ""  # the lease's holder
     engine: str = "duckdb"
     token: int = 0  # of the lease under which it was built
     files: str = ""  # what the names of its files begin with
-    digests: dict[
-        str, str
-    ] = {}  # SHA-256 by file, without what its name begins with; an older release told none
+    digests: dict[str, str] = {}  # SHA-256 by file, without what its name begins with
     seal: str = ""
 
 
@@ -178,8 +176,8 @@ def _rows_of(jobs: pa.Array, job: str) -> tuple[int, int]:
 
 
 def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema; those of `_LATER` that a table lacks, as older versions do, are null."""
-    for name in _LATER:
+    """Return the columns of a schema; those of `_OF_SOME_METHODS` that a table lacks are null."""
+    for name in _OF_SOME_METHODS:
         if name in schema.names and name not in table.schema.names:
             table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
     return table.select(schema.names).cast(schema)
@@ -246,8 +244,8 @@ class VersionStore:
 
         """
         manifest = self.manifest(number)
-        statistics = self._table(manifest, number, _STATISTICS_FILE, JOB_STATISTICS)
-        coefficients = self._table(manifest, number, _COEFFICIENTS_FILE, COEFFICIENTS)
+        statistics = self._table(manifest, number, _STATISTICS_FILE)
+        coefficients = self._table(manifest, number, _COEFFICIENTS_FILE)
         return BuiltVersion(manifest, statistics, coefficients)
 
     def coefficient(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
@@ -256,7 +254,7 @@ class VersionStore:
         Raises: as `read`.
         """
         manifest = self.manifest(number)
-        table = self._table(manifest, number, _COEFFICIENTS_FILE, COEFFICIENTS)
+        table = self._table(manifest, number, _COEFFICIENTS_FILE)
         for row in table.filter(pc.equal(table.column("job"), job)).to_pylist():
             error = row["standard_error"]
             return fleet_pb2.CoefficientAt(
@@ -353,12 +351,12 @@ class VersionStore:
                     )
         return last + 1
 
-    def _table(self, manifest: Manifest, number: int, file: str, schema: pa.Schema) -> pa.Table:
+    def _table(self, manifest: Manifest, number: int, file: str) -> pa.Table:
         name = self._name(number, manifest.files + file)
         data = self._objects.read(name)
         written = manifest.digests.get(file, "")
         checksums.check_digest(self._objects.root, name, io.BytesIO(data), written, _REMEDY)
-        return _completed(pq.read_table(pa.BufferReader(data)), schema)
+        return pq.read_table(pa.BufferReader(data))
 
     def _name(self, number: int, file: str) -> str:
         return f"{self._top}/{number:08d}/{file}"

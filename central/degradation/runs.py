@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import GroupBaseline, group_key
-from central.build import duckdb_connection
+from central.lake import duckdb_connection
 from central.models.groups import Floats
 from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from central.build.engine import answering
 from central.config import PlacementSection
+from central.lake.duckdb_connection import answering
 from central.lake.segments import Lake, day_of
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request

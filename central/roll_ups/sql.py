@@ -119,7 +119,7 @@ def write_part(
 
 
 def _slot_sums(slot_ns: int) -> str:
-    """Return the sums of `SLOTS` over the view rows_once, as `central.build.engine.task_slots` weighs them."""
+    """Return the sums of `SLOTS` over the view rows_once, as `central.build.panda_state.task_slots` weighs them."""
     usage, cpi = "cpu_usage_cores", "cpi::DOUBLE"
     has_usage = f"{usage} IS NOT NULL AND NOT isnan({usage})"
     has_cpi = f"{cpi} IS NOT NULL AND NOT isnan({cpi})"

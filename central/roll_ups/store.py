@@ -186,7 +186,7 @@ class SlotStore:
         )
 
     def read(self, connection: Any, manifests: Iterable[SlotManifest]) -> ir.Table:
-        """Return the task slots of days as an Ibis table, like `central.build.engine.task_slots` of their samples.
+        """Return the task slots of days as an Ibis table, like `central.build.panda_state.task_slots` of their samples.
 
         Args:
             connection: an Ibis backend.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from central.build.engine import answering
+from central.lake.duckdb_connection import answering
 from central.lake.segments import Lake, LakeError
 from central.roll_ups.store import SlotStore
 from whitepanda.common.errors import InputError

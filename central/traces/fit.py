@@ -7,21 +7,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+import ibis
+import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.build import engine, estimator
-from central.build.spark import SparkEngine
+from central.build import panda_state, whitepanda_state
+from central.build.engine import AnyEngine
 from central.models.antagonists.slots import SLOT_S
 from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
 
 __all__ = ["FIT_METHODS", "RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
 
@@ -169,26 +168,26 @@ def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, in
         slots = slots.filter(slots.slot_start_ns < file.begin_of_day_ns(options.until_day))
     task_slots = _count(opened, slots)
     if options.method == "panda":
-        tables = engine.fit(slots)
+        tables = panda_state.fit(slots)
         return _result(opened, slots, tables.coefficients), task_slots, _count(opened, tables.machine_cpi)
     folder = file.folder / "state"
     folder.mkdir()
-    estimator.write_state(opened, slots, round(options.slot_s * 1e9), folder)
-    state, _ = estimator.merged_state([folder])
+    whitepanda_state.write_state(opened, slots, round(options.slot_s * 1e9), folder)
+    state, _ = whitepanda_state.merged_state([folder])
     found = folder / "coefficients.parquet"
-    pq.write_table(estimator.as_table(estimator.coefficients([folder]), pa.int64()), found)
+    pq.write_table(whitepanda_state.as_table(whitepanda_state.coefficients([folder]), pa.int64()), found)
     return _result(opened, slots, opened.read([found])), task_slots, int(state.slots.sum())
 
 
-def _count(opened: engine.Engine | SparkEngine, table: ir.Table) -> int:
+def _count(opened: AnyEngine, table: ir.Table) -> int:
     return int(opened.collect(table.aggregate(rows=table.count()))["rows"][0].as_py())
 
 
-def _result(opened: engine.Engine | SparkEngine, slots: ir.Table, coefficients: ir.Table) -> pa.Table:
-    import ibis  # noqa: PLC0415 - takes a second
-
+def _result(opened: AnyEngine, slots: ir.Table, coefficients: ir.Table) -> pa.Table:
     statistics = (
-        engine.job_statistics(engine.cpi_moments(slots)).drop("platform").rename(cpi_samples="samples")
+        panda_state.job_statistics(panda_state.cpi_moments(slots))
+        .drop("platform")
+        .rename(cpi_samples="samples")
     )
     shares = slots.group_by("job").aggregate(
         latency_sensitive_ratio=slots.latency_sensitive.cast("float64").mean()

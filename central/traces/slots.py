@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.build import engine
-from central.build.engine import Engine
+from central.build import panda_state
+from central.build.engine import AnyEngine, Engine
 from central.build.spark import SparkEngine, is_spark_error
 from central.models.antagonists.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
 from collector.traces.google import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
@@ -86,7 +86,7 @@ class SlotFile:
     `duckdb` is that engine, or reads the file beside Spark.
     """
 
-    opened: Engine | SparkEngine
+    opened: AnyEngine
     duckdb: Engine
     path: Path
     folder: Path
@@ -180,7 +180,7 @@ def slot_file(
             _check_usable(traces, reader.counts)
             on_progress("fit", 0, None)
             with _engines(options, folder) as (opened, duck):
-                merged = engine.task_slots(opened.read([samples]), round(slot_s * 1e9))
+                merged = panda_state.task_slots(opened.read([samples]), round(slot_s * 1e9))
                 rows = opened.write(merged, folder / "slots.parquet")
                 samples.unlink()
                 yield SlotFile(opened, duck, folder / "slots.parquet", folder, reader.counts, rows)
@@ -197,7 +197,7 @@ def _check_usable(traces: Sequence[Path], counts: TraceCounts) -> None:
 
 
 @contextmanager
-def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[Engine | SparkEngine, Engine]]:
+def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[AnyEngine, Engine]]:
     memory_limit_mib, threads = options.memory_limit_mib, options.threads
     with Engine(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=folder / "spill") as duck:
         if options.engine == "duckdb":

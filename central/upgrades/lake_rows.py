@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from central.build.engine import answering
+from central.lake.duckdb_connection import answering
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, LakeError, day_of
 from central.models.groups import group, sums

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 
-from central.build import worker
+from central.build import client, worker
 from central.journal import reserve, writer
 from central.lake import lease
 from whitepanda.common import cli
@@ -74,7 +74,7 @@ def no_lease() -> None:
         self.token = 1
         return True
 
-    worker.COMMAND = [sys.executable, __file__, "no-lease", "--build-worker"]
+    client.COMMAND = [sys.executable, __file__, "no-lease", "--build-worker"]
     lease.Lease.acquire = acquire
     lease.Lease.check = lambda _self: None
     lease.Lease.release = lambda _self: None

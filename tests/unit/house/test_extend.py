@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import sys
 import types
@@ -13,9 +14,14 @@ import pytest
 
 from agent.sampling.rates import Limits
 from agent.sampling.vms import JobRules, VmTable
+from central.build.builder import Builder
+from central.build.methods import METHODS
+from central.config import BuildSection
+from central.lake.segments import Lake
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from collector.base import InterfaceDevice, Reason, Source, VmIdentity
 from collector.registry import SourceSpec, build_sources
+from tests.unit.central.build.test_builds import write_day
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "extend.md"
 BLOCKS = [
@@ -124,4 +130,20 @@ def test_the_method_finds_who_does_more_than_usual(load, capsys):
 
 
 def test_no_other_code_is_on_the_page():
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
+
+
+def test_a_build_uses_the_method(tmp_path, load, monkeypatch):
+    made = load(BLOCKS[4], "mean_usage_example")
+    monkeypatch.setitem(METHODS, "mean_usage", made.MEAN_USAGE)
+    lake = Lake(tmp_path / "lake")
+    days = [write_day(lake, day, day + 1) for day in range(2)]
+    builder = Builder(BuildSection(memory_limit_mib=256, threads=1, method="mean_usage"), lake)
+    assert builder.build_once() == 1
+    assert builder.current.manifest.method == "mean_usage"
+    usage, jobs = (np.concatenate([day[name] for day in days]) for name in ("cpu_usage_cores", "job"))
+    for job in np.unique(jobs):
+        found = builder.current.coefficient(str(job))
+        assert (found.value, found.samples) == (pytest.approx(usage[jobs == job].mean()), (jobs == job).sum())
+        assert (found.method, math.isnan(found.standard_error)) == ("mean_usage", True)
+        assert len(builder.current.statistics(str(job))) == 1

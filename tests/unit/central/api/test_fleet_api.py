@@ -18,7 +18,8 @@ import pytest
 from central import pki
 from central.api.fleet import Fleet
 from central.api.work import Turns
-from central.build.builder import Builder, LeftOut
+from central.build.builder import Builder
+from central.build.status import LeftOut
 from central.cli import antagonists
 from central.cli._fleet import asking, explained
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
@@ -72,7 +73,7 @@ def publish(builder: Builder, jobs: int) -> None:
         coefficients=0,
         code_version="0",
     )
-    builder.current = builder.versions.write(
+    builder.follower.current = builder.versions.write(
         manifest,
         pa.Table.from_pylist(statistics, JOB_STATISTICS),
         pa.Table.from_pylist(coefficients, COEFFICIENTS),

@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from central.build import worker
-from central.build.builder import Builder, BuildStoppedError, LeftOut
-from central.build.worker import BuildFailedError, BuildProcess
+from central.build import client
+from central.build.builder import Builder
+from central.build.client import BuildFailedError, BuildProcess
+from central.build.status import BuildStoppedError, LeftOut
+from central.coefficients.follower import VersionFollower
+from central.coefficients.versions import VersionStore
 from central.config import BuildSection, CentralConfig, CentralSection
 from central.lake.lease import Lease
 from central.lake.segments import DAY_NS, Lake, segment_stem
@@ -30,7 +33,7 @@ HOLDER = "central-0-0a1b2c3d"
 def made(folder: Path, lake: Lake, **build: object) -> BuildProcess:
     section = CentralSection(state_dir=str(folder / "state"), lake_dir=lake.name, tls=TlsFiles("a", "b", "c"))
     config = CentralConfig(central=section, build=BuildSection(memory_limit_mib=256, **build))
-    return BuildProcess(config, lake, HOLDER)
+    return BuildProcess(config, lake, VersionFollower(VersionStore(lake.objects)), HOLDER)
 
 
 @pytest.fixture
@@ -43,15 +46,14 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
 ) -> None:
     builder = made(tmp_path, lake, days=2, interval_s=1.0)
     told: list[int] = []
-    builder.on_version.append(lambda built: told.append(built.version))
-    await builder._build_in_thread()
+    builder.follower.on_version.append(lambda built: told.append(built.version))
+    await builder.build_and_announce()
     assert builder._process is None, "nothing to build from, no process"
     for day in range(4):
         write_day(lake, day, day)
-    await builder._build_in_thread()
-    assert (told, builder.last_error, builder.last_days_computed) == ([1], "", 2)
+    await builder.build_and_announce()
+    assert (told, builder.last_error) == ([1], "")
     assert builder.left_out == LeftOut(2, 1200)
-    assert builder.last_build_s > 0
     here = Builder(BuildSection(memory_limit_mib=256, days=2), Lake(tmp_path / "copy"))
     for day in range(4):
         write_day(here._lake, day, day)
@@ -65,14 +67,14 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
     assert (ours.job, ours.samples, ours.method) == (theirs.job, theirs.samples, theirs.method)
     first = builder._process
     assert first is not None
-    await builder._build_in_thread()
+    await builder.build_and_announce()
     assert (told, builder._process) == ([1], first), (
         "builds that follow soon share a process; nothing new, no version"
     )
     write_day(lake, 4, 4)
     newest = max(lake.segments(), key=lambda segment: segment.day)
     newest.path.write_bytes(b"no parquet")
-    await builder._build_in_thread()
+    await builder.build_and_announce()
     assert newest.path.name in builder.last_error
     assert (builder.damaged["build"], builder.damaged_files) == ([newest.key], 1)
     assert builder.current.version == 1
@@ -93,7 +95,7 @@ async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(
     assert "ended with status -9" in builder.last_error
     builder.start()
     assert builder.build_once() == 1
-    await builder._build_in_thread()
+    await builder.build_and_announce()
     assert (builder.last_error, builder._process) == ("", None)
 
 
@@ -101,7 +103,7 @@ async def test_a_stop_ends_a_build_and_gives_the_lease_back(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "central.build.worker._STOP_S", 60.0
+        "central.build.client._STOP_S", 60.0
     )  # builds wait for whatever else this machine does
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
@@ -125,7 +127,7 @@ async def test_a_stop_ends_a_build_and_gives_the_lease_back(
 def test_a_build_that_does_not_stop_is_killed_and_its_lease_given_back(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("central.build.worker._STOP_S", 0.1)
+    monkeypatch.setattr("central.build.client._STOP_S", 0.1)
     builder = made(tmp_path, lake)
     builder.start()
     assert builder._process is not None
@@ -157,7 +159,7 @@ def test_what_asks_all_of_central_to_stop_is_left_to_central(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd sends SIGTERM and a terminal SIGINT; also while it loads its modules."""
-    monkeypatch.setattr("central.build.worker._STOP_S", 60.0)  # it ends at nice 10, beside all other tests
+    monkeypatch.setattr("central.build.client._STOP_S", 60.0)  # it ends at nice 10, beside all other tests
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     for number in (1, 2):
@@ -201,6 +203,41 @@ def test_it_dies_with_a_central_that_is_killed(tmp_path: Path, lake: Lake) -> No
             assert select.select([ends], [], [], 20.0)[0]
         finally:
             os.close(ends)
+
+
+_DAEMON = """
+import asyncio, sys
+from pathlib import Path
+import central.daemon
+from central.build.client import BuildProcess
+from central.coefficients.follower import VersionFollower
+from central.coefficients.versions import VersionStore
+from central.config import CentralConfig, CentralSection
+from central.lake.segments import Lake
+from whitepanda.common.tls import TlsFiles
+section = CentralSection(state_dir=sys.argv[1], lake_dir=sys.argv[2], tls=TlsFiles("a", "b", "c"))
+lake = Lake(sys.argv[2])
+builds = BuildProcess(CentralConfig(central=section), lake, VersionFollower(VersionStore(lake.objects)), "central-0")
+asyncio.run(builds.build_and_announce())
+print(builds.current.version, *sys.modules)
+"""
+
+
+def test_the_daemon_loads_neither_engines_nor_a_builder(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    told = subprocess.run(
+        [sys.executable, "-c", _DAEMON, str(tmp_path), lake.name],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ).stdout
+    version, *loaded = told.splitlines()[-1].split()
+    assert version == "1"
+    assert {"central.daemon", "central.build.client"} < set(loaded)
+    assert not {"ibis", "duckdb", "pyspark", "scipy", "central.build.builder", "central.build.engine"} & set(
+        loaded
+    )
 
 
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
@@ -260,7 +297,7 @@ def test_after_a_process_that_died_the_next_one_does_less_at_a_time(
 ) -> None:
     builder = made(tmp_path, lake)
     asked = []
-    monkeypatch.setattr(worker, "_tell", lambda _process, line: asked.append(line))
+    monkeypatch.setattr(client, "_write_line", lambda _process, line: asked.append(line))
     for _ in range(2):
         builder.start()
         assert builder._process is not None

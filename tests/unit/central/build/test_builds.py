@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import re
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
-from functools import partial
+from typing import get_args
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from central.build import engine
-from central.build.builder import Builder, BuildStoppedError, LeftOut
+from central.build.builder import Builder
+from central.build.day_computer import DayComputer
+from central.build.methods import METHODS
+from central.build.status import BuildStoppedError, LeftOut
 from central.coefficients.versions import VersionStore
 from central.config import BuildSection
 from central.lake.lease import FencedError
 from central.lake.objects import Folder
-from central.lake.replicas import RECENT_S
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.models.antagonists import panda
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
-from tests.support import panda_reference
 from whitepanda.common import log
 
 FIRST_DAY = date(2026, 11, 1)
@@ -65,9 +66,9 @@ def samples(columns, sequence: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SAMPLES)
 
 
-def write_day(lake: Lake, day: int, number: int, replica: str = "central-0"):
+def write_day(lake: Lake, day: int, number: int):
     columns = rows_of(day, number)
-    lake.write_segment(samples(columns, number), segment_stem(replica, "0badcafe", number))
+    lake.write_segment(samples(columns, number), segment_stem("central-0", "0badcafe", number))
     return columns
 
 
@@ -75,7 +76,7 @@ def fitted(parts):
     """What the model says of all rows (each is a task slot of its own)."""
     columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
     slot = columns["start_unix_ns"] // (300 * 10**9)
-    found = panda_reference.fit(
+    found = panda.fit(
         machine=columns["machine"],
         slot=slot,
         job=columns["job"],
@@ -109,7 +110,7 @@ def test_a_version_is_the_fit_of_all_days(lake):
     for job, value in values.items():
         row = built.coefficient(job)
         assert row.value == pytest.approx(value, rel=1e-9)
-        assert 0 < row.standard_error < 1  # by days; its value: test_engine
+        assert 0 < row.standard_error < 1  # by days; its value: test_panda_state
     for i, job in enumerate(statistics.job):
         (row,) = built.statistics(job)
         assert (row.platform, row.samples) == ("cpu", statistics.samples[i])
@@ -191,13 +192,13 @@ def test_another_method_is_a_new_version_of_the_same_days_and_the_number_goes_on
 
 def test_only_changed_days_are_computed(lake, monkeypatch):
     computed = []
-    original = Builder._compute
+    original = DayComputer.compute_day
 
-    def compute(self, duckdb, day, scratch, **options):
+    def compute(self, duckdb, day, *more, **options):
         computed.append(day.day.day)
-        original(self, duckdb, day, scratch, **options)
+        original(self, duckdb, day, *more, **options)
 
-    monkeypatch.setattr(Builder, "_compute", compute)
+    monkeypatch.setattr(DayComputer, "compute_day", compute)
     parts = [write_day(lake, day, day + 1) for day in range(3)]
     builder = Builder(SECTION, lake)
     assert builder.build_once() == 1
@@ -221,13 +222,13 @@ def test_only_changed_days_are_computed(lake, monkeypatch):
 def test_late_windows_are_taken_every_late_interval(lake, monkeypatch):
     """One host with a row of each old day at each roll must not make central compute all days at each build."""
     computed = []
-    original = Builder._compute
+    original = DayComputer.compute_day
 
-    def compute(self, duckdb, day, scratch, **options):
+    def compute(self, duckdb, day, *more, **options):
         computed.append(day.day.day)
-        original(self, duckdb, day, scratch, **options)
+        original(self, duckdb, day, *more, **options)
 
-    monkeypatch.setattr(Builder, "_compute", compute)
+    monkeypatch.setattr(DayComputer, "compute_day", compute)
     ahead_ns = 0
     section = msgspec.structs.replace(SECTION, late_interval_s=6 * 3600.0)
     builder = Builder(section, lake, clock_unix_ns=lambda: time.time_ns() + ahead_ns)
@@ -341,99 +342,23 @@ def test_a_failure_while_writing_leaves_no_half_version(lake, monkeypatch):
     assert builder.build_once() == 1
 
 
-async def test_the_loop_builds_tells_and_survives_failures(lake, monkeypatch):
-    told = []
-    builder = Builder(SECTION, lake)
-    builder.on_version.append(lambda built: told.append((built.version, threading.current_thread())))
-    fail = True
-    original = Builder._build
-
-    def build(self):
-        assert threading.current_thread() is not threading.main_thread()
-        if fail:
-            raise RuntimeError("disk on fire\nwith a long story")
-        return original(self)
-
-    monkeypatch.setattr(Builder, "_build", build)
-    write_day(lake, 0, 1)
-    loop = asyncio.create_task(builder.run())
-    async with asyncio.timeout(20):
-        while not builder.last_error:
-            await asyncio.sleep(0.01)
-        assert builder.last_error == "RuntimeError: disk on fire"
-        fail = False
-        while not told:
-            await asyncio.sleep(0.01)
-    assert told == [(1, threading.main_thread())]
-    assert builder.last_error == ""
-    loop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loop
-
-
-async def test_a_new_central_builds_when_there_is_something_to_build_from(lake):
-    builder = Builder(BuildSection(interval_s=3600.0, memory_limit_mib=256), lake, first_look_s=0.05)
-    built = asyncio.Event()
-    builder.on_version.append(lambda _: built.set())
-    builds = 0
-    original = builder.build_once
-
-    def counted():
-        nonlocal builds
-        builds += 1
-        return original()
-
-    builder.build_once = counted
-    loop = asyncio.create_task(builder.run())
-    async with asyncio.timeout(20):
-        while builds < 3:  # it looks again and again, and finds nothing
-            await asyncio.sleep(0.01)
-        assert builder.current is None
-        await asyncio.to_thread(write_day, lake, 0, 1)
-        await built.wait()
-    before = builds
-    await asyncio.to_thread(write_day, lake, 1, 2)
-    await asyncio.sleep(0.5)  # ten looks; from the first version on only every `interval_s`
-    assert (builds, builder.current.version) == (before, 1)
-    loop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loop
-
-
-async def test_a_first_build_that_fails_is_not_tried_at_every_look(lake, monkeypatch):
-    tries = []
-
-    def fail(_self):
-        tries.append(1)
-        raise OSError("disk on fire")
-
-    monkeypatch.setattr(Builder, "_build", fail)
-    builder = Builder(BuildSection(interval_s=3600.0), lake, first_look_s=0.01)
-    loop = asyncio.create_task(builder.run())
-    await asyncio.sleep(0.5)
-    assert len(tries) == 1
-    loop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loop
-
-
-async def test_cancelling_ends_a_running_build(lake, monkeypatch):
+def test_stopping_ends_a_running_build(lake, monkeypatch):
     write_day(lake, 0, 1)
     builder = Builder(SECTION, lake)
     started = threading.Event()
 
-    def endless(self, duckdb, _day, _scratch, **_options):
+    def endless(self, duckdb, *_more, **_options):
         started.set()
         duckdb.connection.raw_sql("SELECT count(*) FROM range(10000000000) a, range(1000000) b")
 
-    monkeypatch.setattr(Builder, "_compute", endless)
-    loop = asyncio.create_task(builder.run())
-    await asyncio.to_thread(started.wait, 20)
-    await asyncio.sleep(0.2)
-    loop.cancel()
-    async with asyncio.timeout(10):
-        with pytest.raises(asyncio.CancelledError):
-            await loop
+    monkeypatch.setattr(DayComputer, "compute_day", endless)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(builder.build_once)
+        assert started.wait(20)
+        time.sleep(0.2)  # the query runs
+        builder.stop()
+        with pytest.raises(BuildStoppedError):
+            running.result(10)
     assert (builder.current, builder.last_error) == (None, "")
     with pytest.raises(BuildStoppedError):
         builder.build_once()
@@ -444,7 +369,7 @@ def test_a_version_whose_manifest_was_written_though_no_answer_came_is_whole(lak
     builder = Builder(SECTION, lake)
     builder.build_once()
     manifest, store = builder.current.manifest, builder.versions
-    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     create = store._objects.create
 
     def unanswered(name, data):
@@ -463,7 +388,7 @@ def test_numbers_are_never_used_twice(lake):
     builder = Builder(SECTION, lake)
     builder.build_once()
     manifest, store, root = builder.current.manifest, builder.versions, lake.root / "versions"
-    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     assert store.write(manifest, *tables).version == 2
     (root / "00000002/manifest.json").write_text("{")
     assert store.latest().version == 1  # warned of, and the one before is used
@@ -474,7 +399,7 @@ def test_numbers_are_never_used_twice(lake):
 
 
 def test_of_two_builders_at_the_same_number_each_gets_one(lake):
-    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     write_day(lake, 0, 1)
     Builder(SECTION, lake).build_once()
     manifest, store = (
@@ -492,7 +417,7 @@ def test_of_two_builders_at_the_same_number_each_gets_one(lake):
 
 
 def test_a_stalled_builder_publishes_nothing_after_the_one_that_took_over(lake):
-    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     write_day(lake, 0, 1)
     Builder(SECTION, lake).build_once()
     store = VersionStore(lake.root / "versions")
@@ -531,74 +456,6 @@ def test_of_several_replicas_one_builds_and_the_others_take_its_version(lake):
     assert [builder.build_once() for builder in builders] == [2, 2, 2]
     assert builders[0].last_days_computed == 1
     assert VersionStore(lake.root / "versions").numbers() == [1, 2]
-
-
-async def test_replicas_that_build_by_other_settings_are_told_so_once_before_they_build(lake, capsys):
-    log.configure("info")
-    now = [1_800_000_000 * 10**9]
-    clock = partial(now.__getitem__, 0)
-    other_section = msgspec.structs.replace(OURS, slot_s=60.0, days=7, interval_s=0.05)
-    one, other = (
-        Builder(section, lake, holder=f"central-{number}", clock_unix_ns=clock)
-        for number, section in enumerate((SECTION, other_section))
-    )
-    write_day(lake, 0, 1)
-    assert one.build_once() == 1
-    capsys.readouterr()
-    for _ in range(2):
-        await other._build_in_thread()
-    told = capsys.readouterr().err
-    [line] = [line for line in told.splitlines() if "builds by other settings" in line]
-    assert told.index("builds by other settings") < told.index("version built"), "before it builds over it"
-    differing = f"build.slot_s {SECTION.slot_s:g} there, 60 here; build.days {SECTION.days} there, 7 here; "
-    assert f"{differing}build.method panda there, whitepanda here" in line
-    assert "set [build] alike on all" in line
-    assert "replica=central-0 version=1" in line
-    again = Builder(other_section, lake, holder="central-1", clock_unix_ns=clock)
-    assert again.versions.manifest(2).builder == "central-1"
-    again._others.look()
-    assert "version=1" in capsys.readouterr().err, "its own version 2 is no other's, the one before it is"
-    now[0] += round(RECENT_S * 1e9) + 1
-    again._others.look()
-    Builder(other_section, lake, holder="central-1", clock_unix_ns=clock)._others.look()
-    assert capsys.readouterr().err == "", "what is long ago is not compared with"
-
-
-def test_versions_that_say_not_who_built_them_or_alike_are_not_warned_of(lake, capsys):
-    log.configure("info")
-    write_day(lake, 0, 1)
-    builder = Builder(SECTION, lake, holder="central-0")
-    builder.build_once()
-    manifest = msgspec.structs.replace(builder.versions.manifest(1), slot_s=60.0)
-    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
-    capsys.readouterr()
-    builder.versions.write(msgspec.structs.replace(manifest, builder=""), *tables)  # of an older release
-    builder._others.look()
-    Builder(SECTION, lake, holder="central-1")._others.look()
-    assert capsys.readouterr().err == ""
-    builder.versions.write(msgspec.structs.replace(manifest, builder="central-2"), *tables)
-    found = lake.root / "versions" / f"{3:08d}" / "manifest.json"
-    text = found.read_bytes()
-    found.write_text("{")
-    Builder(SECTION, lake, holder="central-0")._others.look()
-    assert "builds by other settings" not in capsys.readouterr().err, "what cannot be read is passed over"
-    found.write_bytes(text)
-    builder._others.look()
-    assert "build.slot_s 60 there" in capsys.readouterr().err
-
-
-async def test_a_replica_catches_up_with_what_another_built(lake):
-    behind, ahead = Builder(SECTION, lake, holder="central-0"), Builder(SECTION, lake, holder="central-1")
-    told = []
-    behind.on_version.append(lambda built: told.append(built.version))
-    write_day(lake, 0, 1)
-    for number in (1, 2):
-        ahead.build_once()
-        await behind.catch_up()
-        assert (behind.current.version, told) == (number, list(range(1, number + 1)))
-        write_day(lake, number, number + 1)
-    await behind.catch_up()  # nothing newer: nothing told
-    assert (behind.current.version, told) == (2, [1, 2])
 
 
 def test_a_late_window_and_a_batch_of_two_replicas_count_once(lake):
@@ -684,3 +541,8 @@ def test_builds_on_spark_equal_those_on_duckdb(tmp_path, method):
             assert getattr(found, number) == pytest.approx(
                 getattr(expected, number), rel=1e-9, nan_ok=True
             ), number
+
+
+def test_each_method_can_be_set():
+    (names,) = [each.type for each in msgspec.structs.fields(BuildSection) if each.name == "method"]
+    assert sorted(get_args(names)) == sorted(METHODS)

@@ -14,6 +14,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 
+from central.build.engine import Engine
 from central.cli import antagonists
 from central.traces import fit
 from central.traces.evaluation import ORACLE
@@ -400,7 +401,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, capsys):
     def full(*_arguments, **_more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fit.engine, "write_parquet", full)
+    monkeypatch.setattr(Engine, "write", full)
     assert run(monkeypatch, "fit", good, "--out", tmp_path / "fit.parquet") == 4
     shown = capsys.readouterr().err
     assert "No space left on device" in shown

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.build import day_states
-from central.build.builder import Builder, BuildStoppedError
+from central.build import methods
+from central.build.builder import Builder
+from central.build.status import BuildStoppedError
 from central.config import BuildSection, LakeSection
 from central.lake import checksums
 from central.lake.errors import DamagedError
@@ -27,6 +28,7 @@ from central.roll_ups.compaction import Compacted, compact_day, drop_slots
 from central.roll_ups.maintenance import CareDone, LakeCare
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems
+from tests.unit.central.build.test_build_loop import InThread
 from tests.unit.central.build.test_builds import FIRST_DAY, write_day
 from whitepanda.common import log
 
@@ -201,10 +203,11 @@ def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatc
     assert segments(lake) == [5, 5, 5, 5]
 
 
-async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(lake, clock, monkeypatch):
+async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(tmp_path, lake, clock, monkeypatch):
     told = []
-    built = builder(lake, clock)
-    built.on_version.append(lambda version: told.append(version.version))
+    daemon = InThread(tmp_path, lake, SECTION, clock_unix_ns=clock)
+    built = daemon.here = builder(lake, clock)
+    daemon.follower.on_version.append(lambda version: told.append(version.version))
     original = LakeCare.run
 
     def late(self, check):
@@ -212,7 +215,7 @@ async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(lake, cloc
         return original(self, check)
 
     monkeypatch.setattr(LakeCare, "run", late)
-    await built._build_in_thread()
+    await daemon.build_and_announce()
     assert told == [1, "care"]
     assert segments(lake) == [1, 1, 1, 5]
     clock.unix_ns += 24 * HOUR_NS
@@ -437,14 +440,14 @@ def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake,
 
 
 def test_a_machine_left_out_of_a_state_is_in_the_slots_so_retention_goes_on(lake, clock, monkeypatch):
-    original = day_states.write
+    original = methods.write
 
     def write(method, running, rows, *arguments):
         if "host-1" in running.collect(rows.select("machine").distinct())["machine"].to_pylist():
             raise ArithmeticError
         original(method, running, rows, *arguments)
 
-    monkeypatch.setattr(day_states, "write", write)
+    monkeypatch.setattr(methods, "write", write)
     built = builder(lake, clock, raw_days=2)
     assert after_build(built) == 1
     assert (built.current.manifest.machines_left_out, built.current.manifest.rows) == (("host-1",), 20 * 600)

@@ -9,7 +9,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central.build import day_states
+from central.build import methods
 from central.build.builder import Builder
 from central.build.engine import Engine
 from central.config import BuildSection
@@ -90,14 +90,14 @@ def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatc
 
         monkeypatch.setattr(store, "write_part", fail_of_host_1)
     else:
-        state = day_states.write
+        state = methods.write
 
         def fail_with_host_1(method, running, rows, *arguments):
             if "host-1" in running.collect(rows.select("machine").distinct())["machine"].to_pylist():
                 raise MemoryError("too much for one day")
             state(method, running, rows, *arguments)
 
-        monkeypatch.setattr(day_states, "write", fail_with_host_1)
+        monkeypatch.setattr(methods, "write", fail_with_host_1)
     builder = Builder(OURS, lake)
     assert builder.build_once() == 1
     manifest = builder.versions.read(1).manifest
@@ -120,7 +120,7 @@ def test_a_machine_is_named_in_the_log_when_it_begins_to_be_left_out(lake, monke
         if bad & set(machines):
             raise MemoryError("too much")
 
-    write_part, write_state = store.write_part, day_states.write
+    write_part, write_state = store.write_part, methods.write
 
     def part(*arguments):
         fail({"host-1", "host-2"} - set(arguments[-1]))
@@ -133,7 +133,7 @@ def test_a_machine_is_named_in_the_log_when_it_begins_to_be_left_out(lake, monke
     if where == "roll_up":
         monkeypatch.setattr(store, "write_part", part)
     else:
-        monkeypatch.setattr(day_states, "write", state)
+        monkeypatch.setattr(methods, "write", state)
     number = 1
 
     def build() -> list[list[str]]:
@@ -189,7 +189,7 @@ def test_a_build_short_of_memory_does_less_at_a_time_and_leaves_nobody_out(tmp_p
 
 
 def test_a_day_that_is_too_much_for_two_threads_is_computed_by_one(lake, monkeypatch) -> None:
-    original = day_states.write
+    original = methods.write
 
     def write(method, running, rows, *arguments):
         ((threads,),) = running.connection.con.execute("SELECT current_setting('threads')").fetchall()
@@ -198,7 +198,7 @@ def test_a_day_that_is_too_much_for_two_threads_is_computed_by_one(lake, monkeyp
             raise MemoryError
         original(method, running, rows, *arguments)
 
-    monkeypatch.setattr(day_states, "write", write)
+    monkeypatch.setattr(methods, "write", write)
     builder = Builder(BuildSection(memory_limit_mib=256, threads=2), lake)
     assert (builder.build_once(), builder.current.manifest.machines_left_out) == (1, ())
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from central.build import engine
+from central.build import panda_state
 from central.lake import checksums
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
@@ -71,9 +71,9 @@ def found(lake: Lake) -> list[tuple]:
 
 
 def expected(lake: Lake) -> list[tuple]:
-    """What `engine.task_slots` makes of the reading view."""
+    """What `panda_state.task_slots` makes of the reading view."""
     view = ibis.duckdb.connect(threads=1)
-    table = engine.task_slots(lake.samples(view), SLOT_NS)
+    table = panda_state.task_slots(lake.samples(view), SLOT_NS)
     columns = ["machine", "slot_start_ns", "vm", "job", "platform", "latency_sensitive", "usage", "cpi"]
     return sorted(
         (tuple(row[name] for name in columns) for row in view.to_pyarrow(table).to_pylist()), key=repr

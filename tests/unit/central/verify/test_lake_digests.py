@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central.build import day_states
+from central.build import methods
 from central.build.builder import Builder
 from central.cli import lake as lake_cli
 from central.coefficients.versions import VersionStore
@@ -310,7 +310,7 @@ def test_numbers_that_are_none_make_no_version(lake: Lake, column: str, value: f
 
 
 def test_a_build_of_numbers_that_are_none_fails(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Callable[..., tuple[pa.Table, pa.Table]] = day_states.solved
+    original: Callable[..., tuple[pa.Table, pa.Table]] = methods.solved
 
     def solved(*arguments: object) -> tuple[pa.Table, pa.Table]:
         statistics, found = original(*arguments)
@@ -318,7 +318,7 @@ def test_a_build_of_numbers_that_are_none_fails(lake: Lake, monkeypatch: pytest.
 
     builder = Builder(SECTION, lake)
     write_day(lake, 2, 3)
-    monkeypatch.setattr(day_states, "solved", solved)
+    monkeypatch.setattr(methods, "solved", solved)
     with pytest.raises(NotFiniteError, match="coefficient of 1 of 6 rows is no finite number"):
         builder.build_once()
     assert "this is no version" in builder.last_error

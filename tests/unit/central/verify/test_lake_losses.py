@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from central.build import duckdb_connection
 from central.cli.lake import app
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
+from central.lake import duckdb_connection
 from central.lake.objects import Folder
 from central.lake.retention import deleted_through, note_deletion
 from central.lake.segments import Lake

@@ -1,18 +1,17 @@
-"""central.build.engine on DuckDB against plain numpy written for these tests, and against the model."""
+"""central.build.panda_state on DuckDB against plain numpy written for these tests, and against the model."""
 
 from __future__ import annotations
 
 import math
 
-import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.build import engine
+from central.build import methods, panda_state
+from central.build.engine import Engine, with_schema
 from central.models.antagonists import panda
-from tests.support import panda_reference
 
 SLOT_NS = 300 * 10**9
 DAY_NS = 86_400 * 10**9
@@ -23,7 +22,7 @@ EPOCH_NS = 1_795_132_800 * 10**9
 
 @pytest.fixture
 def duckdb(tmp_path):
-    with engine.Engine(memory_limit_mib=512, threads=2, spill_dir=tmp_path / "spill") as opened:
+    with Engine(memory_limit_mib=512, threads=2, spill_dir=tmp_path / "spill") as opened:
         yield opened
 
 
@@ -111,15 +110,15 @@ def read(duckdb, table, path):
 
 def slots_of(duckdb, table, folder, name="slots"):
     samples = read(duckdb, table, folder / f"{name}-samples.parquet")
-    engine.write_parquet(engine.task_slots(samples, SLOT_NS), folder / f"{name}.parquet")
+    duckdb.write(panda_state.task_slots(samples, SLOT_NS), folder / f"{name}.parquet")
     return duckdb.read([folder / f"{name}.parquet"])
 
 
 def state_of(duckdb, slots, folder):
     folder.mkdir()
-    engine.write_pair_state(duckdb, slots, SLOT_NS, folder)
-    assert {path.stem for path in folder.iterdir()} == set(engine.STATE)
-    return {name: duckdb.read([folder / f"{name}.parquet"]) for name in engine.STATE}
+    methods.write("panda", duckdb, slots, SLOT_NS, folder)
+    assert {path.stem for path in folder.iterdir()} == {*panda_state.STATE, "cpi"}
+    return folder
 
 
 def test_records_of_a_slot_merge_by_duration(duckdb, tmp_path):
@@ -153,7 +152,7 @@ def test_fit_equals_plain_numpy(duckdb, tmp_path):
     table = samples_table(np.random.default_rng(7), rows=20_000)
     slots = plain_slots(table)
     expected = plain_fit(slots)
-    tables = engine.fit(slots_of(duckdb, table, tmp_path))
+    tables = panda_state.fit(slots_of(duckdb, table, tmp_path))
     found = {row["job"]: row for row in tables.coefficients.to_pyarrow().to_pylist()}
     assert found.keys() == expected.keys()
     assert len(found) == 30
@@ -174,14 +173,18 @@ def test_engine_and_model_agree(duckdb, tmp_path):
         "slot": rows.column("slot_start_ns").to_numpy(),
         "latency_sensitive": rows.column("latency_sensitive").to_numpy(zero_copy_only=False),
     }
-    model = panda_reference.fit(**columns)
-    statistics = engine.job_statistics(engine.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
+    model = panda.fit(**columns)
+    statistics = (
+        panda_state.job_statistics(panda_state.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
+    )
     assert statistics.column("job").to_pylist() == model.statistics.job.tolist()
     assert statistics.column("samples").to_pylist() == model.statistics.samples.tolist()
     np.testing.assert_allclose(statistics["mean_cpi"].to_numpy(), model.statistics.mean_cpi, rtol=1e-14)
     np.testing.assert_allclose(statistics["std_cpi"].to_numpy(), model.statistics.std_cpi, rtol=1e-13)
     state, expected = state_of(duckdb, slots, tmp_path / "state"), panda.PairState.of(**columns)
-    pairs = state["pairs"].order_by(["job", "sensitive_job", "platform"]).to_pyarrow()
+    pairs = pq.read_table(state / "pairs.parquet").sort_by(
+        [(name, "ascending") for name in ("job", "sensitive_job", "platform")]
+    )
     assert pairs.column("sensitive_job").to_pylist() == expected.pair_sensitive_job.tolist()
     np.testing.assert_allclose(pairs["usage_cpi"].to_numpy(), expected.usage_cpi, rtol=1e-13)
     np.testing.assert_allclose(pairs["usage"].to_numpy(), expected.usage, rtol=1e-13)
@@ -205,23 +208,19 @@ def test_a_constant_cpi_is_no_noise(duckdb, tmp_path):
         }
     )
     slots = slots_of(duckdb, table, tmp_path)
-    (row,) = engine.fit(slots).coefficients.to_pyarrow().to_pylist()
+    (row,) = panda_state.fit(slots).coefficients.to_pyarrow().to_pylist()
     assert (row["coefficient"], row["samples"]) == (0.0, rows)
     state = state_of(duckdb, slots, tmp_path / "state")
-    (row,) = engine.coefficients(state["cpi"], as_one_day(state)).to_pyarrow().to_pylist()
-    assert row["coefficient"] == 0.0
+    (row,) = methods.solved("panda", duckdb, [state])[1].to_pylist()
+    assert (row["coefficient"], row["standard_error"]) == (0.0, None)
 
 
-def as_one_day(state):
-    return {name: state[name].mutate(part=0) for name in ("pairs", "usage")}
-
-
-def assert_errors_are_by_days(duckdb, found, parts, table, tmp_path):
+def assert_errors_are_by_days(duckdb, found, table, tmp_path):
     """By days, straight from numpy: how far each day's sum of usage * mnCPI is off A * sum of usage^2."""
     slots = slots_of(duckdb, table, tmp_path, "again")
     machine_cpi = {
         (row["machine"], row["slot_start_ns"]): row["mn_cpi"]
-        for row in engine.fit(slots).machine_cpi.to_pyarrow().to_pylist()
+        for row in panda_state.fit(slots).machine_cpi.to_pyarrow().to_pylist()
     }
     sums: dict[str, np.ndarray] = {}
     for row in slots.to_pyarrow().to_pylist():
@@ -237,38 +236,29 @@ def assert_errors_are_by_days(duckdb, found, parts, table, tmp_path):
         expected = np.sqrt(days_of_job / (days_of_job - 1) * (off**2).sum()) / squared.sum()
         assert found[job]["standard_error"] == pytest.approx(expected, rel=1e-6)
         assert found[job]["coefficient"] == pytest.approx(product.sum() / squared.sum(), rel=1e-9, abs=1e-11)
-    alone = {name: duckdb.read(paths[:1]) for name, paths in parts.items()}
-    rows = engine.coefficients(alone["cpi"], as_one_day(alone)).to_pyarrow().to_pylist()
-    assert {row["standard_error"] for row in rows} == {None}
 
 
 def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
     """Merged pair state equals the fit of all days; merging what each day normalised by itself does not."""
     table = samples_table(np.random.default_rng(9), rows=6_000, days=DAYS, drift=0.03)
-    whole = engine.fit(slots_of(duckdb, table, tmp_path)).coefficients.to_pyarrow().to_pylist()
+    whole = panda_state.fit(slots_of(duckdb, table, tmp_path)).coefficients.to_pyarrow().to_pylist()
     expected = {row["job"]: row for row in whole}
     day = (np.array(table.column("start_unix_ns")) - EPOCH_NS) // DAY_NS
-    parts: dict[str, list] = {name: [] for name in engine.STATE}
+    folders = []
     by_day: dict[str, float] = {}
     for number in range(DAYS):
         slots = slots_of(duckdb, table.filter(pa.array(day == number)), tmp_path, f"day{number}")
-        for name in state_of(duckdb, slots, tmp_path / f"state{number}"):
-            parts[name].append(tmp_path / f"state{number}" / f"{name}.parquet")
-        for row in engine.fit(slots).coefficients.to_pyarrow().to_pylist():
+        folders.append(state_of(duckdb, slots, tmp_path / f"state{number}"))
+        for row in panda_state.fit(slots).coefficients.to_pyarrow().to_pylist():
             by_day[row["job"]] = by_day.get(row["job"], 0.0) + row["coefficient"] * row["sum_usage_squared"]
-    days = {
-        name: ibis.union(
-            *(duckdb.read([path]).mutate(part=number) for number, path in enumerate(parts[name]))
-        )
-        for name in ("pairs", "usage")
-    }
-    moments = engine.merged_moments(duckdb.read(parts["cpi"]))
-    found = {row["job"]: row for row in engine.coefficients(moments, days).to_pyarrow().to_pylist()}
+    found = {row["job"]: row for row in methods.solved("panda", duckdb, folders)[1].to_pylist()}
     assert found.keys() == expected.keys()
     for job, row in found.items():
         assert row["coefficient"] == pytest.approx(expected[job]["coefficient"], rel=1e-9, abs=1e-11)
         assert row["samples"] == expected[job]["samples"]
-    assert_errors_are_by_days(duckdb, found, parts, table, tmp_path)
+    assert_errors_are_by_days(duckdb, found, table, tmp_path)
+    alone = methods.solved("panda", duckdb, folders[:1])[1]
+    assert set(alone["standard_error"].to_pylist()) == {None}
     wrong = max(abs(by_day[j] / expected[j]["sum_usage_squared"] - expected[j]["coefficient"]) for j in found)
     assert wrong > 1e-3  # so this test tells the two apart
 
@@ -279,5 +269,5 @@ def test_parquet_in_the_wanted_columns(duckdb, tmp_path):
         pa.table({"samples": [3], "extra": [1], "job": ["j"], "sum_usage_squared": [2.0]}),
         tmp_path / "in",
     )
-    assert engine.write_parquet(table, tmp_path / "out", engine.STATE["usage"]) == 1
+    assert duckdb.write(with_schema(table, panda_state.STATE["usage"]), tmp_path / "out") == 1
     assert pq.read_table(tmp_path / "out").schema.names == ["job", "sum_usage_squared", "samples"]

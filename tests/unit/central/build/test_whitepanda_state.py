@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.build import engine, estimator
+from central.build import engine, methods, panda_state, whitepanda_state
 from central.build.spark import SparkEngine
+from central.models.antagonists import panda
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
-from tests.support import panda_reference
 
 # PySpark 4.3 says so of pandas 3, which nothing here goes through.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
@@ -83,10 +83,10 @@ def ours_by_days(opened, rows, folder):
         slots, state = folder / f"slots-{day}.parquet", folder / f"state-{day}"
         pq.write_table(table_of(rows.take(rows.slot // 288 == day)), slots)
         state.mkdir()
-        estimator.write_state(opened, opened.read([slots]), SLOT_NS, state)
-        assert {path.name for path in state.iterdir()} == set(estimator.STATE_FILES)
+        whitepanda_state.write_state(opened, opened.read([slots]), SLOT_NS, state)
+        assert {path.name for path in state.iterdir()} == set(whitepanda_state.STATE_FILES)
         folders.append(state)
-    return estimator.coefficients(folders)
+    return whitepanda_state.coefficients(folders)
 
 
 def check_ours(found, rows):
@@ -102,8 +102,8 @@ def check_panda(opened, rows, folder):
     """The one-shot fit, its statistics and its coefficients."""
     path = folder / "all.parquet"
     pq.write_table(table_of(rows), path)
-    tables = engine.fit(opened.read([path]))
-    expected = panda_reference.fit(**rows.columns())
+    tables = panda_state.fit(opened.read([path]))
+    expected = panda.fit(**rows.columns())
     found = opened.collect(tables.coefficients.order_by("job")).to_pydict()
     assert found["job"] == expected.coefficients.job.tolist()
     assert found["samples"] == expected.coefficients.samples.tolist()
@@ -123,9 +123,9 @@ def test_a_state_of_several_days_normalises_each_by_its_own(duckdb, tmp_path):
     rows, slots, state = drifting_slots(days=3), tmp_path / "slots.parquet", tmp_path / "state"
     pq.write_table(table_of(rows), slots)
     state.mkdir()
-    estimator.write_state(duckdb, duckdb.read([slots]), SLOT_NS, state)
-    check_ours(estimator.coefficients([state]), rows)
-    scales = estimator.scales([state])
+    whitepanda_state.write_state(duckdb, duckdb.read([slots]), SLOT_NS, state)
+    check_ours(whitepanda_state.coefficients([state]), rows)
+    scales = whitepanda_state.scales([state])
     assert len(scales["day"].unique()) == 3
     assert min(scales["samples"].to_pylist()) > 0
 
@@ -136,9 +136,11 @@ def test_states_without_rows_add_nothing(duckdb, tmp_path):
         pq.write_table(table_of(part), tmp_path / f"{name}.parquet")
         folders.append(tmp_path / name)
         folders[-1].mkdir()
-        estimator.write_state(duckdb, duckdb.read([tmp_path / f"{name}.parquet"]), SLOT_NS, folders[-1])
-    check_ours(estimator.coefficients(folders), rows)
-    assert len(estimator.coefficients(folders[:1]).job) == 0
+        whitepanda_state.write_state(
+            duckdb, duckdb.read([tmp_path / f"{name}.parquet"]), SLOT_NS, folders[-1]
+        )
+    check_ours(whitepanda_state.coefficients(folders), rows)
+    assert len(whitepanda_state.coefficients(folders[:1]).job) == 0
 
 
 def test_parts_of_machines_add_up(duckdb, tmp_path, monkeypatch):
@@ -164,13 +166,15 @@ def test_panda_on_spark_equals_plain_numpy(spark, tmp_path):
 
 @pytest.mark.long  # Java and Spark start
 def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
-    rows = drifting_slots(days=2)
-    path = tmp_path / "slots.parquet"
-    pq.write_table(table_of(rows), path)
-    engine.write_pair_state(spark, spark.read([path]), SLOT_NS, tmp_path)
-    state = {name: spark.read([tmp_path / f"{name}.parquet"]) for name in engine.STATE}
-    days = {name: state[name].mutate(part=0) for name in ("pairs", "usage")}
-    found = spark.collect(engine.coefficients(state["cpi"], days).order_by("job")).to_pydict()
-    expected = panda_reference.fit(**rows.columns()).coefficients
+    rows, folders = drifting_slots(days=2), []
+    for day in (0, 1):
+        path, folder = tmp_path / f"slots-{day}.parquet", tmp_path / f"state-{day}"
+        pq.write_table(table_of(rows.take(rows.slot // 288 == day)), path)
+        folder.mkdir()
+        methods.write("panda", spark, spark.read([path]), SLOT_NS, folder)
+        folders.append(folder)
+    _, table = methods.solved("panda", spark, folders)
+    found = table.sort_by("job").to_pydict()
+    expected = panda.fit(**rows.columns()).coefficients
     assert found["job"] == expected.job.tolist()
     assert found["coefficient"] == pytest.approx(expected.value, rel=1e-9, abs=1e-9)

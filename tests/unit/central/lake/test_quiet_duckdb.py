@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from central.build import duckdb_connection
 from central.build.engine import Engine
+from central.lake import duckdb_connection
 
 ROOT = Path(__file__).parents[4]
 
 PROGRAM = """
 import duckdb
-from central.build import duckdb_connection
+from central.lake import duckdb_connection
 
 connection = {}.connect()
 is_on = connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()[0][0]
@@ -74,5 +74,5 @@ def test_nothing_else_opens_duckdb():
         and ast.unparse(node.func).endswith(("duckdb.connect", "duckdb_connection.connect"))
     ]
     elsewhere = [each for each in found if each[1] != "duckdb_connection.connect"]
-    assert elsewhere == [("central/build/duckdb_connection.py", "duckdb.connect")]
+    assert elsewhere == [("central/lake/duckdb_connection.py", "duckdb.connect")]
     assert len(found) > len(elsewhere)

@@ -8,13 +8,14 @@ in numpy (`merged_state`, `coefficients`): no row of task slots is read again. T
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import ibis
+import ibis.expr.types as ir
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,14 +24,10 @@ import pyarrow.parquet as pq
 
 from central.build import machine_days
 from central.build.dictionary_encoding import coded, numbered
+from central.build.engine import AnyEngine
+from central.models.antagonists.robust_cpi import over_days
 from central.models.antagonists.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 from central.models.groups import Floats, Ints, group, sums
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-
-    from central.build.engine import Engine
-    from central.build.spark import SparkEngine
 
 __all__ = [
     "STATE_FILES",
@@ -40,13 +37,13 @@ __all__ = [
     "merged_state",
     "normalised",
     "scales",
+    "with_robust_scales",
     "write_state",
 ]
 
 #: Of a state's folder. `machines`: machine, code, rows. `jobs`: as of `day_scales`. `products`: `PRODUCTS` by key.
 STATE_FILES = ("machines.parquet", "jobs.parquet", "products.parquet")
 
-_DAY_NS = 86_400 * 10**9
 _DAY = ("job", "platform", "day")
 _VALUES = ("v0", "v1", "v2", "v3")
 _FOLD_ROWS = 2_000_000  # of 40 bytes
@@ -62,7 +59,7 @@ _KINDS = {
 
 
 def day_scales(slots: ir.Table) -> ir.Table:
-    """Number the jobs of task slots (columns as of `engine.task_slots`), with location and scale of their ln CPI.
+    """Number the jobs of task slots (columns as of `panda_state.task_slots`), with location and scale of their ln CPI.
 
     Median, and IQR / 1.349 with linear interpolation, are per job, platform and day over latency-sensitive tasks
     with a CPI, as in `central.models.antagonists.whitepanda.robust_n_cpi`.
@@ -104,25 +101,19 @@ def normalised(slots: ir.Table, jobs: ir.Table, *, is_one_day: bool = False) -> 
 
 def _with_log_cpi(slots: ir.Table) -> ir.Table:
     """Add `day`, and `_x`: ln CPI of latency-sensitive tasks that have one."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
     cpi = ibis.ifelse(slots.latency_sensitive, slots.cpi, None)
     return slots.mutate(
-        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(_DAY_NS, "int64"), _x=cpi.ln()
+        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(machine_days.DAY_NS, "int64"),
+        _x=cpi.ln(),
     )
 
 
-def write_state(
-    opened: Engine | SparkEngine,
-    slots: ir.Table,
-    slot_ns: int,
-    folder: Path,
-) -> None:
+def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
     """Write `STATE_FILES` of task slots of whole days.
 
     Args:
         opened: the engine.
-        slots: columns as of `engine.task_slots`; better from a file: they are read three times.
+        slots: columns as of `panda_state.task_slots`; better from a file: they are read three times.
         slot_ns: length of a slot.
         folder: is there, and empty.
 
@@ -141,6 +132,34 @@ def scales(folders: Iterable[Path]) -> pa.Table:
     """Return job, platform, day, samples, location, scale of states where there are such."""
     rows = pa.concat_tables(pq.read_table(folder / "jobs.parquet") for folder in folders)
     return rows.filter(rows["samples"].to_numpy() > 0).select([*_DAY, "samples", "location", "scale"])
+
+
+def with_robust_scales(statistics: pa.Table, folders: Sequence[Path]) -> pa.Table:
+    """Add location and scale of ln CPI over the days of states; null for jobs that are never sensitive."""
+    days = scales(folders)
+    names, codes = {}, {}  # numpy's columns of names would take the space of the longest one for each
+    for name in ("job", "platform"):
+        encoded = days[name].dictionary_encode().unify_dictionaries()
+        names[name] = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+        codes[name] = np.concatenate(
+            [np.empty(0, dtype=np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]
+        )
+    found = over_days(
+        codes["job"],
+        codes["platform"],
+        days["samples"].to_numpy(),
+        days["location"].to_numpy(),
+        days["scale"].to_numpy(),
+    )
+    robust = pa.table(
+        {
+            "job": names["job"].take(pa.array(found.job)),
+            "platform": names["platform"].take(pa.array(found.platform)),
+            "location_log_cpi": found.location,
+            "scale_log_cpi": found.scale,
+        }
+    )
+    return statistics.join(robust, ["job", "platform"])
 
 
 def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, pa.Array]:
@@ -176,7 +195,7 @@ def coefficients(folders: Iterable[Path]) -> WhitepandaCoefficients:
 
 
 def as_table(found: WhitepandaCoefficients, job: pa.DataType) -> pa.Table:
-    """Return the columns of `engine.fit`'s coefficients; `job` is the type of jobs' names."""
+    """Return the columns of `panda_state.fit`'s coefficients; `job` is the type of jobs' names."""
     return pa.table(
         {
             "job": pa.array(found.job, job),

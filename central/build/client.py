@@ -1,0 +1,237 @@
+"""Builds run in a process of their own: in central's they would hold Python's lock, cores and memory while agents wait.
+
+Central starts it (`central.build.worker`) for a build, on the first one that has something to do, and ends it
+afterwards where builds are rare; so what a build needed is given back. A line on its standard input asks for a build or
+for the maintenance of the lake after it; the end of the input stops what runs.
+The version comes by way of the lake, as another replica's does; lease and manifests are the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from central import worker_process
+from central.build.other_settings import OtherSettings
+from central.build.status import BuildStatus, BuildStoppedError, LeftOut
+from central.coefficients.follower import VersionFollower
+from central.config import CentralConfig
+from central.lake.lease import Lease
+from central.lake.segments import Lake
+from central.own_threads import in_own_thread
+from whitepanda.common import log
+from whitepanda.common.errors import WhitepandaError
+
+__all__ = ["BUILD", "CARE", "COMMAND", "Answer", "BuildFailedError", "BuildProcess", "Start"]
+
+#: What runs in the process; it gets central's process id as its argument.
+COMMAND = [sys.executable, "-m", "central.build.worker"]
+#: What the process is asked.
+BUILD, CARE = b"build", b"care"
+
+#: One BLAS thread: days are computed beside each other, each of small matrices. The rest keeps allocators from taking
+#: address space ahead, as all of it counts against the bound on memory.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "2",
+}
+_KEPT_S = 60.0  # builds that follow sooner than this share a process
+_STOP_S = 5.0  # for a build to stop by itself, before it is killed
+
+_T = TypeVar("_T")
+
+
+class BuildFailedError(WhitepandaError):
+    """A build failed over there; the text is what it said."""
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The first line that the process reads: what it builds by, and who it is in the lease."""
+
+    config: CentralConfig
+    holder: str
+    is_short: bool = False  # of memory, for all that is known: the process before it died
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the process writes when it has done what it was asked."""
+
+    error: str = ""  # one line; "": it went well
+    damaged: dict[str, list[str]] = {}  # as `BuildStatus.damaged`
+    left_out: LeftOut = LeftOut()
+
+
+class BuildProcess(BuildStatus):
+    """Has the process build every `build.interval_s`.
+
+    Args:
+        config: central's.
+        lake: whose samples are read.
+        follower: puts the versions in force that the process builds.
+        holder: this replica in the lease, see `Lease`.
+
+    """
+
+    def __init__(self, config: CentralConfig, lake: Lake, follower: VersionFollower, holder: str) -> None:
+        super().__init__(follower)
+        self.lease = Lease(lake.objects, holder, config.build.lease_s)
+        self._lake = lake
+        self._interval_s = config.build.interval_s
+        self._first_look_s = min(config.ingest.roll_interval_s, self._interval_s)
+        self._others = OtherSettings(config.build, follower.versions, holder)
+        self._start = Start(config, holder)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._one_at_a_time = threading.Lock()
+        self._stopping = threading.Event()
+        self._log = log.get("builds")
+
+    async def run(self) -> None:
+        """Build every `interval_s`, beginning now, until cancelled. A failure is logged and tried again.
+
+        While the lake has nothing to build a first version from, that is looked at every `ingest.roll_interval_s`.
+        """
+        self._stopping.clear()
+        while True:
+            began = time.monotonic()
+            await self.build_and_announce()
+            is_waiting = self.current is None and not self.last_error
+            interval_s = self._first_look_s if is_waiting else self._interval_s
+            await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
+
+    async def build_and_announce(self) -> None:
+        """Build, announce the version, and only then do what the lake needs, which may take long."""
+        failed_before = self.last_error
+        if await in_own_thread(self._has_something):
+            self.start()
+        await in_own_thread(self._others.look)
+        try:
+            number = await self._stoppable(self.build_once)
+        except Exception:  # noqa: BLE001 - whatever failed, the daemon goes on with the last version
+            if self.last_error != failed_before:
+                self._log.warning("build failed, the last version stays", error=self.last_error)
+        else:
+            if number is not None:
+                self.follower.announce()
+            await self._stoppable(self.care_once)
+        if self._interval_s >= _KEPT_S:
+            await in_own_thread(self.close)
+
+    async def _stoppable(self, work: Callable[[], _T]) -> _T:
+        """Run it in a thread; a cancellation stops it and waits for that."""
+        running = asyncio.ensure_future(in_own_thread(work))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+
+    def build_once(self) -> int | None:
+        """Have the process build, once `start` was called; without it there is nothing to build.
+
+        Returns:
+            The new version's number, or None where there is nothing new.
+
+        Raises:
+            BuildFailedError: the build failed, or its process died.
+            BuildStoppedError: it was told to stop.
+            OSError: the lake cannot be read.
+
+        """
+        with self._one_at_a_time:
+            process = self._process
+            if process is None:
+                return None
+            answer = self._ask(process, BUILD)
+            if self._stopping.is_set():
+                raise BuildStoppedError
+            self.damaged |= answer.damaged
+            self.last_error = answer.error
+            if self.last_error:
+                raise BuildFailedError(self.last_error)
+            self._start = msgspec.structs.replace(self._start, is_short=False)
+            self.left_out = answer.left_out
+            return self.current.version if self.follower.take_newer() and self.current else None
+
+    def care_once(self) -> None:
+        """Have the process do what the lake needs once a day, if it runs; it logs failures itself."""
+        with self._one_at_a_time:
+            if self._process is not None:
+                self.damaged |= self._ask(self._process, CARE).damaged
+
+    def start(self) -> None:
+        """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
+
+        Raises:
+            OSError: it cannot be started.
+
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ENVIRONMENT | os.environ)
+        _write_line(self._process, msgspec.json.encode(self._start))
+
+    def stop(self) -> None:
+        """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
+        self._stopping.set()
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                process.stdin.close()
+            late = threading.Timer(_STOP_S, process.kill)
+            late.daemon = True
+            late.start()
+
+    def close(self) -> None:
+        """End the process; a build that it is at is broken off."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _ask(self, process: subprocess.Popen[bytes], what: bytes) -> Answer:
+        """Have it do that, and return what it says of it."""
+        _write_line(process, what)
+        line = process.stdout.readline() if process.stdout is not None else b""
+        if not line:
+            error = f"the process that builds ended with status {process.wait()}"
+            self._start = msgspec.structs.replace(self._start, is_short=True)
+            with contextlib.suppress(OSError):  # else other replicas wait until the lease runs out
+                self.lease.release_left()
+            return Answer(error)
+        return msgspec.json.decode(line, type=Answer)
+
+    def _has_something(self) -> bool:
+        """Whether a build may find anything. Where the lake cannot be looked at, the build says so."""
+        if self.current is not None:
+            return True
+        try:
+            return next(iter(self._lake.objects.entries("samples")), None) is not None
+        except OSError:
+            return True
+
+
+def _write_line(process: subprocess.Popen[bytes], line: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or was told to: whoever asks it sees that
+        if process.stdin is not None:
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()

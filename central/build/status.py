@@ -1,0 +1,63 @@
+"""What is known of builds, where they run and where they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from central.coefficients.follower import VersionFollower
+from central.coefficients.versions import BuiltVersion, VersionStore
+
+__all__ = ["BuildStatus", "BuildStoppedError", "LeftOut", "line_of"]
+
+
+class BuildStoppedError(Exception):
+    """The build was told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Days of the lake, and their rows, that are not in the version because they are older than `build.days`."""
+
+    days: int = 0
+    rows: int = 0
+
+
+class BuildStatus:
+    """How the last build went, and which version is in force.
+
+    Args:
+        follower: has the version in force.
+
+    Attributes:
+        follower: as given.
+        last_error: one line of why the last build failed; "" when it went well.
+        left_out: what the last build found in the lake that is too old to count.
+        damaged: what the last build, and the last maintenance of the lake, found damaged, by "build" and "care".
+
+    """
+
+    def __init__(self, follower: VersionFollower) -> None:
+        self.follower = follower
+        self.last_error = ""
+        self.left_out = LeftOut()
+        self.damaged: dict[str, list[str]] = {}
+
+    @property
+    def versions(self) -> VersionStore:
+        """All versions."""
+        return self.follower.versions
+
+    @property
+    def current(self) -> BuiltVersion | None:
+        """The version in force; None before the first one."""
+        return self.follower.current
+
+    @property
+    def damaged_files(self) -> int:
+        """How many of the lake's objects were found damaged when they were last read."""
+        return len(set[str]().union(self.versions.damaged, *self.damaged.values()))
+
+
+def line_of(error: Exception) -> str:
+    """Return the kind of an error and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

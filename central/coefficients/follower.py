@@ -1,0 +1,73 @@
+"""The version in force in this process: the newest one of the lake, whoever has built it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from central.coefficients.versions import BuiltVersion, VersionStore
+from central.own_threads import in_own_thread
+from whitepanda.common import log
+
+__all__ = ["VersionFollower"]
+
+
+class VersionFollower:
+    """Follows the versions of a lake.
+
+    Args:
+        versions: of the lake; the newest one is read at once.
+
+    Attributes:
+        versions: as given.
+        current: the version in force; None before the first one.
+        on_version: called with each new version by `announce`.
+
+    """
+
+    def __init__(self, versions: VersionStore) -> None:
+        self.versions = versions
+        self.current: BuiltVersion | None = versions.latest()
+        self.on_version: list[Callable[[BuiltVersion], None]] = []
+        self._setting_current = threading.Lock()
+        self._log = log.get("builds")
+
+    def take_newer(self) -> bool:
+        """Put a newer version of the lake in force, where there is one. Blocks; call it in a thread.
+
+        Raises:
+            OSError: the lake cannot be read.
+
+        """
+        newest = max(self.versions.numbers(), default=0)
+        if newest <= (self.current.version if self.current else 0):
+            return False
+        found = self.versions.latest()
+        return found is not None and self.put_in_force(found)
+
+    def put_in_force(self, found: BuiltVersion) -> bool:
+        """Set `current`, unless that is as new: two threads may look at once."""
+        with self._setting_current:
+            if self.current and found.version <= self.current.version:
+                return False
+            self.current = found
+            return True
+
+    async def catch_up(self) -> None:
+        """Put a newer version of the lake in force now, where there is one, and announce it.
+
+        Raises:
+            OSError: the lake cannot be read.
+
+        """
+        if await in_own_thread(self.take_newer):
+            self._log.info(
+                "version of another replica taken", version=self.current.version if self.current else 0
+            )
+            self.announce()
+
+    def announce(self) -> None:
+        """Call all of `on_version` with the version in force."""
+        if self.current is not None:
+            for call in self.on_version:
+                call(self.current)

@@ -1,0 +1,62 @@
+"""DuckDB in this process, opened here and nowhere else: it prints nothing and fetches nothing.
+
+On a terminal, and where Python has no script (-c), DuckDB draws a bar on standard output during long queries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["answering", "bounded", "connect"]
+
+
+def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
+    """Open a database in memory.
+
+    Args:
+        settings: DuckDB's own, such as `memory_limit` or `threads`.
+
+    Raises:
+        duckdb.Error: a setting that there is not, or a value that it cannot have.
+
+    """
+    import duckdb  # noqa: PLC0415 - takes 0.1 s; the daemon opens none before somebody asks for recent VMs
+
+    connection = duckdb.connect(config={**settings, "autoinstall_known_extensions": False})
+    connection.execute("SET enable_progress_bar = false")  # DuckDB takes no such setting before it is open
+    return connection
+
+
+def bounded(*, memory_limit_mib: int, threads: int, spill_dir: Path) -> duckdb.DuckDBPyConnection:
+    """Open a database whose buffers are bounded; what does not fit goes to `spill_dir`."""
+    return connect(
+        memory_limit=f"{memory_limit_mib}MiB",
+        threads=threads,
+        temp_directory=str(spill_dir),
+        preserve_insertion_order=False,  # lets DuckDB spill and stream
+    )
+
+
+@contextlib.contextmanager
+def answering(memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
+    """Yield an Ibis connection for one question.
+
+    What does not fit is spilled to a temporary folder: by default DuckDB takes the working directory, where a service
+    may not write.
+    """
+    import ibis  # noqa: PLC0415 - takes half a second; the daemon starts without it
+
+    with tempfile.TemporaryDirectory(prefix="whitepanda-") as spill:
+        opened = bounded(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=Path(spill))
+        connection = ibis.duckdb.from_connection(opened)
+        try:
+            yield connection
+        finally:
+            connection.disconnect()
