@@ -1,4 +1,4 @@
-"""The fleet API: what central knows, for operators' certificates only."""
+"""The fleet API: what central knows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from central.api.incidents import IncidentQueries
 from central.api.overview import LakeTotals, OverviewQueries, by_reason, lake_days
 from central.api.paging import (
     MAX_PAGE_SIZE,
-    Admitted,
     Context,
     Page,
     Token,
@@ -32,6 +31,7 @@ from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
 from central.api.upgrades import SideQueries
 from central.api.work import Turns, Worker
+from central.authorisation.revoked import Revoked
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
@@ -45,9 +45,8 @@ from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
-from central.revoked import Revoked, revoked_text
 from whitepanda.common.protocol import PROTOCOL_VERSION
-from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial, shown_names
+from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 __all__ = ["MAX_PAGE_SIZE", "Fleet"]
@@ -79,7 +78,6 @@ class Fleet(
         lake: how much there is.
         builder: the version in force, and how the last build went.
         incidents: their history.
-        operators: certificate names that may ask.
         placement: how loading vectors are made of windows.
         runtime: where the model of runtimes is.
         importers: certificate names that send traces: no hosts, so they are never late or gone.
@@ -101,7 +99,6 @@ class Fleet(
         builder: Builder,
         incidents: IncidentStore,
         *,
-        operators: tuple[str, ...],
         placement: PlacementSection | None = None,
         runtime: RuntimeSection | None = None,
         importers: tuple[str, ...] = (),
@@ -151,7 +148,6 @@ class Fleet(
         self._certificate = certificate or OwnCertificate(TlsFiles())
         self._revoked = revoked or Revoked()
         self._over_quota = over_quota
-        self._operators = frozenset(operators)
         self._importers = frozenset(importers)
         self._started_unix_ns = clock_unix_ns()
         self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
@@ -160,10 +156,9 @@ class Fleet(
         self._open_incidents = SharedAnswer(self._count_open, _REST)
 
     async def GetFleetStatus(  # noqa: N802 - the protocol's name
-        self, _request: fleet_pb2.GetFleetStatusRequest, context: Context
+        self, _request: fleet_pb2.GetFleetStatusRequest, _context: Context
     ) -> fleet_pb2.FleetStatus:
         """Totals of ingest, lake and builds."""
-        await self.check_operator(context)
         totals = await self._totals.get()
         # A history that is known to be away keeps nobody waiting.
         open_incidents = None if self._incidents_error() else await self._open_incidents.get()
@@ -219,7 +214,6 @@ class Fleet(
         self, request: fleet_pb2.ListHostsRequest, context: Context
     ) -> fleet_pb2.ListHostsResponse:
         """Every host that ever connected, by name."""
-        await self.check_operator(context)
         page = await read_page(request, "hosts", "", context)
         names = sorted(
             name for name in self._journal.hosts if not page.token.after or name > page.token.after
@@ -237,7 +231,6 @@ class Fleet(
         self, request: fleet_pb2.ListJobStatisticsRequest, context: Context
     ) -> fleet_pb2.ListJobStatisticsResponse:
         """CPI statistics by job and platform; of one job where the request names one."""
-        await self.check_operator(context)
         page = await read_page(request, "statistics", request.job, context)
         built = await self._version(page, context)
         if built is None:
@@ -255,7 +248,6 @@ class Fleet(
         self, request: fleet_pb2.ListCoefficientsRequest, context: Context
     ) -> fleet_pb2.ListCoefficientsResponse:
         """Coefficients, the largest first; of one job where the request names one."""
-        await self.check_operator(context)
         page = await read_page(request, "coefficients", request.job, context)
         built = await self._version(page, context)
         coefficient = built.coefficient(request.job) if built and request.job else None
@@ -276,7 +268,6 @@ class Fleet(
         self, request: fleet_pb2.ListEventsRequest, context: Context
     ) -> fleet_pb2.ListEventsResponse:
         """What hosts report of their VMs, the last that came first."""
-        await self.check_operator(context)
         await check_times(request, context)
         wanted = {
             "host": request.host,
@@ -307,22 +298,6 @@ class Fleet(
             ],
             next_page_token=token,
         )
-
-    async def check_operator(self, context: Context) -> None:
-        """End the call unless an operator's certificate asks."""
-        if isinstance(context, Admitted):
-            return
-        serial = peer_serial(context)
-        if serial in self._revoked:
-            await abort(context, grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial))
-        names = peer_names(context)
-        if not names & self._operators:
-            await abort(
-                context,
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
-                "central.operators",
-            )
 
     async def _version(self, page: Page, context: Context) -> BuiltVersion | None:
         """Return the version that the page is of: the one in force on a first page."""

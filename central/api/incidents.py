@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -45,13 +45,11 @@ class IncidentQueries(NameChecks):
     _journal: Journal
     _registry: StreamRegistry
     _vm_windows: VmWindows
-    check_operator: Callable[[Context], Awaitable[None]]
 
     async def ListIncidents(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListIncidentsRequest, context: Context
     ) -> fleet_pb2.ListIncidentsResponse:
         """When VMs of a host suffered, as hosts reported it, the last that began first."""
-        await self.check_operator(context)
         await check_times(request, context)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
         asked = repr((query, request.open_only))  # of a page token: without the time, which goes on
@@ -77,7 +75,6 @@ class IncidentQueries(NameChecks):
         self, request: fleet_pb2.GetIncidentRequest, context: Context
     ) -> fleet_pb2.IncidentDetail:
         """One incident with its evidence, and how often its suspect was one elsewhere."""
-        await self.check_operator(context)
         found = await ask_store(context, self._incidents.get, min(request.id, _MAX_INT64))
         if found is None:
             message = (
@@ -94,7 +91,6 @@ class IncidentQueries(NameChecks):
         self, request: fleet_pb2.ListSuspectJobsRequest, context: Context
     ) -> fleet_pb2.ListSuspectJobsResponse:
         """Jobs that were suspected first, by name: how often, and on how many hosts."""
-        await self.check_operator(context)
         page = await read_page(request, "suspect_jobs", request.job, context)
         found = await ask_store(
             context,
@@ -115,7 +111,6 @@ class IncidentQueries(NameChecks):
         self, request: fleet_pb2.GetVmHistoryRequest, context: Context
     ) -> fleet_pb2.VmHistory:
         """Windows, events and incidents of a VM over at most a day."""
-        await self.check_operator(context)
         until = min(request.until_unix_ns or time.time_ns(), _MAX_INT64)
         since = request.since_unix_ns or max(0, until - _HOUR_NS)
         limit = request.max_windows or _WINDOWS

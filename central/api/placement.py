@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import grpc
 import numpy as np
 
@@ -25,13 +23,11 @@ class PlacementQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
     _snapshot: SharedAnswer[Snapshot]
-    check_operator: Callable[[Context], Awaitable[None]]
 
     async def ListJobLoadings(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListJobLoadingsRequest, context: Context
     ) -> fleet_pb2.ListJobLoadingsResponse:
         """Loading vectors of the jobs that ran lately, by name."""
-        await self.check_operator(context)
         page = await read_page(request, "loadings", request.job, context)
         now = await self._snapshot.get()
         after = page.token.after
@@ -61,7 +57,6 @@ class PlacementQueries:
         self, request: fleet_pb2.RankHostsRequest, context: Context
     ) -> fleet_pb2.HostRanking:
         """Hosts for a new VM, where it would suffer least first."""
-        await self.check_operator(context)
         if bool(request.job) == bool(request.loading):
             message = "name either the VM's job, or its loading as cpu=0.5,disk=0.2"
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)

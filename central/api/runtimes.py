@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,13 +68,11 @@ class RuntimeQueries:
     _snapshot: SharedAnswer[Snapshot]
     _models: ModelFile
     _predicting: Worker
-    check_operator: Callable[[Context], Awaitable[None]]
 
     async def PredictRuntime(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.PredictRuntimeRequest, context: Context
     ) -> fleet_pb2.RuntimePrediction:
         """How long a job would run, and bounds that a share of runs does not exceed."""
-        await self.check_operator(context)
         epsilons = tuple(request.epsilons) or _EPSILONS
         problem = _problem(request, epsilons)
         if problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 import grpc
@@ -27,13 +27,11 @@ class SideQueries:
     _journal: Journal
     _heavy: Worker
     _clock_unix_ns: Callable[[], int]
-    check_operator: Callable[[Context], Awaitable[None]]
 
     async def PlanObservation(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.PlanObservationRequest, context: Context
     ) -> fleet_pb2.ObservationPlan:
         """How many instances of which jobs to observe for a margin, at the least cost."""
-        await self.check_operator(context)
 
         def answer() -> fleet_pb2.ObservationPlan:
             from central.api.upgrade_answers import plan_observation  # noqa: PLC0415 - scipy, only where it is asked for
@@ -46,7 +44,6 @@ class SideQueries:
         self, request: fleet_pb2.CompareSidesRequest, context: Context
     ) -> fleet_pb2.SideComparison:
         """The weighted metric of the jobs that both sides have, and its difference."""
-        await self.check_operator(context)
 
         def answer() -> fleet_pb2.SideComparison:
             from central.api.upgrade_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for

@@ -22,6 +22,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from central.api.limits import MAX_HTTP_BYTES
+from central.authorisation.http_middleware import CERTIFICATE
 from central.config import HttpSection
 from whitepanda.common import log
 
@@ -216,6 +217,8 @@ class ClientProtocol(H11Protocol):
         self._request_since_s: float | None = self.place.clock_s()
         self._unread_since_s: float | None = None
         self._answered_s = self.place.clock_s()
+        tls = transport.get_extra_info("ssl_object")
+        self.app_state = {**self.app_state, CERTIFICATE: tls and tls.getpeercert()}
         self.entry.protocol = self
         self.entry.end = transport.abort
         if self.entry.is_reserve:

@@ -15,7 +15,7 @@ import os
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -34,16 +34,17 @@ from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
 from central.api.paging import Admitted
 from central.api.work import Turns
+from central.authorisation.http_middleware import Authorisation
+from central.authorisation.roles import Access
 from central.config import HttpSection
 from central.page import files
-from central.revoked import Revoked, revoked_text
 from central.web import metrics
 from central.web.connections import ClientProtocol, Connections
 from central.web.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles, serial_text, shown_names
+from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
@@ -72,18 +73,18 @@ class _RefusedError(Exception):
 
 
 class _Caller(Admitted):
-    """The context of a call by HTTP: the server has looked at who it is."""
+    """The context of a call by HTTP."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "", _trailing: object = ()) -> NoReturn:
         raise _RefusedError(_STATUS.get(code, 500), details)
 
 
-def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
+def make_app(fleet: Fleet, access: Access | None) -> Starlette:
     """Make the application.
 
     Args:
         fleet: what answers.
-        is_local: whether it listens on loopback, without TLS. Then only requests for a name of its own are answered.
+        access: who may ask. None on loopback, without TLS: all of the machine, for a name of this server.
 
     """
     text = json.dumps(document()).encode()
@@ -111,7 +112,7 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            *([Middleware(_OwnNameOnly)] if is_local else []),
+            Middleware(_OwnNameOnly) if access is None else Middleware(Authorisation, access),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
         ],
         exception_handlers={
@@ -189,8 +190,7 @@ class HttpApi:
         fleet: what answers.
         listen: host:port; port 0 takes a free one, `port` has it once started.
         tls: used where `listen` is not loopback.
-        operators: certificate names that may ask there.
-        revoked: certificates that may not, whatever their names.
+        access: who may ask there.
         section: how many connections, and how long a client may take.
         refused: counts by reason what was refused.
 
@@ -201,8 +201,7 @@ class HttpApi:
         fleet: Fleet,
         listen: str,
         tls: TlsFiles,
-        operators: Sequence[str],
-        revoked: Revoked | None = None,
+        access: Access,
         section: HttpSection | None = None,
         refused: Counter[str] | None = None,
     ) -> None:
@@ -210,8 +209,7 @@ class HttpApi:
         self._fleet = fleet
         self._listen = listen
         self._tls = tls
-        self._operators = frozenset(operators)
-        self._revoked = revoked or Revoked()
+        self._access = access
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
@@ -227,14 +225,11 @@ class HttpApi:
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         is_local = is_loopback(host)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"http": ClientProtocol}
         if not is_local:
-            options["http"] = _protocol(self._operators, self._revoked)
             options |= {"ssl_certfile": self._tls.certificate, "ssl_keyfile": self._tls.key}
             options |= {"ssl_ca_certs": self._tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
-        else:
-            options["http"] = ClientProtocol
-        app = make_app(self._fleet, is_local=is_local)
+        app = make_app(self._fleet, None if is_local else self._access)
         config = uvicorn.Config(
             app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
             server_header=False, h11_max_incomplete_event_size=MAX_HTTP_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
@@ -314,44 +309,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _protocol(operators: frozenset[str], revoked: Revoked) -> type[ClientProtocol]:
-    """Return uvicorn's protocol that answers 403 where the client's certificate is revoked or not an operator's."""
-
-    class OperatorsOnly(ClientProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-            super().connection_made(transport)
-            certificate: Any = transport.get_extra_info("ssl_object").getpeercert() or {}
-            names = _names(certificate)
-            if not names & operators:
-                self.app = _forbidden(
-                    f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
-                    "central.operators"
-                )
-                return
-            serial, answer = serial_text(certificate["serialNumber"]), self.app
-
-            # Looked at with each request: a browser keeps its connection for hours.
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                allowed = _forbidden(revoked_text(serial)) if serial in revoked else answer
-                await allowed(scope, receive, send)
-
-            self.app = app
-
-    return OperatorsOnly
-
-
-def _names(certificate: Any) -> frozenset[str]:
-    """Return the names in the client's certificate as `whitepanda.common.tls.peer_names` does."""
-    return frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
-
-
-def _forbidden(text: str) -> Any:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await _json({"error": text}, 403)(scope, receive, send)
-
-    return app
 
 
 def _listener(listen: str, host: str, port: int) -> socket.socket:

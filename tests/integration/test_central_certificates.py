@@ -20,11 +20,11 @@ from agent.uplink.client import Timing, Uplink
 from agent.uplink.spool import Spool
 from central import pki
 from central.api.paging import Admitted
+from central.authorisation.revoked import LOOK_S, revoked_text
 from central.cli.pki import app as pki_app
 from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
 from central.pki import issue, make_ca
-from central.revoked import LOOK_S, revoked_text
 from tests.support.central_process import CentralProcess
 from tests.support.spoken_streams import CONNECT, https, said_to_hello
 from whitepanda.common.errors import TlsError

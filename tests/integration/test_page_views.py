@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 import pytest_asyncio
 
+from central.authorisation.roles import Access
 from central.journal.writer import HostRecord
 from central.page import files
 from central.validation.triggers import TriggerRow
@@ -171,7 +172,7 @@ async def test_central_goes_and_comes_back(tmp_path, browser):
         await seen.page.wait_for_selector("main .problem")
         await seen.page.evaluate("() => { location.hash = '#/hosts'; }")
         await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Hosts'")
-        again = HttpApi(central.fleet, f"127.0.0.1:{central.api.port}", TlsFiles(), ("operator",))
+        again = HttpApi(central.fleet, f"127.0.0.1:{central.api.port}", TlsFiles(), Access(("operator",)))
         central.api = again
         await again.start()
         await seen.page.wait_for_function(

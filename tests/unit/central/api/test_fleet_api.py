@@ -18,6 +18,8 @@ import pytest
 from central import pki
 from central.api.fleet import Fleet
 from central.api.work import Turns
+from central.authorisation.grpc_interceptor import Authorisation
+from central.authorisation.roles import Access
 from central.build.builder import Builder, LeftOut
 from central.cli import antagonists
 from central.cli._fleet import asking, explained
@@ -90,7 +92,7 @@ class Served:
         self.incidents = IncidentStore("", tmp_path)
         self.builder = Builder(BuildSection(), self.lake)
         self.port = 0
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[Authorisation(Access(("operator",)))])
 
     async def start(self) -> None:
         self.fleet = Fleet(
@@ -99,7 +101,6 @@ class Served:
             self.lake,
             self.builder,
             self.incidents,
-            operators=("operator",),
             clock_unix_ns=lambda: 77,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(self.fleet), self._server)

@@ -214,7 +214,6 @@ async def test_wrong_questions_get_one_line(asked, local):  # noqa: F811
 async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
     monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 79)
     request = fleet_pb2.PlanObservationRequest(margin_percent=1, until_unix_ns=2 * DAY_NS)
-    asked.fleet.check_operator = _nobody
     with pytest.raises(Refused) as caught:
         await asked.fleet.PlanObservation(request, Caller())
     assert caught.value.args[0] == grpc.StatusCode.NOT_FOUND
@@ -228,10 +227,6 @@ async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
     with pytest.raises(Refused) as caught:
         await asked.fleet.PlanObservation(request, Caller())
     assert caught.value.args[0] == grpc.StatusCode.INTERNAL
-
-
-async def _nobody(_context):
-    return None
 
 
 async def test_only_so_many_wait_and_who_leaves_is_not_waited_for():
@@ -404,7 +399,6 @@ async def test_the_model_file_is_read_again_and_its_lack_is_told(modelled, local
     status, answer = await get(local, ask)
     assert (status, answer["error"]) == (410, f"runtime.model {file}: No such file or directory")
     modelled.fleet._models = ModelFile("")
-    modelled.fleet.check_operator = _nobody
     with pytest.raises(Refused) as caught:
         await modelled.fleet.PredictRuntime(
             fleet_pb2.PredictRuntimeRequest(job="web", platform="p"), Caller()

@@ -11,6 +11,7 @@ import pytest
 
 from central.api import recent
 from central.api.recent import RecentVms, read_lines
+from central.authorisation.roles import Access
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
@@ -103,7 +104,7 @@ async def fleet(tmp_path):
 
 @pytest.fixture
 async def local(fleet):
-    api = HttpApi(fleet.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(fleet.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     yield api
     await api.stop()
@@ -283,7 +284,7 @@ async def test_an_importer_is_no_host_that_is_late_or_gone(tmp_path):
     central.fleet._clock_unix_ns = lambda: NOW
     connect(central, "h1", NOW - 10 * S)
     connect(central, "gone", NOW - 9000 * S)
-    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     try:
         _, found = await get(api, "/v1/overview")

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from central.api.fleet import Fleet
 from central.api.paging import Admitted
+from central.authorisation.roles import Access
 from central.build.builder import Builder
 from central.config import BuildSection
 from central.incidents.store import IncidentStore
@@ -48,7 +49,7 @@ class Served:
         builder = Builder(BuildSection(), lake)
         self.roll_error = self.incidents_error = ""
         self.fleet = Fleet(
-            self.journal, StreamRegistry(), lake, builder, self.store, operators=("operator",),
+            self.journal, StreamRegistry(), lake, builder, self.store,
             roll_error=lambda: self.roll_error, incidents_error=lambda: self.incidents_error,
         )  # fmt: skip
 
@@ -66,7 +67,7 @@ async def served(tmp_path):
 
 @pytest.fixture
 async def local(served):
-    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     yield api
     await api.stop()
@@ -504,7 +505,7 @@ async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypa
     make_ca(pki)
     central = issue(pki, "central", server=True, addresses=["127.0.0.1"])
     operator, host = issue(pki, "operator"), issue(pki, "h1")
-    api = HttpApi(served.fleet, "127.0.0.1:0", central, ("operator",))
+    api = HttpApi(served.fleet, "127.0.0.1:0", central, Access(("operator",)))
     await api.start()
 
     def context(files: TlsFiles | None) -> ssl.SSLContext:
@@ -540,7 +541,7 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
     operator, other = issue(tmp_path, "operator"), issue(tmp_path, "other")
     context = ssl.create_default_context(cafile=tls.ca)
     context.load_cert_chain(operator.certificate, operator.key)
-    api = HttpApi(served.fleet, "127.0.0.1:0", tls, ("operator",))
+    api = HttpApi(served.fleet, "127.0.0.1:0", tls, Access(("operator",)))
     await api.start()
 
     def serial():
@@ -574,12 +575,12 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
 
 
 async def test_what_cannot_be_listened_on_is_one_line(served, local):
-    taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), ())
+    taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), Access(()))
     with pytest.raises(
         UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"
     ):
         await taken.start()
-    wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), ())
+    wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), Access(()))
     with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*central\.tls cannot be used"):
         await wrong.start()
 
