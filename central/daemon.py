@@ -19,7 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from central.api.fleet import Fleet
+from central.api.fleet import Fleet, Servicer
+from central.api.overview import Parts
 from central.authorisation.grpc_interceptor import Authorisation
 from central.authorisation.revoked import LOOK_S, Revoked
 from central.authorisation.roles import Access
@@ -40,7 +41,6 @@ from central.journal.writer import Journal
 from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
-from central.web.checked import CheckedRequests
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
@@ -250,15 +250,13 @@ class Central:
             placement=config.placement,
             runtime=config.runtime,
             importers=config.central.importers,
-            roll_error=lambda: self.roller.failure,
-            incidents_error=lambda: self.recorder.failure,
-            webhooks=self.webhooks.status,
+            parts=Parts(lambda: self.roller.failure, lambda: self.recorder.failure, self.webhooks.status),
             gap_ns=self.recorder.gap_ns,
             certificate=OwnCertificate(config.central.tls),
             revoked=self.revoked,
             over_quota=self.ingest.quotas.refused,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(fleet), self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(Servicer(fleet), self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (

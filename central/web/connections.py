@@ -276,14 +276,14 @@ class ClientProtocol(H11Protocol):
         self._refuse(408, f"the request did not come whole in {section.request_timeout_s:g} s")
         return SLOW_REQUEST
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, _msg: str) -> None:
         """Answer what is no HTTP, or too much of it, in the form of all errors."""
         # h11 has its state of the client at ERROR for both; too long is what it still has in its buffer.
         is_long = len(self.conn.trailing_data[0]) >= (self.config.h11_max_incomplete_event_size or 0) > 0
         if is_long:
             self._refuse(431, f"the request's line and headers are longer than {MAX_HTTP_BYTES:,} bytes")
         else:
-            self._refuse(400, "this is no HTTP request" if msg.startswith("Invalid HTTP") else msg)
+            self._refuse(400, "this is no HTTP request")
 
     def _refuse(self, status: int, text: str) -> None:
         if (

@@ -18,9 +18,10 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from central.api import limits
+from central.api.requests import wrong
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["ROUTES", "ParameterError", "Route", "document", "read_request", "to_json"]
+__all__ = ["ROUTES", "Route", "document", "read_request", "to_json"]
 
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
 _NUMBERS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
@@ -63,11 +64,6 @@ class Route:
     refusals: tuple[int, ...] = ()  # statuses of its own, beside those that every path has
 
     @property
-    def has_queue(self) -> bool:
-        """Whether questions of its kind have a queue of their own (`central.api.work.Worker`), which may be full."""
-        return 429 in self.refusals  # noqa: PLR2004 - the status of a full one
-
-    @property
     def request(self) -> Descriptor:
         """The request's message."""
         return _SERVICE.methods_by_name[self.method].input_type
@@ -101,7 +97,7 @@ ROUTES = (
         "/v1/vms/{vm}/history",
         "GetVmHistory",
         "Windows, events and incidents of a VM over at most a day",
-        (404, 429),
+        (404,),
     ),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
@@ -109,31 +105,23 @@ ROUTES = (
         "/v1/observation-plan",
         "PlanObservation",
         "How many VMs of which jobs to observe for a margin",
-        (404, 429),
+        (404,),
     ),
-    Route(
-        "/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake", (404, 429)
-    ),
+    Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake", (404,)),
     Route(
         "/v1/runtime",
         "PredictRuntime",
         "How long a job would run on a host now, or on a platform",
-        (404, 410, 429),
+        (404, 410),
     ),
     Route(
         "/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"
     ),
     Route(
-        "/v1/job",
-        "GetJob",
-        "A job's CPI by platform, its coefficient then and now, where it runs",
-        (404, 429),
+        "/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs", (404,)
     ),
     Route(
-        "/v1/host-timeline",
-        "GetHostTimeline",
-        "CPI and CPU usage of a host's VMs, and its incidents",
-        (404, 429),
+        "/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents", (404,)
     ),
     Route(
         "/v1/data-health",
@@ -143,15 +131,11 @@ ROUTES = (
 )
 
 
-class ParameterError(Exception):
-    """A query parameter that the method does not have, or a value that is none of its type."""
-
-
 def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
     """Make the method's request of query and path parameters.
 
     Raises:
-        ParameterError: names the parameter, its value and what it may be.
+        ApiError: names the parameter, its value and what it may be.
 
     """
     request: Any = getattr(fleet_pb2, route.request.name)()
@@ -160,19 +144,17 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
     for name, value in values:
         if name not in fields:
             known = ", ".join(fields) or "none"
-            raise ParameterError(f"no parameter {name[:80]!r} here; known: {known}")
+            raise wrong(f"no parameter {name[:80]!r} here; known: {known}")
         if fields[name].is_repeated:
             given = getattr(request, name)
             given.append(_read_value(fields[name], value))
             if len(given) > _max_items(fields[name]):
-                raise ParameterError(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP")
+                raise wrong(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP", name)
         else:
             if name in seen:
-                raise ParameterError(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
+                raise wrong(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})", name)
             seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
-    if problem := limits.problem_of(request):
-        raise ParameterError(problem)
     return request  # type: ignore[no-any-return] # a message, whatever its class
 
 
@@ -181,23 +163,24 @@ def _max_items(field: FieldDescriptor) -> int:
 
 
 def _read_value(field: FieldDescriptor, text: str) -> Any:
+    value = f"(value {text[:80]!r})"
     if field.enum_type is not None:
         words = {_word(field.enum_type, value.number): value.number for value in field.enum_type.values}
         if text not in words:
-            raise ParameterError(f"{field.name} must be one of {', '.join(words)} (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be one of {', '.join(words)} {value}", field.name)
         return words[text]
     if field.cpp_type in _MAX_UINT:
         most = limits.max_integer(field)
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
-            raise ParameterError(f"{field.name} must be an integer from 0 to {most} (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be an integer from 0 to {most} {value}", field.name)
         return int(text)
     if field.cpp_type in _NUMBERS:
         if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE | re.ASCII):
-            raise ParameterError(f"{field.name} must be a number (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be a number {value}", field.name)
         return float(text)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         if text not in ("true", "false"):
-            raise ParameterError(f"{field.name} must be true or false (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be true or false {value}", field.name)
         return text == "true"
     return text
 
@@ -299,7 +282,7 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
 
 
 def _refusals(route: Route) -> list[int]:
-    return sorted({*_EVERYWHERE, *route.refusals})
+    return sorted({*_EVERYWHERE, *route.refusals, *([429] if route.method in limits.QUEUED else [])})
 
 
 def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import grpc
 import uvicorn
@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
-from central.api.paging import Admitted
+from central.api.requests import ApiError
 from central.api.work import Turns
 from central.authorisation.http_middleware import Authorisation
 from central.authorisation.roles import Access
@@ -40,7 +40,7 @@ from central.config import HttpSection
 from central.page import files
 from central.web import metrics
 from central.web.connections import ClientProtocol, Connections
-from central.web.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
+from central.web.openapi import ROUTES, Route, document, read_request, to_json
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
@@ -64,21 +64,6 @@ _COMPRESSED_FROM_BYTES = 1000
 _COMPRESSION = 4  # 1000 hosts in 3 ms, a tenth of their size
 
 
-class _RefusedError(Exception):
-    """What the method ended the call with."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Caller(Admitted):
-    """The context of a call by HTTP."""
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", _trailing: object = ()) -> NoReturn:
-        raise _RefusedError(_STATUS.get(code, 500), details)
-
-
 def make_app(fleet: Fleet, access: Access | None) -> Starlette:
     """Make the application.
 
@@ -99,7 +84,7 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
 
     async def totals(_request: Request) -> Response:
         async with turns.turn():
-            status = await fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), _Caller())
+            status = await fleet.status.get(fleet_pb2.GetFleetStatusRequest())
             return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
     routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
@@ -141,17 +126,13 @@ class _OwnNameOnly:
 
 
 def _endpoint(fleet: Fleet, route: Route) -> Any:
-    method = getattr(fleet, route.method)
-
     async def answer(request: Request) -> Response:
+        values = [*request.query_params.multi_items(), *request.path_params.items()]
         try:
-            async with fleet.turns.turn(has_queue=route.has_queue):
-                values = [*request.query_params.multi_items(), *request.path_params.items()]
-                return _tagged(request, to_json(await method(read_request(route, values), _Caller())))
-        except ParameterError as error:
-            return _json({"error": str(error)}, 400)
-        except _RefusedError as error:
-            return _json({"error": str(error)}, error.status)
+            found = await fleet.answer(route.method, read_request(route, values))
+        except ApiError as error:
+            return _json({"error": str(error)}, _STATUS.get(error.code, 500))
+        return _tagged(request, to_json(found))
 
     return answer
 

@@ -119,7 +119,7 @@ async def test_who_never_reads_its_answers_is_ended(served):
         served.fleet,
         "127.0.0.1:0",
         TlsFiles(),
-        (),
+        Access(()),
         section=HttpSection(answer_timeout_s=60.0),
         refused=refused,
     )
