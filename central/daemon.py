@@ -250,11 +250,15 @@ class Central:
             placement=config.placement,
             runtime=config.runtime,
             importers=config.central.importers,
-            parts=Parts(lambda: self.roller.failure, lambda: self.recorder.failure, self.webhooks.status),
             gap_ns=self.recorder.gap_ns,
-            certificate=OwnCertificate(config.central.tls),
-            revoked=self.revoked,
-            over_quota=self.ingest.quotas.refused,
+            parts=Parts(
+                roll_error=lambda: self.roller.failure,
+                incidents_error=lambda: self.recorder.failure,
+                webhooks=self.webhooks.status,
+                over_quota=self.ingest.quotas.refused,
+                certificate=OwnCertificate(config.central.tls),
+                revoked=self.revoked,
+            ),
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(Servicer(fleet), self._server)
         self._health = health.HealthServicer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from central.api.details import HostTimelines, Jobs
@@ -19,7 +20,6 @@ from central.api.runtimes import ModelFile, Runtimes
 from central.api.upgrades import Upgrades
 from central.api.versions import Versions
 from central.api.work import Turns, Worker
-from central.authorisation.revoked import Revoked
 from central.build.builder import Builder
 from central.coefficients.history import CoefficientHistory
 from central.config import PlacementSection, RuntimeSection
@@ -32,7 +32,6 @@ from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
 from whitepanda.common.protocol import ERROR_FIELD
-from whitepanda.common.tls import OwnCertificate, TlsFiles
 
 __all__ = ["Fleet", "Servicer"]
 
@@ -51,11 +50,8 @@ class Fleet:
         placement: how loading vectors are made of windows.
         runtime: where the model of runtimes is.
         importers: certificate names that send traces.
-        parts: whether central's other parts fail.
         gap_ns: an incident without a report for so long is over.
-        certificate: central's own.
-        revoked: certificates that no longer count.
-        over_quota: returns what was refused of hosts that are over their quota, by host and budget.
+        parts: the rest of central.
         clock_unix_ns: the time.
 
     """
@@ -71,11 +67,8 @@ class Fleet:
         placement: PlacementSection | None = None,
         runtime: RuntimeSection | None = None,
         importers: tuple[str, ...] = (),
-        parts: Parts | None = None,
         gap_ns: int = 900 * 10**9,
-        certificate: OwnCertificate | None = None,
-        revoked: Revoked | None = None,
-        over_quota: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        parts: Parts | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         clock, section, parts = clock_unix_ns, placement or PlacementSection(), parts or Parts()
@@ -87,12 +80,9 @@ class Fleet:
         snapshot = SharedAnswer(live.snapshot)
         names = KnownNames(journal, registry, builder, incidents)
         history = IncidentHistory(incidents, gap_ns, clock)
-        certificate, revoked = certificate or OwnCertificate(TlsFiles()), revoked or Revoked()
         self.turns = Turns(_AT_ONCE)
-        self.hosts = hosts = Hosts(journal, registry, frozenset(importers), over_quota)
-        self.status = Status(
-            journal, registry, builder, history, hosts, totals, parts, certificate, revoked, clock()
-        )
+        self.hosts = hosts = Hosts(journal, registry, frozenset(importers), parts.over_quota)
+        self.status = Status(journal, registry, builder, history, hosts, totals, parts, clock())
         self.overview = Overview(builder, history, hosts, recent, totals, parts, clock)
         self.versions = Versions(builder, names)
         self.incidents = Incidents(history, names)
@@ -139,24 +129,19 @@ class Fleet:
             return await self.methods[method](request)
 
 
+@dataclass
 class Servicer:
-    """The fleet API for gRPC: `add_FleetServicer_to_server` takes the methods from it.
+    """The fleet API for gRPC: `add_FleetServicer_to_server` takes the methods from it."""
 
-    Args:
-        fleet: what answers.
-
-    """
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    fleet: Fleet
 
     def __getattr__(self, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
-        if method not in self._fleet.methods:
+        if method not in self.fleet.methods:
             raise AttributeError(method)
 
         async def answer(request: Any, context: Any) -> Any:
             try:
-                return await self._fleet.answer(method, request)
+                return await self.fleet.answer(method, request)
             except ApiError as error:
                 await context.abort(error.code, str(error), ((ERROR_FIELD, error.field),))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from importlib import metadata
 
@@ -24,7 +24,7 @@ from central.lake.vm_windows import SlowError
 from central.own_threads import SharedAnswer
 from whitepanda.common import log
 from whitepanda.common.protocol import PROTOCOL_VERSION
-from whitepanda.common.tls import OwnCertificate
+from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["LakeTotals", "Overview", "Parts", "Status"]
@@ -91,13 +91,16 @@ class LakeTotals:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Parts:
-    """How parts of central say how they do; "" for no failure."""
+    """What the other parts of central say of themselves; an error is "" where there is none."""
 
     roll_error: Callable[[], str] = str
     incidents_error: Callable[[], str] = str
     webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list
+    over_quota: Callable[[], Mapping[str, Mapping[str, int]]] = dict  # what was refused, by host and budget
+    certificate: OwnCertificate = field(default_factory=lambda: OwnCertificate(TlsFiles()))
+    revoked: Revoked = field(default_factory=Revoked)
 
 
 @dataclass(eq=False)
@@ -111,8 +114,6 @@ class Status:
     hosts: Hosts
     totals: LakeTotals
     parts: Parts
-    certificate: OwnCertificate
-    revoked: Revoked
     started_unix_ns: int
 
     def __post_init__(self) -> None:
@@ -158,9 +159,9 @@ class Status:
             known_hosts=len(self.journal.hosts),
             open_incidents=open_incidents,
             webhooks=self.parts.webhooks(),
-            certificate_expiry_unix_ns=round((self.certificate.expiry_unix_s() or 0) * 1e9),
-            revoked_certificates=len(self.revoked.serials),
-            last_revocation_error=self.revoked.problem,
+            certificate_expiry_unix_ns=round((self.parts.certificate.expiry_unix_s() or 0) * 1e9),
+            revoked_certificates=len(self.parts.revoked.serials),
+            last_revocation_error=self.parts.revoked.problem,
             over_quota=len(self.hosts.over_quota()),
             paced_hosts=len(self.hosts.paced()),
         )

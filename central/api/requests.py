@@ -15,17 +15,7 @@ import grpc
 import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 
-from central.api.limits import (
-    MAX_PAGE_SIZE,
-    MAX_TIME_UNIX_NS,
-    MAX_TOP,
-    has_control,
-    is_text,
-    is_time,
-    max_integer,
-    max_items,
-    max_length,
-)
+from central.api import limits
 
 __all__ = [
     "ApiError",
@@ -88,7 +78,7 @@ def at_most(field: str, value: int, most: int) -> None:
 
 def read_top(top: int, default: int) -> int:
     """Return how many rows are wanted."""
-    at_most("top", top, MAX_TOP)
+    at_most("top", top, limits.MAX_TOP)
     return top or default
 
 
@@ -96,24 +86,25 @@ def check(request: Any) -> None:
     """Refuse a request whose times, texts or lists are beyond the limits; its numbers the method itself checks."""
     for field, value in request.ListFields():
         values = value if field.is_repeated else [value]
-        if field.is_repeated and len(values) > max_items(field):
+        if field.is_repeated and len(values) > limits.max_items(field):
             raise wrong(
-                f"{field.name} must be at most {max_items(field):,} (value {len(values):,})", field.name
+                f"{field.name} must be at most {limits.max_items(field):,} (value {len(values):,})",
+                field.name,
             )
         for each in values:
             if isinstance(each, str):
                 _check_text(field, each)
-            elif isinstance(each, int) and (is_time(field) or field.name == "id"):
-                at_most(field.name, each, max_integer(field))
+            elif isinstance(each, int) and (limits.is_time(field) or field.name == "id"):
+                at_most(field.name, each, limits.max_integer(field))
 
 
 def _check_text(field: FieldDescriptor, text: str) -> None:
-    most, shown = max_length(field), repr(text[:80])
+    most, shown = limits.max_length(field), repr(text[:80])
     if len(text) > most:
         raise wrong(
             f"{field.name} must be at most {most:,} characters (value {shown}, {len(text):,})", field.name
         )
-    if has_control(text):
+    if limits.has_control(text):
         raise wrong(f"{field.name} must have no control characters (value {shown})", field.name)
 
 
@@ -126,7 +117,7 @@ def check_times(request: Any) -> None:
 
 def read_span(request: Any, now_unix_ns: int, least_ns: int = 0) -> tuple[int, int]:
     """Return a request's since and until, at most a day; by default the last hour."""
-    until = min(request.until_unix_ns or now_unix_ns, MAX_TIME_UNIX_NS)
+    until = min(request.until_unix_ns or now_unix_ns, limits.MAX_TIME_UNIX_NS)
     since: int = request.since_unix_ns or max(0, until - _HOUR_NS)
     if not least_ns <= until - since <= _DAY_NS:
         value = f"value {(until - since) / 1e9:.0f} s"
@@ -173,7 +164,7 @@ class Page:
 
 def read_page(request: Any, listed: str, filters: str = "") -> Page:
     """Read a request's page_size and page_token; `filters` is all that the request filters by."""
-    at_most("page_size", request.page_size, MAX_PAGE_SIZE)
+    at_most("page_size", request.page_size, limits.MAX_PAGE_SIZE)
     token: Token | None = Token(listed, filters)
     if request.page_token:
         try:
@@ -182,9 +173,9 @@ def read_page(request: Any, listed: str, filters: str = "") -> Page:
             token = None
     if token is None or not (
         (token.listed, token.filters) == (listed, filters)
-        and 0 <= token.offset <= MAX_TIME_UNIX_NS
-        and 0 <= token.version <= MAX_TIME_UNIX_NS
-        and is_text(token.after)
+        and 0 <= token.offset <= limits.MAX_TIME_UNIX_NS
+        and 0 <= token.version <= limits.MAX_TIME_UNIX_NS
+        and limits.is_text(token.after)
     ):
         what = f"page_token is not one of this request's pages (value {request.page_token[:40]!r})"
         raise wrong(f"{what}; begin again without it", "page_token")

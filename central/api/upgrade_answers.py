@@ -48,9 +48,25 @@ def plan_observation(
         LakeError: the lake is damaged or newer than this program.
 
     """
-    options = _plan_options(request)
-    metric = _metric(request.metric)
-    return _plan(lake, _side(_JOBS, request, "", (), now_ns), metric, options)
+    options, metric = _plan_options(request), _metric(request.metric)
+    side = _side(_JOBS, request, "", (), now_ns)
+    rows = _read(lake, side, metric)
+    jobs = jobs_of(rows)
+    if not len(jobs.job):
+        raise unknown(f"no job's {metric} varies between its instances there; there is nothing to plan")
+    most = int(jobs.instances.max())
+    if most < options.min_instances:
+        raise wrong(
+            f"no job has {options.min_instances} VMs with {metric} there, the largest has {most}; take a longer time "
+            f"or more hosts, or lower min_instances ({_OF_THE_API})",
+            "min_instances",
+        )
+    made = make_plan(jobs, options)
+    if len(made.jobs.job) > _MAX_JOBS:
+        count = len(made.jobs.job)
+        raise wrong(f"{count:,} jobs are more than an answer holds; set top to {_MAX_JOBS} or less", "top")
+    flat = len(np.unique(rows.observed.job)) - len(jobs.job)
+    return _plan_message(made, rows, flat, side)
 
 
 def compare_sides(
@@ -70,9 +86,21 @@ def compare_sides(
         LakeError: the lake is damaged or newer than this program.
 
     """
-    metric = _metric(request.metric)
-    options = _compare_options(request)
-    return _compare(lake, _sides(request, now_ns), metric, options, known_hosts)
+    metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
+    current, new = (_read(lake, side, metric, known_hosts) for side in sides)
+    try:
+        found = compare(current.observed, new.observed, current.weights, **options)
+    except TooLittleCovered as error:
+        raise wrong(
+            f"{error.jobs} jobs have {options['min_instances']} instances on two machines of both sides and cover "
+            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time "
+            f"or more hosts, or lower min_coverage or min_instances ({_OF_THE_API})"
+        ) from error
+    message = _comparison_message(found, current)
+    for name, side in zip(("current", "new"), sides, strict=True):
+        setattr(message, f"{name}_since_unix_ns", side.from_ns)
+        setattr(message, f"{name}_until_unix_ns", side.until_ns)
+    return message
 
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
@@ -230,26 +258,6 @@ def _utc(unix_ns: int) -> str:
     return datetime.fromtimestamp(unix_ns // _S_NS, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _plan(lake: Lake, side: Side, metric: str, options: PlanOptions) -> fleet_pb2.ObservationPlan:
-    rows = _read(lake, side, metric)
-    jobs = jobs_of(rows)
-    if not len(jobs.job):
-        raise unknown(f"no job's {metric} varies between its instances there; there is nothing to plan")
-    most = int(jobs.instances.max())
-    if most < options.min_instances:
-        raise wrong(
-            f"no job has {options.min_instances} VMs with {metric} there, the largest has {most}; take a longer time "
-            f"or more hosts, or lower min_instances ({_OF_THE_API})",
-            "min_instances",
-        )
-    made = make_plan(jobs, options)
-    if len(made.jobs.job) > _MAX_JOBS:
-        count = len(made.jobs.job)
-        raise wrong(f"{count:,} jobs are more than an answer holds; set top to {_MAX_JOBS} or less", "top")
-    flat = len(np.unique(rows.observed.job)) - len(jobs.job)
-    return _plan_message(made, rows, flat, side)
-
-
 def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.ObservationPlan:
     found, jobs = made.solution, made.jobs
     return fleet_pb2.ObservationPlan(
@@ -280,29 +288,6 @@ def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.Ob
         since_unix_ns=side.from_ns or 0,
         until_unix_ns=side.until_ns or 0,
     )
-
-
-def _compare(
-    lake: Lake,
-    sides: tuple[Side, Side],
-    metric: str,
-    options: dict[str, Any],
-    known_hosts: Collection[str],
-) -> fleet_pb2.SideComparison:
-    current, new = (_read(lake, side, metric, known_hosts) for side in sides)
-    try:
-        found = compare(current.observed, new.observed, current.weights, **options)
-    except TooLittleCovered as error:
-        raise wrong(
-            f"{error.jobs} jobs have {options['min_instances']} instances on two machines of both sides and cover "
-            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time "
-            f"or more hosts, or lower min_coverage or min_instances ({_OF_THE_API})"
-        ) from error
-    message = _comparison_message(found, current)
-    for name, side in zip(("current", "new"), sides, strict=True):
-        setattr(message, f"{name}_since_unix_ns", side.from_ns)
-        setattr(message, f"{name}_until_unix_ns", side.until_ns)
-    return message
 
 
 def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -31,27 +31,27 @@ class Upgrades:
 
     async def plan(self, request: fleet_pb2.PlanObservationRequest) -> fleet_pb2.ObservationPlan:
         """How many instances of which jobs to observe for a margin, at the least cost."""
-
-        def answer() -> fleet_pb2.ObservationPlan:
-            from central.api.upgrade_answers import plan_observation  # noqa: PLC0415 - scipy, only where it is asked for
-
-            return plan_observation(self.lake, request, self.clock_unix_ns())
-
-        return await self._run(answer)
+        return await self._run(
+            lambda answers: answers.plan_observation(self.lake, request, self.clock_unix_ns())
+        )
 
     async def compare(self, request: fleet_pb2.CompareSidesRequest) -> fleet_pb2.SideComparison:
         """The weighted metric of the jobs that both sides have, and its difference."""
+        hosts = self.journal.hosts
+        return await self._run(
+            lambda answers: answers.compare_sides(self.lake, request, self.clock_unix_ns(), hosts)
+        )
 
-        def answer() -> fleet_pb2.SideComparison:
-            from central.api.upgrade_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for
+    async def _run(self, ask: Callable[[Any], Answer]) -> Answer:
+        """Ask the answers' module, in the worker."""
 
-            return compare_sides(self.lake, request, self.clock_unix_ns(), self.journal.hosts)
+        def answer() -> Answer:
+            from central.api import upgrade_answers  # noqa: PLC0415 - scipy, only where it is asked for
 
-        return await self._run(answer)
+            return ask(upgrade_answers)
 
-    async def _run(self, call: Callable[[], Answer]) -> Answer:
         try:
-            return await self.worker.run(call)
+            return await self.worker.run(answer)
         except FieldError as error:
             raise wrong(f"{error.field} {error.problem}", error.field) from error
         except InputError as error:

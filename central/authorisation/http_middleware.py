@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -16,18 +17,12 @@ __all__ = ["CERTIFICATE", "Authorisation"]
 CERTIFICATE = "certificate"
 
 
+@dataclass
 class Authorisation:
-    """Answers 403 to callers without the role. Asked with each request: a browser keeps its connection for hours.
+    """Answers 403 to callers without the role. Asked with each request: a browser keeps its connection for hours."""
 
-    Args:
-        app: what answers the others.
-        access: decides.
-
-    """
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._access = access
+    app: ASGIApp  # what answers the others
+    access: Access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -35,6 +30,6 @@ class Authorisation:
         alternative = certificate.get("subjectAltName", ())
         names = frozenset(value for kind, value in alternative if kind == "DNS")
         serial = serial_text(certificate.get("serialNumber", "0"))
-        refusal = self._access.refusal(HTTP_ROLE, names, serial)
-        answer = JSONResponse({"error": refusal[1]}, 403) if refusal else self._app
+        refusal = self.access.refusal(HTTP_ROLE, names, serial)
+        answer = JSONResponse({"error": refusal[1]}, 403) if refusal else self.app
         await answer(scope, receive, send)

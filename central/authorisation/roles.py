@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -52,18 +53,12 @@ ROLES: Mapping[str, Role] = {
 HTTP_ROLE = Role.OPERATOR
 
 
+@dataclass(frozen=True)
 class Access:
-    """Decides who may call.
+    """Decides who may call."""
 
-    Args:
-        operators: certificate names.
-        revoked: certificates that no longer count.
-
-    """
-
-    def __init__(self, operators: Collection[str], revoked: Revoked | None = None) -> None:
-        self._operators = frozenset(operators)
-        self._revoked = revoked or Revoked()
+    operators: tuple[str, ...]  # certificate names
+    revoked: Revoked = field(default_factory=Revoked)
 
     def refusal(self, role: Role, names: frozenset[str], serial: str) -> tuple[grpc.StatusCode, str] | None:
         """Return the status and the text that a caller is refused with; None where it may call.
@@ -76,9 +71,9 @@ class Access:
         """
         if role is not Role.OPERATOR:
             return None
-        if serial in self._revoked:
+        if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)
-        if not names & self._operators:
+        if names.isdisjoint(self.operators):
             return grpc.StatusCode.PERMISSION_DENIED, (
                 f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
                 "central.operators"

@@ -74,6 +74,7 @@ class Route:
         return _SERVICE.methods_by_name[self.method].output_type
 
 
+# fmt: off
 ROUTES = (
     Route("/v1/status", "GetFleetStatus", "Totals of ingest, lake and builds"),
     Route("/v1/hosts", "ListHosts", "Every host that ever connected, by name"),
@@ -81,54 +82,21 @@ ROUTES = (
     Route("/v1/coefficients", "ListCoefficients", "Antagonist coefficients, the largest first", (404, 410)),
     Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first", (404,)),
     Route("/v1/incidents", "ListIncidents", "When VMs of a host suffered, the last that began first", (404,)),
-    Route(
-        "/v1/incidents/{id}",
-        "GetIncident",
-        "One incident with its evidence and its suspect's recurrence",
-        (404,),
-    ),
-    Route(
-        "/v1/suspect-jobs",
-        "ListSuspectJobs",
-        "How often, and on how many hosts, a job was suspected first",
-        (404,),
-    ),
-    Route(
-        "/v1/vms/{vm}/history",
-        "GetVmHistory",
-        "Windows, events and incidents of a VM over at most a day",
-        (404,),
-    ),
+    Route("/v1/incidents/{id}", "GetIncident", "One incident with its evidence and its suspect's recurrence", (404,)),
+    Route("/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first", (404,)),
+    Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day", (404,)),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
-    Route(
-        "/v1/observation-plan",
-        "PlanObservation",
-        "How many VMs of which jobs to observe for a margin",
-        (404,),
-    ),
+    Route("/v1/observation-plan", "PlanObservation", "How many VMs of which jobs to observe for a margin", (404,)),
     Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake", (404,)),
-    Route(
-        "/v1/runtime",
-        "PredictRuntime",
-        "How long a job would run on a host now, or on a platform",
-        (404, 410),
-    ),
-    Route(
-        "/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"
-    ),
-    Route(
-        "/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs", (404,)
-    ),
-    Route(
-        "/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents", (404,)
-    ),
-    Route(
-        "/v1/data-health",
-        "GetDataHealth",
-        "What the lake has by day, which hosts send nothing, and which are held back",
-    ),
+    Route("/v1/runtime", "PredictRuntime", "How long a job would run on a host now, or on a platform", (404, 410)),
+    Route("/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"),
+    Route("/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs", (404,)),
+    Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents", (404,)),
+    Route("/v1/data-health", "GetDataHealth",
+          "What the lake has by day, which hosts send nothing, and which are held back"),
 )
+# fmt: on
 
 
 def read_request(route: Route, values: list[tuple[str, str]]) -> Message:

@@ -16,7 +16,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -44,7 +44,7 @@ from central.web.openapi import ROUTES, Route, document, read_request, to_json
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import TlsFiles, stamps
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
@@ -110,15 +110,15 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
     return app
 
 
+@dataclass
 class _OwnNameOnly:
     """Refuses requests for another server's name. With TLS the certificate sees to that."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = Headers(scope=scope).get("host", "")
-        app = self._app
+        app = self.app
         if not is_own_name(name, ()):
             error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
             app = _json({"error": error}, 400)
@@ -240,10 +240,10 @@ class HttpApi:
 
     async def _reload(self, context: ssl.SSLContext) -> None:
         """Use renewed certificate files for new connections; a change of the CA wants a restart."""
-        known = _stamp(self._tls)
+        known = stamps(self._tls)
         while True:
             await asyncio.sleep(_RELOAD_S)
-            now = _stamp(self._tls)
+            now = stamps(self._tls)
             if now != known:
                 known = now
                 try:
@@ -310,14 +310,4 @@ def _listener(listen: str, host: str, port: int) -> socket.socket:
         raise UnavailableError(
             f'central.http_listen {listen}: {why}; set another central.http_listen, or "" for no HTTP'
         ) from error
-    return found
-
-
-def _stamp(tls: TlsFiles) -> list[int]:
-    found = []
-    for name in (tls.certificate, tls.key):
-        try:
-            found.append(Path(name).stat().st_mtime_ns)
-        except OSError:
-            found.append(0)
     return found

@@ -353,8 +353,8 @@ async def test_data_health_says_when_centrals_certificate_expires(one, browser, 
     days = 400
     certificate = SimpleNamespace(expiry_unix_s=lambda: time.time() + days * 86400)
     revoked = SimpleNamespace(serials=frozenset({"1a"}), problem="")
-    monkeypatch.setattr(one.fleet.status, "certificate", certificate)
-    monkeypatch.setattr(one.fleet.status, "revoked", revoked)
+    monkeypatch.setattr(one.fleet.status.parts, "certificate", certificate)
+    monkeypatch.setattr(one.fleet.status.parts, "revoked", revoked)
 
     async def fact(name):
         return await seen.page.locator(".facts > div", has_text=name).locator("dd").inner_text()

@@ -611,8 +611,8 @@ async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> N
     assert "whitepanda_central_certificate_expiry_timestamp_seconds" not in {name for name, *_ in found}
     make_ca(tmp_path)
     files = issue(tmp_path, "central", server=True)
-    served.fleet.status.certificate = OwnCertificate(files)
-    served.fleet.status.revoked.problem = "no such file"
+    served.fleet.status.parts.certificate = OwnCertificate(files)
+    served.fleet.status.parts.revoked.problem = "no such file"
     times = [0, 9 * 10**6, 200 * 10**6, 11 * S, -S]  # the clock may be set back
     served.journal.ack_times.take([NOW - time for time in times], NOW)
     _, text = await asyncio.to_thread(fetch, local.port, "/metrics")
