@@ -28,6 +28,7 @@ from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
 from tests.unit.central.placement.test_live_placement import lake as windows  # noqa: F401 - a fixture
 from tests.unit.central.placement.test_live_placement import live
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
+from whitepanda.common.errors import FieldError
 from whitepanda.v1 import fleet_pb2
 
 HOSTS = [f"h{host:02}" for host in range(10)]
@@ -215,6 +216,18 @@ async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
     with pytest.raises(ApiError) as caught:
         await asked.fleet.answer("PlanObservation", request)
     assert caught.value.code == grpc.StatusCode.INTERNAL
+
+
+async def test_an_option_of_the_command_line_is_a_field_of_the_request(asked, monkeypatch):
+    def refused(*_arguments):
+        raise FieldError("min_coverage", "0.9: too much")
+
+    monkeypatch.setattr("central.api.upgrade_answers.compare_sides", refused)
+    with pytest.raises(ApiError) as caught:
+        await asked.fleet.answer("CompareSides", fleet_pb2.CompareSidesRequest())
+    assert (caught.value.code, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, "min_coverage")
+    assert str(caught.value) == "min_coverage 0.9: too much"
+    assert str(caught.value.__cause__) == "--min-coverage 0.9: too much"
 
 
 async def test_only_so_many_wait_and_who_leaves_is_not_waited_for():
