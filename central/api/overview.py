@@ -74,7 +74,7 @@ class LakeTotals:
         for segment in segments:
             count = self._rows.get(segment.name)
             if count is None:
-                with contextlib.suppress(LakeError, OSError):  # `damaged_files` and `lake verify` tell of it
+                with contextlib.suppress(LakeError, OSError):  # `damaged_files` and `lake verify` name it
                     count = segment.rows
             if count is not None:
                 counted[segment.name] = count
@@ -243,6 +243,6 @@ class Overview:
         try:
             await asyncio.to_thread(self.recent.read)
         except (SlowError, LakeError, OSError):
-            pass  # GetJob, which waits for it, tells
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task: told here, or never
+            pass  # GetJob waits for it and reports the error
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: logged here, or never
             log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")

@@ -196,6 +196,7 @@ def document() -> dict[str, Any]:
     paths = {}
     for route in ROUTES:
         _add_schema(schemas, route.response)
+        refusals = {*_EVERYWHERE, *route.refusals, *([429] if route.method in limits.QUEUED else [])}
         paths[route.path] = {
             "get": {
                 "operationId": route.method,
@@ -206,7 +207,7 @@ def document() -> dict[str, Any]:
                     "304": {
                         "description": "The caller has this answer already, by the ETag in If-None-Match"
                     },
-                    **{str(code): _answer(_REFUSALS[code], "Error") for code in _refusals(route)},
+                    **{str(code): _answer(_REFUSALS[code], "Error") for code in sorted(refusals)},
                 },
                 "security": [{"operator": []}, {}],
             }
@@ -247,10 +248,6 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
     if field.is_repeated:
         schema = {"type": "array", "items": schema, "maxItems": _max_items(field)}
     return {**found, "schema": schema}
-
-
-def _refusals(route: Route) -> list[int]:
-    return sorted({*_EVERYWHERE, *route.refusals, *([429] if route.method in limits.QUEUED else [])})
 
 
 def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:
