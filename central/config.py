@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from central.revoked import Revoked
+from central.authorisation.revoked import Revoked
 from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, problems, warnings

@@ -19,7 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from central.api.fleet import Fleet
+from central.api.fleet import Fleet, Servicer
+from central.api.overview import Parts
+from central.authorisation.grpc_interceptor import Authorisation
+from central.authorisation.revoked import LOOK_S, Revoked
+from central.authorisation.roles import Access
 from central.build.client import BuildProcess
 from central.coefficients.follower import VersionFollower
 from central.coefficients.publish import Publisher
@@ -39,8 +43,6 @@ from central.journal.writer import Journal
 from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
-from central.revoked import LOOK_S, Revoked
-from central.web.checked import CheckedRequests
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
 from whitepanda.common.durable import replacing
@@ -131,8 +133,9 @@ class Central:
                 ttl_s=config.build.ttl_s,
                 min_samples=config.build.min_samples,
             )
-            await self._listen(credentials)
-            await self._listen_http()
+            access = Access(config.central.operators, self.revoked)
+            await self._listen(credentials, access)
+            await self._listen_http(access)
             _write_port(state / "port", self.port)
         except BaseException:
             await self._stop_server(0.0)
@@ -230,7 +233,7 @@ class Central:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
-    async def _listen(self, credentials: grpc.ServerCredentials) -> None:
+    async def _listen(self, credentials: grpc.ServerCredentials, access: Access) -> None:
         config = self.config
         # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us.
         # Beyond this one gRPC itself ends the stream, with RESOURCE_EXHAUSTED and both sizes at the client. To us
@@ -240,7 +243,7 @@ class Central:
             *SERVER_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", 4 * config.ingest.max_message_bytes),
         )
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(interceptors=[Authorisation(access)], options=options)
         self._server.add_generic_rpc_handlers((self.ingest.handler(),))
         self.fleet = fleet = Fleet(
             self.journal,
@@ -248,19 +251,20 @@ class Central:
             self.lake,
             self.builder,
             self.incidents,
-            operators=config.central.operators,
             placement=config.placement,
             runtime=config.runtime,
             importers=config.central.importers,
-            roll_error=lambda: self.roller.failure,
-            incidents_error=lambda: self.recorder.failure,
-            webhooks=self.webhooks.status,
             gap_ns=self.recorder.gap_ns,
-            certificate=OwnCertificate(config.central.tls),
-            revoked=self.revoked,
-            over_quota=self.ingest.quotas.refused,
+            parts=Parts(
+                roll_error=lambda: self.roller.failure,
+                incidents_error=lambda: self.recorder.failure,
+                webhooks=self.webhooks.status,
+                over_quota=self.ingest.quotas.refused,
+                certificate=OwnCertificate(config.central.tls),
+                revoked=self.revoked,
+            ),
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(fleet), self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(Servicer(fleet), self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (
@@ -281,7 +285,7 @@ class Central:
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    async def _listen_http(self) -> None:
+    async def _listen_http(self, access: Access) -> None:
         central = self.config.central
         if not central.http_listen:
             return
@@ -289,8 +293,7 @@ class Central:
             self.fleet,
             central.http_listen,
             central.tls,
-            central.operators,
-            self.revoked,
+            access,
             self.config.http,
             self.registry.refused,
         )

@@ -1,39 +1,35 @@
-"""The fleet API's part on one job, and on one host's VMs over time."""
+"""One job, and one host's VMs over time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from central.api.incidents import ask_store, mark_open
+from central.api.hosts import Hosts
+from central.api.incidents import IncidentHistory
 from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
-from central.api.overview import read_top
-from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
+from central.api.requests import at_most, read_span, read_top, unknown, wrong
 from central.api.work import Turns, Worker
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
-from central.incidents.store import IncidentQuery, IncidentStore
-from central.ingest.sessions import StreamRegistry
-from central.journal.writer import HostRecord, Journal
+from central.incidents.store import IncidentQuery
+from central.journal.writer import Journal
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import Lake, LakeError
-from central.lake.vm_windows import SlowError
+from central.lake.segments import Lake
 from central.models.groups import Floats
+from central.validation.vm_names import VmNames
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["DetailQueries"]
+__all__ = ["HostTimelines", "Jobs"]
 
-_HOUR_NS = 3600 * 10**9
-_DAY_NS = 24 * _HOUR_NS
-_MAX_INT64 = 2**63 - 1
 _BINS = 40
 _POINTS = 120
 _MAX_LISTED = 1000  # incidents of a host
@@ -41,58 +37,38 @@ _MAX_VALUES = 100_000  # of an answer's lines
 _HIGHEST = 0.995  # share of VMs that bins are spread over; so one absurd value does not squeeze the others
 
 
-class DetailQueries:
-    """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
+@dataclass(eq=False)
+class Jobs:
+    """Answers on one job."""
 
-    _builder: BuildStatus
-    _clock_unix_ns: Callable[[], int]
-    _drawing: Worker
-    _gap_ns: int
-    _history: CoefficientHistory
-    _incidents: IncidentStore
-    _journal: Journal
-    _lake: Lake
-    _recent: RecentVms
-    _registry: StreamRegistry
-    _times: SegmentTimes
-    _over_quota: Callable[[], Mapping[str, Mapping[str, int]]]
-    _summary: Callable[[HostRecord, Mapping[str, Mapping[str, int]]], fleet_pb2.HostSummary]
-    check_operator: Callable[[Context], Awaitable[None]]
+    builder: BuildStatus
+    coefficients: CoefficientHistory
+    history: IncidentHistory
+    recent: RecentVms
+    worker: Worker
     turns: Turns
 
-    async def GetJob(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.GetJobRequest, context: Context
-    ) -> fleet_pb2.JobDetail:
+    async def get(self, request: fleet_pb2.GetJobRequest) -> fleet_pb2.JobDetail:
         """What is known of a job: its CPI by platform, its coefficient then and now, where it runs."""
-        await self.check_operator(context)
-        top = await read_top(request.top, 100, context)
+        job, top = request.job, read_top(request.top, 100)
         bins = request.bins or _BINS
-        problem = ""
-        if not request.job:
-            problem = "job is missing: name one, as /v1/job-statistics has them"
-        elif bins > MAX_BINS:
-            problem = f"bins must be at most {MAX_BINS} (value {bins})"
-        if problem:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
-        built = self._builder.current
+        if not job:
+            raise wrong("job is missing: name one, as /v1/job-statistics has them", "job")
+        at_most("bins", bins, MAX_BINS)
+        built = self.builder.current
         async with self.turns.turn():
-            suspected = await ask_store(context, self._incidents.suspect_jobs, limit=1, job=request.job)
-        try:
-            running = await self._drawing.run(self._recent.read, context)
-            async with self.turns.turn():
-                history = await asyncio.to_thread(self._history.of, request.job)
-        except (SlowError, LakeError, OSError) as error:
-            remedy = "`whitepanda lake verify` tells more"
-            if isinstance(error, SlowError):
-                remedy = "the machine is busy, or placement.gone_s is very long: try again in a while"
-            message = f"who runs now, in the lake: {error}; {remedy}"
-            await abort(context, grpc.StatusCode.UNAVAILABLE, message)
-        mine = running.vms.filter(pc.equal(running.vms.column("job"), request.job))
+            suspected = await self.history.ask(self.history.store.suspect_jobs, limit=1, job=job)
+        running, history = await self.worker.read_lake(
+            "who runs now,",
+            lambda: (self.recent.read(), self.coefficients.of(job)),
+            "the machine is busy, or placement.gone_s is very long: try again in a while",
+        )
+        mine = running.vms.filter(pc.equal(running.vms.column("job"), job))
         hosts = _hosts(mine)
         detail = fleet_pb2.JobDetail(
-            job=request.job,
-            statistics=built.statistics(request.job) if built else (),
-            coefficient=built.coefficient(request.job) if built else None,
+            job=job,
+            statistics=built.statistics(job) if built else (),
+            coefficient=built.coefficient(job) if built else None,
             history=history,
             distributions=_distributions(mine, bins),
             hosts=hosts[:top],
@@ -103,96 +79,91 @@ class DetailQueries:
             recurrence=suspected[0] if suspected else None,
         )
         if not (detail.statistics or detail.history or detail.vms or suspected):
-            message = (
-                f"nothing is known of job {request.job[:80]!r}: no version has it, no VM of it ran lately, and no "
-                "incident names it first"
-            )
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
+            seen = "no version has it, no VM of it ran lately, and no incident names it first"
+            raise unknown(f"nothing is known of job {job[:80]!r}: {seen}", "job")
         return detail
 
-    async def GetHostTimeline(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.GetHostTimelineRequest, context: Context
-    ) -> fleet_pb2.HostTimeline:
+
+@dataclass(eq=False)
+class HostTimelines:
+    """Answers on one host's VMs over time."""
+
+    journal: Journal
+    builder: BuildStatus
+    history: IncidentHistory
+    hosts: Hosts
+    vm_names: VmNames
+    lake: Lake
+    times: SegmentTimes
+    worker: Worker
+    turns: Turns
+    clock_unix_ns: Callable[[], int]
+
+    async def get(self, request: fleet_pb2.GetHostTimelineRequest) -> fleet_pb2.HostTimeline:
         """CPI and CPU usage of a host's VMs over at most a day, and its incidents in that time."""
-        await self.check_operator(context)
-        top = await read_top(request.top, 100, context)
+        host, top = request.host, read_top(request.top, 100)
         points = request.points or min(_POINTS, _MAX_VALUES // top)
-        until = min(request.until_unix_ns or self._clock_unix_ns(), MAX_TIME_UNIX_NS)
-        since = request.since_unix_ns or max(0, until - _HOUR_NS)
-        problem = ""
-        if not request.host:
-            problem = "host is missing: name one, as /v1/hosts has them"
-        elif points > MAX_POINTS or points * top > _MAX_VALUES:
-            problem = f"points must be at most {MAX_POINTS}, and points * top {_MAX_VALUES} (values {points}, {top})"
-        elif not 0 < until - since <= _DAY_NS:
-            problem = (
-                "until_unix_ns must be after since_unix_ns and at most a day later "
-                f"(value {(until - since) / 1e9:.0f} s)"
-            )
-        if problem:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
+        if not host:
+            raise wrong("host is missing: name one, as /v1/hosts has them", "host")
+        if points > MAX_POINTS or points * top > _MAX_VALUES:
+            most = f"points must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
+            raise wrong(f"{most} (values {points}, {top})", "points")
+        since, until = read_span(request, self.clock_unix_ns(), least_ns=1)
         step = -(-(until - since) // points)
         # On a grid, so that the same steps come again a moment later.
         since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
-        query = IncidentQuery(host=request.host, since_unix_ns=since, until_unix_ns=until)
+        query = IncidentQuery(host=host, since_unix_ns=since, until_unix_ns=until)
         async with self.turns.turn():
-            incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
-
-        def read() -> pa.Table:
-            return read_lines(self._lake, self._times, request.host, since, until, step)
-
-        try:
-            lines = await self._drawing.run(read, context)
-        except (SlowError, LakeError, OSError) as error:
-            remedy = "`whitepanda lake verify` tells more"
-            if isinstance(error, SlowError):
-                remedy = "ask for a shorter time by since_unix_ns and until_unix_ns"
-            message = f"windows of {request.host[:80]!r} in the lake: {error}; {remedy}"
-            await abort(context, grpc.StatusCode.UNAVAILABLE, message)
-        record = self._journal.hosts.get(request.host)
-        if record is None and not len(lines) and not incidents:
-            seen = f"nothing is known of host {request.host[:80]!r} in this time"
-            message = f"{seen}; /v1/hosts lists those that connected"
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
+            incidents = await self.history.find(query, _MAX_LISTED)
+        lines = await self.worker.read_lake(
+            f"windows of {host[:80]!r}",
+            lambda: read_lines(self.lake, self.times, host, since, until, step),
+            "ask for a shorter time by since_unix_ns and until_unix_ns",
+        )
+        summary = self.hosts.summary(host)
+        if summary is None and not len(lines) and not incidents:
+            seen = f"nothing is known of host {host[:80]!r} in this time"
+            raise unknown(f"{seen}; /v1/hosts lists those that connected", "host")
         vms = sorted(_timelines(lines, (until - since) // step), key=_by_usage)
-        for vm in vms[:top]:
+        shown = vms[:top]
+        for vm in shown:
             self._add_statistics(vm)
         async with self.turns.turn():
-            await self._add_names(vms[:top], request.host, context)
-            await self._add_events(vms[:top], request.host, since, until)
+            await self._add_names(shown, host)
+            await self._add_events(shown, host, since, until)
         return fleet_pb2.HostTimeline(
-            host=request.host,
-            summary=None if record is None else self._summary(record, self._over_quota()),
+            host=host,
+            summary=summary,
             since_unix_ns=since,
             until_unix_ns=until,
             step_ns=step,
-            vms=vms[:top],
+            vms=shown,
             vms_in_all=len(vms),
-            incidents=mark_open(incidents, self._clock_unix_ns() - self._gap_ns),
+            incidents=incidents,
         )
 
     def _add_statistics(self, vm: fleet_pb2.VmTimeline) -> None:
-        built = self._builder.current
+        built = self.builder.current
         of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
         mine = next((each for each in of_job if each.platform == vm.platform), None)
         vm.job_mean_cpi = float("nan") if mine is None else mine.mean_cpi
         vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
 
-    async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str, context: Context) -> None:
+    async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str) -> None:
         """Name VMs as their host does; those of another replica, or gone before this start, as its incidents did."""
         for vm in vms:
-            vm.name = self._registry.vm_names.get(vm.vm, host)
+            vm.name = self.vm_names.get(vm.vm, host)
         nameless = [vm for vm in vms if not vm.name]
         if nameless:
-            names = await ask_store(context, self._incidents.names, [vm.vm for vm in nameless])
+            names = await self.history.ask(self.history.store.names, [vm.vm for vm in nameless])
             for vm in nameless:
                 vm.name = names.get(vm.vm, {}).get(host, "")
 
     async def _add_events(self, vms: list[fleet_pb2.VmTimeline], host: str, since: int, until: int) -> None:
         """Note the last change of behaviour that the host found of each VM in this time."""
         found = await asyncio.to_thread(
-            self._journal.read_events,
-            before_id=_MAX_INT64,
+            self.journal.read_events,
+            before_id=MAX_TIME_UNIX_NS,
             limit=_MAX_LISTED,
             host=host,
             since_unix_ns=since,

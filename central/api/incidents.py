@@ -1,153 +1,186 @@
-"""The fleet API's part on incidents: lists, one with its evidence, suspected jobs, and a VM's history."""
+"""Incidents and events: lists, one incident with its evidence, suspected jobs, and a VM's history."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
-import grpc
-
-from central.api.limits import MAX_WINDOWS
-from central.api.names import NameChecks
-from central.api.paging import Context, Token, abort, check_times, encode, read_page
+from central.api.limits import MAX_TIME_UNIX_NS, MAX_WINDOWS
+from central.api.names import KnownNames
+from central.api.requests import at_most, away, check_times, read_page, read_span, unknown, wrong
 from central.api.work import Turns, Worker
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-from central.lake.segments import LakeError
-from central.lake.vm_windows import SlowError, VmWindows
+from central.lake.vm_windows import VmWindows
+from central.validation.events import EventRow
 from central.validation.vm_names import shown_name
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["IncidentQueries", "ask_store", "mark_open"]
+__all__ = ["Events", "IncidentHistory", "Incidents", "VmHistories", "mark_open"]
 
 _FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
-_MAX_INT64 = 2**63 - 1
-_HOUR_NS = 3600 * 10**9
-_DAY_NS = 24 * _HOUR_NS
 _WINDOWS = 1000
 _MAX_LISTED = 1000  # events and incidents of a VM's history
 
+_P = ParamSpec("_P")
 Answer = TypeVar("Answer")
 
 
-class IncidentQueries(NameChecks):
-    """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
+@dataclass(eq=False)
+class IncidentHistory:
+    """The history that questions are asked of."""
 
-    _clock_unix_ns: Callable[[], int]
-    _drawing: Worker
-    _gap_ns: int
-    _incidents: IncidentStore
-    _journal: Journal
-    _registry: StreamRegistry
-    _vm_windows: VmWindows
-    check_operator: Callable[[Context], Awaitable[None]]
-    turns: Turns
+    store: IncidentStore
+    gap_ns: int  # an incident without a report for so long is over
+    clock_unix_ns: Callable[[], int]
 
-    async def ListIncidents(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.ListIncidentsRequest, context: Context
+    @property
+    def open_since_unix_ns(self) -> int:
+        """The oldest last report that an open incident may have."""
+        return self.clock_unix_ns() - self.gap_ns
+
+    async def ask(self, question: Callable[_P, Answer], /, *arguments: _P.args, **named: _P.kwargs) -> Answer:
+        """Ask the store in a thread; raises ApiError (UNAVAILABLE) where it does not answer."""
+        try:
+            return await asyncio.to_thread(question, *arguments, **named)
+        except StoreError as error:
+            raise away(f"incident history does not answer: {error}; is its database up?") from error
+
+    async def find(
+        self, query: IncidentQuery, limit: int, after: Place | None = None
+    ) -> list[fleet_pb2.Incident]:
+        """Return incidents, the last that began first, each marked whether it is open."""
+        found = await self.ask(self.store.find, query, limit=limit, after=after)
+        return mark_open(found, self.open_since_unix_ns)
+
+    def count_open(self) -> int | None:
+        """Return how many incidents are open; None while the history does not answer. Blocks."""
+        try:
+            return self.store.count_open(self.open_since_unix_ns)
+        except StoreError:
+            return None
+
+
+@dataclass(eq=False)
+class Incidents:
+    """Answers on incidents."""
+
+    history: IncidentHistory
+    names: KnownNames
+
+    async def list_incidents(
+        self, request: fleet_pb2.ListIncidentsRequest
     ) -> fleet_pb2.ListIncidentsResponse:
         """When VMs of a host suffered, as hosts reported it, the last that began first."""
-        await self.check_operator(context)
-        await check_times(request, context)
+        check_times(request)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
-        asked = repr((query, request.open_only))  # of a page token: without the time, which goes on
-        page = await read_page(request, "incidents", asked, context)
+        filters = repr((query, request.open_only))  # without the time, which goes on
+        page = read_page(request, "incidents", filters)
         if request.open_only:
-            query = dataclasses.replace(query, open_since_unix_ns=self._open_since())
-        after: Place | None = None
-        if request.page_token:
-            after = (page.token.offset, page.token.version)
-        found = await ask_store(context, self._incidents.find, query, limit=page.size + 1, after=after)
+            query = dataclasses.replace(query, open_since_unix_ns=self.history.open_since_unix_ns)
+        after = (page.token.offset, page.token.version) if request.page_token else None
+        found = await self.history.find(query, page.size + 1, after)
         if not found and after is None:
-            jobs = (request.suspect_job, request.victim_job)
-            await self.check_names(context, host=request.host, jobs=jobs, vm=request.vm)
-        shown = found[: page.size]
-        token = ""
-        if len(found) > page.size:
-            last = shown[-1]
-            token = encode(Token("incidents", asked, last.id, last.first_unix_ns, ""))
-        mark_open(shown, self._open_since())
+            await self.names.check(request, "host", "suspect_job", "victim_job", "vm")
+        shown, token = page.cut(found, lambda last: {"offset": last.first_unix_ns, "version": last.id})
         return fleet_pb2.ListIncidentsResponse(incidents=shown, next_page_token=token)
 
-    async def GetIncident(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.GetIncidentRequest, context: Context
-    ) -> fleet_pb2.IncidentDetail:
+    async def get(self, request: fleet_pb2.GetIncidentRequest) -> fleet_pb2.IncidentDetail:
         """One incident with its evidence, and how often its suspect was one elsewhere."""
-        await self.check_operator(context)
-        found = await ask_store(context, self._incidents.get, min(request.id, _MAX_INT64))
+        found = await self.history.ask(self.history.store.get, min(request.id, MAX_TIME_UNIX_NS))
         if found is None:
-            message = (
-                f"no incident {request.id}; it was forgotten, became part of an earlier one, or never was"
-            )
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        mark_open([found.incident], self._open_since())
+            reason = "it was forgotten, became part of an earlier one, or never was"
+            raise unknown(f"no incident {request.id}; {reason}", "id")
+        mark_open([found.incident], self.history.open_since_unix_ns)
         return found
 
-    def _open_since(self) -> int:
-        return self._clock_unix_ns() - self._gap_ns
-
-    async def ListSuspectJobs(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.ListSuspectJobsRequest, context: Context
+    async def list_suspect_jobs(
+        self, request: fleet_pb2.ListSuspectJobsRequest
     ) -> fleet_pb2.ListSuspectJobsResponse:
         """Jobs that were suspected first, by name: how often, and on how many hosts."""
-        await self.check_operator(context)
-        page = await read_page(request, "suspect_jobs", request.job, context)
-        found = await ask_store(
-            context,
-            self._incidents.suspect_jobs,
-            limit=page.size + 1,
-            after=page.token.after,
-            job=request.job,
+        page = read_page(request, "suspect_jobs", request.job)
+        after = page.token.after
+        found = await self.history.ask(
+            self.history.store.suspect_jobs, limit=page.size + 1, after=after, job=request.job
         )
-        if not found and request.job and not page.token.after:
-            await self.check_names(context, jobs=[request.job])
-        shown = found[: page.size]
-        token = ""
-        if len(found) > page.size:
-            token = encode(Token("suspect_jobs", request.job, 0, 0, shown[-1].job))
+        if not found and not after:
+            await self.names.check(request, "job")
+        shown, token = page.cut(found, lambda last: {"after": last.job})
         return fleet_pb2.ListSuspectJobsResponse(jobs=shown, next_page_token=token)
 
-    async def GetVmHistory(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.GetVmHistoryRequest, context: Context
-    ) -> fleet_pb2.VmHistory:
+
+@dataclass(eq=False)
+class Events:
+    """Answers on what hosts report of their VMs."""
+
+    journal: Journal
+    names: KnownNames
+
+    async def list_events(self, request: fleet_pb2.ListEventsRequest) -> fleet_pb2.ListEventsResponse:
+        """What hosts report of their VMs, the last that came first."""
+        check_times(request)
+        wanted = {
+            "host": request.host,
+            "vm": request.vm,
+            "behaviour": request.behaviour,
+            "since_unix_ns": request.since_unix_ns,
+            "until_unix_ns": request.until_unix_ns or MAX_TIME_UNIX_NS,
+        }
+        page = read_page(request, "events", repr(sorted(wanted.items())))
+        before = page.token.offset or MAX_TIME_UNIX_NS
+        found = await asyncio.to_thread(
+            self.journal.read_events, before_id=before, limit=page.size + 1, **wanted
+        )
+        if not found:
+            await self.names.check(request, "host", "vm")
+        shown, token = page.cut(found, lambda last: {"offset": last[0]})
+        return fleet_pb2.ListEventsResponse(events=_messages(shown), next_page_token=token)
+
+
+@dataclass(eq=False)
+class VmHistories:
+    """Answers on one VM."""
+
+    journal: Journal
+    history: IncidentHistory
+    registry: StreamRegistry
+    windows: VmWindows
+    worker: Worker
+    turns: Turns
+    clock_unix_ns: Callable[[], int]
+
+    async def get(self, request: fleet_pb2.GetVmHistoryRequest) -> fleet_pb2.VmHistory:
         """Windows, events and incidents of a VM over at most a day."""
-        await self.check_operator(context)
-        until = min(request.until_unix_ns or time.time_ns(), _MAX_INT64)
-        since = request.since_unix_ns or max(0, until - _HOUR_NS)
         limit = request.max_windows or _WINDOWS
-        problem = ""
         if not request.vm:
-            problem = "vm is missing: give the VM's UUID or name"
-        elif limit > MAX_WINDOWS:
-            problem = f"max_windows must be at most {MAX_WINDOWS} (value {limit})"
-        elif not 0 <= until - since <= _DAY_NS:
-            problem = (
-                "until_unix_ns must be after since_unix_ns and at most a day later "
-                f"(value {(until - since) / 1e9:.0f} s)"
-            )
-        if problem:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
-        found = self._registry.vm_names.find(request.vm)
+            raise wrong("vm is missing: give the VM's UUID or name", "vm")
+        at_most("max_windows", limit, MAX_WINDOWS)
+        since, until = read_span(request, self.clock_unix_ns())
+        found = self.registry.vm_names.find(request.vm)
         if len(found) > 1:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, several_named(request.vm, found))
+            raise wrong(several_named(request.vm, found), "vm")
         vm = found[0] if found else request.vm
         query = IncidentQuery(vm=vm, since_unix_ns=since, until_unix_ns=until)
         async with self.turns.turn():
-            incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
+            incidents = await self.history.find(query, _MAX_LISTED)
             events = await asyncio.to_thread(
-                self._journal.read_events,
-                before_id=_MAX_INT64,
+                self.journal.read_events,
+                before_id=MAX_TIME_UNIX_NS,
                 limit=_MAX_LISTED,
                 vm=vm,
                 since_unix_ns=since,
                 until_unix_ns=until,
             )
-        windows = await self._windows(context, vm, since, until, limit + 1)
+        windows = await self.worker.read_lake(
+            f"windows of VM {vm[:80]!r}",
+            lambda: self.windows.read(vm, since, until, limit + 1),
+            "ask for a shorter time by since_unix_ns and until_unix_ns",
+        )
         if not windows and not events and not incidents:
             message = (
                 f"no window, event or incident of VM {request.vm[:80]!r} in this time; windows are there once they "
@@ -155,41 +188,33 @@ class IncidentQueries(NameChecks):
             )
             if not found:
                 message += "; of a VM that sends none now they are found by its UUID only"
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        names = self._registry.vm_names.by_host(vm)
+            raise unknown(message, "vm")
+        names = self.registry.vm_names.by_host(vm)
         hosts = (
             {one.host for one in windows} | {one.host for one in incidents} | {row.host for _, row in events}
         )
         if not names or hosts - names.keys():
             async with self.turns.turn():
-                names = (await ask_store(context, self._incidents.names, [vm])).get(vm, {}) | names
+                names = (await self.history.ask(self.history.store.names, [vm])).get(vm, {}) | names
         return fleet_pb2.VmHistory(
             vm=vm,
             name=shown_name(names, hosts),
             windows=windows[-limit:],
             windows_left_out=len(windows) > limit,
-            events=[
-                fleet_pb2.FleetEvent(
-                    host=row.host,
-                    received_unix_ns=row.received_unix_ns,
-                    event=agent_pb2.VmEvent.FromString(row.payload),
-                )
-                for _, row in events
-            ],
-            incidents=mark_open(incidents, self._open_since()),
+            events=_messages(events),
+            incidents=incidents,
         )
 
-    async def _windows(
-        self, context: Context, vm: str, since: int, until: int, limit: int
-    ) -> list[fleet_pb2.VmWindow]:
-        try:
-            return await self._drawing.run(lambda: self._vm_windows.read(vm, since, until, limit), context)
-        except (SlowError, LakeError, OSError) as error:
-            remedy = "`whitepanda lake verify` tells more"
-            if isinstance(error, SlowError):
-                remedy = "ask for a shorter time by since_unix_ns and until_unix_ns"
-            message = f"windows of VM {vm[:80]!r} in the lake: {error}; {remedy}"
-            await abort(context, grpc.StatusCode.UNAVAILABLE, message)
+
+def _messages(events: Sequence[tuple[int, EventRow]]) -> list[fleet_pb2.FleetEvent]:
+    return [
+        fleet_pb2.FleetEvent(
+            host=row.host,
+            received_unix_ns=row.received_unix_ns,
+            event=agent_pb2.VmEvent.FromString(row.payload),
+        )
+        for _, row in events
+    ]
 
 
 def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[fleet_pb2.Incident]:
@@ -197,14 +222,3 @@ def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[f
     for incident in incidents:
         incident.open = incident.last_unix_ns >= since_unix_ns and incident.victims_now > 0
     return incidents
-
-
-async def ask_store(
-    context: Context, question: Callable[..., Answer], *arguments: Any, **named: Any
-) -> Answer:
-    """Ask incident history in a thread; ends the call with UNAVAILABLE where it does not answer."""
-    try:
-        return await asyncio.to_thread(question, *arguments, **named)
-    except StoreError as error:
-        message = f"incident history does not answer: {error}; is its database up?"
-        await abort(context, grpc.StatusCode.UNAVAILABLE, message)

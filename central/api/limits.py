@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -28,15 +27,16 @@ __all__ = [
     "MAX_TOP",
     "MAX_WINDOWS",
     "NUMBERS",
+    "QUEUED",
     "TEXT_PATTERN",
     "TOKEN_PATTERN",
     "Numbers",
+    "has_control",
     "is_text",
     "is_time",
     "max_integer",
     "max_items",
     "max_length",
-    "problem_of",
 ]
 
 MAX_TIME_UNIX_NS = 2**63 - 1  # in the year 2262; all that is kept is within 1970 and then
@@ -55,6 +55,11 @@ MAX_EPSILON = 0.5
 MAX_NAME = 512  # characters, as of the names that central takes
 MAX_LOADING = 1000  # characters
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
+
+#: Methods whose questions have a queue of their own (`central.api.work.Worker`), which may be full.
+QUEUED = frozenset(
+    {"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime"}
+)
 
 #: Neither control characters nor what ends a line: no name that central took has one.
 TEXT_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*$"
@@ -108,9 +113,14 @@ NUMBERS: Mapping[str, Numbers] = {
 }
 
 
+def has_control(text: str) -> bool:
+    """Whether a text has a control character, or one that ends a line."""
+    return _CONTROL.search(text) is not None
+
+
 def is_text(text: str) -> bool:
     """Whether a text may be a name: not too long, no control characters."""
-    return len(text) <= MAX_NAME and _CONTROL.search(text) is None
+    return len(text) <= MAX_NAME and not has_control(text)
 
 
 def is_time(field: FieldDescriptor) -> bool:
@@ -135,34 +145,3 @@ def max_length(field: FieldDescriptor) -> int:
 def max_items(field: FieldDescriptor) -> int:
     """Return how many values a request's list may have."""
     return _ITEMS.get(field.name, MAX_HOSTS)
-
-
-def problem_of(request: Any) -> str:
-    """Return what is wrong with the times, texts and lists of a request, in one line; "" if nothing.
-
-    What its numbers may be the method itself says, with its reasons.
-    """
-    for field, value in request.ListFields():
-        values = value if field.is_repeated else [value]
-        if field.is_repeated and len(values) > max_items(field):
-            return f"{field.name} must be at most {max_items(field):,} (value {len(values):,})"
-        for each in values:
-            if isinstance(each, str):
-                problem = _text_problem(field, each)
-            elif isinstance(each, int) and (is_time(field) or field.name == "id"):
-                most = max_integer(field)
-                problem = "" if each <= most else f"{field.name} must be at most {most} (value {each})"
-            else:
-                problem = ""
-            if problem:
-                return problem
-    return ""
-
-
-def _text_problem(field: FieldDescriptor, text: str) -> str:
-    most = max_length(field)
-    if len(text) > most:
-        return f"{field.name} must be at most {most:,} characters (value {text[:80]!r}, {len(text):,})"
-    if _CONTROL.search(text):
-        return f"{field.name} must have no control characters (value {text[:80]!r})"
-    return ""

@@ -1,53 +1,43 @@
-"""The fleet API's part on the whole: the fleet at a glance, and how whole its data is."""
+"""The whole fleet: totals of central's work, the fleet at a glance, and how whole its data is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import date
+from importlib import metadata
 
-import grpc
-
-from central.api.incidents import ask_store, mark_open
-from central.api.limits import MAX_TOP
-from central.api.paging import Context, abort
+from central.api.hosts import Hosts, by_reason
+from central.api.incidents import IncidentHistory, mark_open
+from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.recent import RecentVms
+from central.api.requests import read_top
+from central.authorisation.revoked import Revoked
 from central.build.status import BuildStatus
-from central.incidents.store import IncidentStore
-from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
+from central.journal.latency import BOUNDS_S
 from central.journal.writer import Journal
-from central.lake.segments import Lake, LakeError, Segment
+from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import SlowError
 from central.own_threads import SharedAnswer
 from whitepanda.common import log
-from whitepanda.v1 import agent_pb2, fleet_pb2
+from whitepanda.common.protocol import PROTOCOL_VERSION
+from whitepanda.common.tls import OwnCertificate, TlsFiles
+from whitepanda.v1 import fleet_pb2
 
-__all__ = ["LakeTotals", "OverviewQueries", "by_reason", "lake_days", "read_top"]
+__all__ = ["LakeTotals", "Overview", "Parts", "Status"]
 
 _S_NS = 10**9
 _MINUTE_NS = 60 * _S_NS
 _DAY_NS = 86_400 * _S_NS
-_MAX_INT64 = 2**63 - 1
-#: A host without VMs sends heartbeats only.
-_LATE_NS = HEARTBEAT_MS * 10**6 + 60 * _S_NS
 _DAYS = 31
+_REST = 9.0  # so totals take a tenth of a core at most
 
 
 @dataclass(frozen=True, slots=True)
-class _Silence:
-    """Hosts that send nothing now, the longest silent first, and how many there are of each kind."""
-
-    hosts: list[fleet_pb2.SilentHost]
-    late: int
-    gone: int
-    spooled_batches: int
-    dropped_batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class LakeTotals:
+class _Counted:
     """How much the lake has, in all and by day; the last segment's time is in seconds since 1970, 0 for none."""
 
     segments: int
@@ -56,53 +46,161 @@ class LakeTotals:
     days: list[fleet_pb2.LakeDay]
 
 
-class OverviewQueries:
-    """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
+class LakeTotals:
+    """Counts what the lake has, for all who ask.
 
-    _builder: BuildStatus
-    _clock_unix_ns: Callable[[], int]
-    _incidents: IncidentStore
-    _incidents_error: Callable[[], str]
-    _journal: Journal
-    _lake: Lake
-    _gap_ns: int
-    _importers: frozenset[str]
-    _recent: RecentVms
-    _refreshing: asyncio.Task[None] | None
-    _over_quota: Callable[[], Mapping[str, Mapping[str, int]]]
-    _registry: StreamRegistry
-    _totals: SharedAnswer[LakeTotals]
-    check_operator: Callable[[Context], Awaitable[None]]
+    Args:
+        lake: whose segments are counted.
 
-    async def GetOverview(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.GetOverviewRequest, context: Context
-    ) -> fleet_pb2.Overview:
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._rows: dict[str, int] = {}  # by segment
+        self._shared = SharedAnswer(self._count, _REST)
+
+    async def get(self) -> _Counted:
+        """Return the totals, of now or of a moment ago."""
+        return await self._shared.get()
+
+    def _count(self) -> _Counted:
+        """Count rows. Segments never change: each footer is read once.
+
+        One whose footer cannot be read counts no rows, and is looked at again the next time.
+        """
+        counted: dict[str, int] = {}
+        days: dict[date, fleet_pb2.LakeDay] = {}
+        segments = self._lake.segments()
+        for segment in segments:
+            count = self._rows.get(segment.name)
+            if count is None:
+                with contextlib.suppress(LakeError, OSError):  # `damaged_files` and `lake verify` name it
+                    count = segment.rows
+            if count is not None:
+                counted[segment.name] = count
+            day = days.setdefault(segment.day, fleet_pb2.LakeDay(day=segment.day.isoformat()))
+            day.segments += 1
+            day.rows += count or 0
+            day.size_bytes += segment.size_bytes
+        self._rows = counted
+        return _Counted(
+            segments=len(segments),
+            rows=sum(counted.values()),
+            newest_unix_s=max((segment.modified_unix_s for segment in segments), default=0.0),
+            days=[days[day] for day in sorted(days, reverse=True)[:_DAYS]],
+        )
+
+
+@dataclass
+class Parts:
+    """What the other parts of central say of themselves; an error is "" where there is none."""
+
+    roll_error: Callable[[], str] = str
+    incidents_error: Callable[[], str] = str
+    webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list
+    over_quota: Callable[[], Mapping[str, Mapping[str, int]]] = dict  # what was refused, by host and budget
+    certificate: OwnCertificate = field(default_factory=lambda: OwnCertificate(TlsFiles()))
+    revoked: Revoked = field(default_factory=Revoked)
+
+
+@dataclass(eq=False)
+class Status:
+    """Answers on central's own work."""
+
+    journal: Journal
+    registry: StreamRegistry
+    builder: BuildStatus
+    history: IncidentHistory
+    hosts: Hosts
+    totals: LakeTotals
+    parts: Parts
+    started_unix_ns: int
+
+    def __post_init__(self) -> None:
+        """Let all who ask share one count of open incidents."""
+        self._open_incidents = SharedAnswer(self.history.count_open, _REST)
+
+    async def get(self, _request: fleet_pb2.GetFleetStatusRequest) -> fleet_pb2.FleetStatus:
+        """Totals of ingest, lake and builds."""
+        totals, incidents_error = await self.totals.get(), self.parts.incidents_error()
+        # A history that is known to be away keeps nobody waiting.
+        open_incidents = None if incidents_error else await self._open_incidents.get()
+        stats, built = self.journal.stats, self.builder.current
+        times = self.journal.ack_times
+        return fleet_pb2.FleetStatus(
+            central_version=metadata.version("whitepanda"),
+            protocol_version=PROTOCOL_VERSION,
+            started_unix_ns=self.started_unix_ns,
+            connected_hosts=len(self.registry),
+            accepted_batches=stats.accepted_batches,
+            accepted_rows=stats.accepted_rows,
+            duplicate_batches=stats.duplicate_batches,
+            rejected=by_reason(stats.rejected_rows),
+            rejected_batches=by_reason(stats.rejected_batches),
+            journal_batches=stats.journal_batches,
+            lake_segments=totals.segments,
+            lake_rows=totals.rows,
+            coefficient_version=built.version if built else 0,
+            coefficient_created_unix_ns=built.manifest.created_unix_ns if built else 0,
+            last_build_error=self.builder.last_error,
+            days_left_out=self.builder.left_out.days,
+            rows_left_out=self.builder.left_out.rows,
+            machines_left_out=built.manifest.machines_left_out if built else (),
+            damaged_files=self.builder.damaged_files,
+            accepted_events=stats.accepted_events,
+            rejected_events=by_reason(stats.rejected_events),
+            refused_streams=by_reason(self.registry.refused),
+            last_commit_error=self.journal.failure,
+            last_roll_error=self.parts.roll_error(),
+            last_incidents_error=incidents_error,
+            acknowledgements=fleet_pb2.AcknowledgementTimes(
+                bound_s=BOUNDS_S, batches=times.counts, sum_s=times.sum_s
+            ),
+            known_hosts=len(self.journal.hosts),
+            open_incidents=open_incidents,
+            webhooks=self.parts.webhooks(),
+            certificate_expiry_unix_ns=round((self.parts.certificate.expiry_unix_s() or 0) * 1e9),
+            revoked_certificates=len(self.parts.revoked.serials),
+            last_revocation_error=self.parts.revoked.problem,
+            over_quota=len(self.hosts.over_quota()),
+            paced_hosts=len(self.hosts.paced()),
+        )
+
+
+@dataclass(eq=False)
+class Overview:
+    """Answers on the fleet as a whole."""
+
+    builder: BuildStatus
+    history: IncidentHistory
+    hosts: Hosts
+    recent: RecentVms
+    totals: LakeTotals
+    parts: Parts
+    clock_unix_ns: Callable[[], int]
+    refreshing: asyncio.Task[None] | None = None  # which VMs run now
+
+    async def get(self, request: fleet_pb2.GetOverviewRequest) -> fleet_pb2.Overview:
         """The fleet at a glance. Nothing of the lake is waited for."""
-        await self.check_operator(context)
-        top = await read_top(request.top, 20, context)
-        now = self._clock_unix_ns()
-        since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, _MAX_INT64)
-        open_since = now - self._gap_ns
-        totals = await ask_store(
-            context,
-            self._incidents.totals,
-            since_unix_ns=since,
-            open_since_unix_ns=open_since,
-            top=top,
+        top = read_top(request.top, 20)
+        now, store = self.clock_unix_ns(), self.history.store
+        since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, MAX_TIME_UNIX_NS)
+        open_since = self.history.open_since_unix_ns
+        totals = await self.history.ask(
+            store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top
         )
-        is_open = mark_open(
-            await ask_store(context, self._incidents.open_now, open_since, limit=top), open_since
-        )
-        silence = self._silence(now)
-        running, is_old = self._recent.known()
-        if is_old and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = asyncio.create_task(self._refresh(), name="who runs now")
+        is_open = mark_open(await self.history.ask(store.open_now, open_since, limit=top), open_since)
+        silence = self.hosts.silence(now)
+        hosts, connected_hosts = self.hosts.counts()
+        running, is_old = self.recent.known()
+        if is_old and (self.refreshing is None or self.refreshing.done()):
+            self.refreshing = asyncio.create_task(self._refresh(), name="who runs now")
         for antagonist in totals.antagonists:
             self._add_coefficient(antagonist)
         return fleet_pb2.Overview(
             since_unix_ns=since,
-            hosts=sum(host not in self._importers for host in self._journal.hosts),
-            connected_hosts=sum(each.host not in self._importers for each in self._registry.connected()),
+            hosts=hosts,
+            connected_hosts=connected_hosts,
             late_hosts=silence.late,
             gone_hosts=silence.gone,
             is_counted=running is not None,
@@ -114,18 +212,15 @@ class OverviewQueries:
             contended_hosts=totals.contended_hosts,
             open=is_open,
             antagonists=totals.antagonists,
-            last_incidents_error=self._incidents_error(),
+            last_incidents_error=self.parts.incidents_error(),
         )
 
-    async def GetDataHealth(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.GetDataHealthRequest, context: Context
-    ) -> fleet_pb2.DataHealth:
+    async def get_data_health(self, request: fleet_pb2.GetDataHealthRequest) -> fleet_pb2.DataHealth:
         """What the lake has by day, which hosts send nothing, and which are held back."""
-        await self.check_operator(context)
-        top = await read_top(request.top, 100, context)
-        totals = await self._totals.get()
-        silence = self._silence(self._clock_unix_ns())
-        held_back = self._held_back()
+        top = read_top(request.top, 100)
+        totals = await self.totals.get()
+        silence = self.hosts.silence(self.clock_unix_ns())
+        held_back = self.hosts.held_back()
         return fleet_pb2.DataHealth(
             days=totals.days,
             last_segment_unix_ns=int(totals.newest_unix_s * _S_NS),
@@ -138,87 +233,16 @@ class OverviewQueries:
             held_back_hosts=len(held_back),
         )
 
-    def _paced(self) -> dict[str, int]:
-        """Return the time between batches that hosts are asked for, in milliseconds; without those that are not."""
-        return {
-            stream.host: stream.min_batch_interval_ms
-            for stream in self._registry.connected()
-            if stream.min_batch_interval_ms and stream.host not in self._importers
-        }
-
-    def _held_back(self) -> list[fleet_pb2.HeldBackHost]:
-        over_quota, paced = self._over_quota(), self._paced()
-
-        def order(host: str) -> tuple[int, int, str]:
-            return -sum(over_quota.get(host, {}).values()), -paced.get(host, 0), host
-
-        return [
-            fleet_pb2.HeldBackHost(
-                host=host,
-                over_quota=by_reason(over_quota.get(host, {})),
-                min_batch_interval_ms=paced.get(host, 0),
-            )
-            for host in sorted(over_quota.keys() | paced.keys(), key=order)
-        ]
-
-    def _silence(self, now: int) -> _Silence:
-        found, late, gone, spooled, dropped = [], 0, 0, 0, 0
-        for record in self._journal.hosts.values():
-            stream = self._registry.get(record.host)
-            waiting = stream.spooled_batches if stream else record.spooled_batches
-            lost = stream.dropped_batches if stream else record.dropped_batches
-            spooled, dropped = spooled + waiting, dropped + lost
-            if record.host in self._importers:
-                continue  # it comes with a trace and leaves
-            if stream is not None and now - record.last_seen_unix_ns < _LATE_NS:
-                continue
-            late, gone = late + (stream is not None), gone + (stream is None)
-            found.append(
-                fleet_pb2.SilentHost(
-                    host=record.host,
-                    connected=stream is not None,
-                    last_seen_unix_ns=record.last_seen_unix_ns,
-                    spooled_batches=waiting,
-                    dropped_batches=lost,
-                )
-            )
-        found.sort(key=lambda host: (host.last_seen_unix_ns, host.host))
-        return _Silence(found, late, gone, spooled, dropped)
-
     def _add_coefficient(self, antagonist: fleet_pb2.Antagonist) -> None:
-        built = self._builder.current
+        built = self.builder.current
         found = None if built is None else built.coefficient(antagonist.job)
         antagonist.coefficient = float("nan") if found is None else found.value
         antagonist.standard_error = float("nan") if found is None else found.standard_error
 
     async def _refresh(self) -> None:
         try:
-            await asyncio.to_thread(self._recent.read)
+            await asyncio.to_thread(self.recent.read)
         except (SlowError, LakeError, OSError):
-            pass  # GetJob, which waits for it, tells
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task: told here, or never
+            pass  # GetJob waits for it and reports the error
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: logged here, or never
             log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")
-
-
-def by_reason(counts: Mapping[str, int]) -> list[agent_pb2.RejectedRows]:
-    """Return counts as the API has them, by reason."""
-    return [agent_pb2.RejectedRows(reason=reason, count=count) for reason, count in sorted(counts.items())]
-
-
-async def read_top(top: int, default: int, context: Context) -> int:
-    """Return how many rows are wanted; ends the call where that is too many."""
-    if top > MAX_TOP:
-        message = f"top must be at most {MAX_TOP} (value {top})"
-        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-    return top or default
-
-
-def lake_days(segments: Iterable[tuple[Segment, int]]) -> list[fleet_pb2.LakeDay]:
-    """Add segments with their rows up by day: the last days, the newest first."""
-    found: dict[date, fleet_pb2.LakeDay] = {}
-    for segment, rows in segments:
-        day = found.setdefault(segment.day, fleet_pb2.LakeDay(day=segment.day.isoformat()))
-        day.segments += 1
-        day.rows += rows
-        day.size_bytes += segment.size_bytes
-    return [found[day] for day in sorted(found, reverse=True)[:_DAYS]]

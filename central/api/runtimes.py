@@ -1,9 +1,10 @@
-"""The fleet API's part on Pitot: how long a job would run on a host as it is now, or on a platform beside others."""
+"""Pitot: how long a job would run on a host as it is now, or on a platform beside others."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import grpc
 import numpy as np
 
 from central.api.limits import MAX_BESIDE, MAX_EPSILON, MAX_EPSILONS
-from central.api.paging import Context, abort
+from central.api.requests import ApiError, at_most, unknown, wrong
 from central.api.work import Worker
 from central.journal.writer import Journal
 from central.models.pitot import ALONE, Rows
@@ -23,7 +24,7 @@ from whitepanda.v1 import fleet_pb2
 if TYPE_CHECKING:
     from central.runtimes.model import Model
 
-__all__ = ["ModelFile", "RuntimeQueries"]
+__all__ = ["ModelFile", "Runtimes"]
 
 _EPSILONS = (0.1, 0.05, 0.01)
 
@@ -61,49 +62,43 @@ class ModelFile:
             return self._known[1]
 
 
-class RuntimeQueries:
-    """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
+@dataclass(eq=False)
+class Runtimes:
+    """Answers on how long a job would run."""
 
-    _journal: Journal
-    _snapshot: SharedAnswer[Snapshot]
-    _models: ModelFile
-    _predicting: Worker
-    check_operator: Callable[[Context], Awaitable[None]]
+    models: ModelFile
+    journal: Journal
+    snapshot: SharedAnswer[Snapshot]
+    worker: Worker
 
-    async def PredictRuntime(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.PredictRuntimeRequest, context: Context
-    ) -> fleet_pb2.RuntimePrediction:
+    async def predict(self, request: fleet_pb2.PredictRuntimeRequest) -> fleet_pb2.RuntimePrediction:
         """How long a job would run, and bounds that a share of runs does not exceed."""
-        await self.check_operator(context)
         epsilons = tuple(request.epsilons) or _EPSILONS
-        problem = _problem(request, epsilons)
-        if problem:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
+        _check(request, epsilons)
         try:
-            model = await self._predicting.run(self._models.read, context)
+            model = await self.worker.run(self.models.read)
         except InputError as error:
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise ApiError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         platform, beside = request.platform, list(request.beside)
         if request.host:
-            platform, beside = await self._host(request.host, context)
+            platform, beside = await self._host(request.host)
         strangers = sorted({job for job in beside if job not in model.workloads.places})
-        for what, name, names in (
-            ("job", request.job, model.workloads.places),
-            ("platform", platform, model.platforms.places),
+        for field, what, name, names in (
+            ("job", "job", request.job, model.workloads.places),
+            ("platform", "platform", platform, model.platforms.places),
             # On a host there is what there is; whoever names jobs wants these.
-            *(("job", job, model.workloads.places) for job in strangers if not request.host),
+            *(("beside", "job", job, model.workloads.places) for job in strangers if not request.host),
         ):
             if name not in names:
                 missing = f"the model knows no {what} {name[:80]!r}"
-                message = f"{missing}; `whitepanda runtime update` adds it from a few runs"
-                await abort(context, grpc.StatusCode.NOT_FOUND, message)
+                raise unknown(f"{missing}; `whitepanda runtime update` adds it from a few runs", field)
         known = [job for job in beside if job in model.workloads.places]
         try:
-            predicted, bounds = await self._predicting.run(
-                lambda: _predict(model, request.job, platform, known, epsilons), context
+            predicted, bounds = await self.worker.run(
+                lambda: _predict(model, request.job, platform, known, epsilons)
             )
         except ValueError as error:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"epsilons: {error}")
+            raise wrong(f"epsilons: {error}", "epsilons") from error
         return fleet_pb2.RuntimePrediction(
             platform=platform,
             beside=known,
@@ -116,39 +111,31 @@ class RuntimeQueries:
             ],
         )
 
-    async def _host(self, host: str, context: Context) -> tuple[str, list[str]]:
+    async def _host(self, host: str) -> tuple[str, list[str]]:
         """Return a host's platform, and the job of each VM that was seen there lately."""
-        record = self._journal.hosts.get(host)
-        if record is None:
-            message = f"host {host[:80]!r} never connected; give platform and beside instead"
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        now = await self._snapshot.get()
-        if host not in now.hosts.names:
-            message = (
-                f"host {host[:80]!r} is away, and sent no window lately; give platform and beside instead"
-            )
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        return record.platform, list(now.running[now.hosts.names.index(host)])
+        record = self.journal.hosts.get(host)
+        problem = "never connected"
+        if record is not None:
+            now = await self.snapshot.get()
+            if host in now.hosts.names:
+                return record.platform, list(now.running[now.hosts.names.index(host)])
+            problem = "is away, and sent no window lately"
+        raise unknown(f"host {host[:80]!r} {problem}; give platform and beside instead", "host")
 
 
-def _problem(request: fleet_pb2.PredictRuntimeRequest, epsilons: Sequence[float]) -> str:
-    """Return what is wrong with a request; "" if nothing."""
+def _check(request: fleet_pb2.PredictRuntimeRequest, epsilons: Sequence[float]) -> None:
+    """Refuse a request that contradicts itself or asks for too much."""
     if not request.job:
-        return "name the job"
+        raise wrong("name the job", "job")
     if bool(request.host) == bool(request.platform):
-        return "name either the host, or the platform and the jobs beside"
+        raise wrong("name either the host, or the platform and the jobs beside", "host")
     if request.host and request.beside:
-        return "beside goes with platform; a host's VMs are known"
-    for name, values, most in (
-        ("beside", request.beside, MAX_BESIDE),
-        ("epsilons", epsilons, MAX_EPSILONS),
-    ):
-        if len(values) > most:
-            return f"{name} must be at most {most} (value {len(values)})"
-    wrong = next((epsilon for epsilon in epsilons if not 0 < epsilon <= MAX_EPSILON), None)
-    if wrong is not None:
-        return f"epsilons must be above 0 and up to {MAX_EPSILON:g} (value {wrong:g})"
-    return ""
+        raise wrong("beside goes with platform; a host's VMs are known", "beside")
+    at_most("beside", len(request.beside), MAX_BESIDE)
+    at_most("epsilons", len(epsilons), MAX_EPSILONS)
+    for epsilon in epsilons:
+        if not 0 < epsilon <= MAX_EPSILON:
+            raise wrong(f"epsilons must be above 0 and up to {MAX_EPSILON:g} (value {epsilon:g})", "epsilons")
 
 
 def _predict(

@@ -1,4 +1,4 @@
-"""Answers of the fleet API on WSMeter: a request's fields checked, the lake read, a message made.
+"""WSMeter's answers: a request's fields checked, the lake read, a message made.
 
 Imported when the first such question comes: scipy and what else it needs would cost every central memory.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from central.api.limits import MAX_HOSTS, MAX_TIME_UNIX_NS, NUMBERS
-from central.api.work import NotThereError
+from central.api.requests import ApiError, unknown, wrong
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Interval, TooLittleCovered, compare
 from central.upgrades.lake_rows import NoTaskError, Side, metrics, read_places, read_side
@@ -43,14 +43,30 @@ def plan_observation(
     """Answer PlanObservation.
 
     Raises:
-        NotThereError: the lake has nothing of this.
-        InputError: the request is wrong, or its margin out of reach.
+        ApiError: the request is wrong, or the lake has nothing of this.
+        InputError: its margin is out of reach.
         LakeError: the lake is damaged or newer than this program.
 
     """
-    options = _plan_options(request)
-    metric = _metric(request.metric)
-    return _plan(lake, _side(_JOBS, request, "", (), now_ns), metric, options)
+    options, metric = _plan_options(request), _metric(request.metric)
+    side = _side(_JOBS, request, "", (), now_ns)
+    rows = _read(lake, side, metric)
+    jobs = jobs_of(rows)
+    if not len(jobs.job):
+        raise unknown(f"no job's {metric} varies between its instances there; there is nothing to plan")
+    most = int(jobs.instances.max())
+    if most < options.min_instances:
+        raise wrong(
+            f"no job has {options.min_instances} VMs with {metric} there, the largest has {most}; take a longer time "
+            f"or more hosts, or lower min_instances ({_OF_THE_API})",
+            "min_instances",
+        )
+    made = make_plan(jobs, options)
+    if len(made.jobs.job) > _MAX_JOBS:
+        count = len(made.jobs.job)
+        raise wrong(f"{count:,} jobs are more than an answer holds; set top to {_MAX_JOBS} or less", "top")
+    flat = len(np.unique(rows.observed.job)) - len(jobs.job)
+    return _plan_message(made, rows, flat, side)
 
 
 def compare_sides(
@@ -65,21 +81,35 @@ def compare_sides(
         known_hosts: that ever connected; who names another one, of which the lake has nothing either, is told so.
 
     Raises:
-        NotThereError: the lake has nothing of a side, or a host is unknown.
-        InputError: the request is wrong, or the jobs that both sides have are too few.
+        ApiError: the request is wrong, the lake has nothing of a side, a host is unknown, or the jobs that both sides
+            have are too few.
         LakeError: the lake is damaged or newer than this program.
 
     """
-    metric = _metric(request.metric)
-    options = _compare_options(request)
-    return _compare(lake, _sides(request, now_ns), metric, options, known_hosts)
+    metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
+    current, new = (_read(lake, side, metric, known_hosts) for side in sides)
+    try:
+        found = compare(current.observed, new.observed, current.weights, **options)
+    except TooLittleCovered as error:
+        raise wrong(
+            f"{error.jobs} jobs have {options['min_instances']} instances on two machines of both sides and cover "
+            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time "
+            f"or more hosts, or lower min_coverage or min_instances ({_OF_THE_API})"
+        ) from error
+    message = _comparison_message(found, current)
+    for name, side in zip(("current", "new"), sides, strict=True):
+        setattr(message, f"{name}_since_unix_ns", side.from_ns)
+        setattr(message, f"{name}_until_unix_ns", side.until_ns)
+    return message
 
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
     if request.margin_percent == 0:
-        raise InputError("margin_percent is missing: half the width of the interval, in % of the mean")
+        missing = "margin_percent is missing: half the width of the interval, in % of the mean"
+        raise wrong(missing, "margin_percent")
     if not 0.0 < request.margin_percent <= NUMBERS["margin_percent"].high:
-        raise InputError(f"margin_percent must be above 0 and up to 1e+06 (value {request.margin_percent:g})")
+        value = f"value {request.margin_percent:g}"
+        raise wrong(f"margin_percent must be above 0 and up to 1e+06 ({value})", "margin_percent")
     return PlanOptions(
         request.margin_percent,
         _number("t", request.t, 2.0),
@@ -104,61 +134,59 @@ def _number(name: str, value: float, default: float) -> float:
     if value == 0.0:
         return default
     if not low <= value <= high:
-        raise InputError(f"{name} must be {low:g} to {high:g}, or 0 for {default:g} (value {value:g})")
+        raise wrong(f"{name} must be {low:g} to {high:g}, or 0 for {default:g} (value {value:g})", name)
     return value
 
 
 def _min_instances(value: int) -> int:
     if value == 1:
-        raise InputError("min_instances must be 2 or more, or 0 for 4 (value 1)")
+        raise wrong("min_instances must be 2 or more, or 0 for 4 (value 1)", "min_instances")
     return value or MIN_INSTANCES
 
 
 def _metric(name: str) -> str:
     found = name or "ipc"
     if found not in metrics():
-        raise InputError(f"metric {found[:80]!r} is not in the lake; it has {', '.join(metrics())}")
+        raise wrong(f"metric {found[:80]!r} is not in the lake; it has {', '.join(metrics())}", "metric")
     return found
 
 
 def _sides(request: fleet_pb2.CompareSidesRequest, now_ns: int) -> tuple[Side, Side]:
     if request.current_rest and request.new_rest:
-        raise InputError(
-            "current_rest and new_rest cannot both be; rest are the hosts that the other side lacks"
-        )
+        raise wrong("current_rest and new_rest cannot both be; rest are the hosts that the other side lacks")
     made = []
     for name, other in (("current", "new"), ("new", "current")):
         not_hosts: tuple[str, ...] = ()
         if getattr(request, f"{name}_rest"):
             not_hosts = tuple(getattr(request, f"{other}_hosts"))
             if not not_hosts or getattr(request, f"{name}_hosts"):
-                raise InputError(
+                needs = (
                     f"{name}_rest needs {other}_hosts and no {name}_hosts: rest are the hosts not named there"
                 )
+                raise wrong(needs, f"{name}_rest")
         made.append(_side(name, request, f"{name}_", not_hosts, now_ns))
     if replace(made[0], text="") == replace(made[1], text=""):
-        raise InputError("current and new are the same samples; give hosts, platform or times of each")
+        raise wrong("current and new are the same samples; give hosts, platform or times of each")
     return made[0], made[1]
 
 
 def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_ns: int) -> Side:
     hosts = tuple(getattr(request, f"{prefix}hosts", ()))
     if max(len(hosts), len(not_hosts)) > MAX_HOSTS:
-        raise InputError(f"{prefix}hosts must be at most {MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
-    asked_until = min(getattr(request, f"{prefix}until_unix_ns"), MAX_TIME_UNIX_NS)
+        value = f"value {len(hosts or not_hosts):,}"
+        raise wrong(f"{prefix}hosts must be at most {MAX_HOSTS:,} ({value})", f"{prefix}hosts")
+    first, last = f"{prefix}since_unix_ns", f"{prefix}until_unix_ns"
+    asked_until = min(getattr(request, last), MAX_TIME_UNIX_NS)
     until = asked_until or now_ns
-    since = getattr(request, f"{prefix}since_unix_ns") or max(until - _WEEK_NS, 0)
+    since = getattr(request, first) or max(until - _WEEK_NS, 0)
     if since >= until and not asked_until:
-        raise InputError(f"{prefix}since_unix_ns is in the future: {_utc(since)} (value {since})")
+        raise wrong(f"{first} is in the future: {_utc(since)} (value {since})", first)
     if not since < until:
-        raise InputError(
-            f"{prefix}since_unix_ns must be before {prefix}until_unix_ns (values {since}, {until})"
-        )
+        raise wrong(f"{first} must be before {last} (values {since}, {until})", first)
     days = (until - since) / (86_400 * _S_NS)
     if days > _MAX_SPAN_DAYS:
-        raise InputError(
-            f"{prefix}until_unix_ns must be at most {_MAX_SPAN_DAYS} days after {prefix}since_unix_ns "
-            f"(value {days:.0f} days)"
+        raise wrong(
+            f"{last} must be at most {_MAX_SPAN_DAYS} days after {first} (value {days:.0f} days)", last
         )
     platform = getattr(request, f"{prefix}platform") or None
     return Side(name, hosts or None, not_hosts, platform, since, until)
@@ -168,17 +196,17 @@ def _read(lake: Lake, side: Side, metric: str, known_hosts: Collection[str] = ()
     try:
         rows = read_side(lake, side, metric, memory_limit_mib=_MEMORY_MIB, threads=1, max_tasks=_MAX_TASKS)
     except NoTaskError as error:
-        raise NotThereError(_why_nothing(lake, side, metric, known_hosts)) from error
+        raise _why_nothing(lake, side, metric, known_hosts) from error
     except InputError as error:
-        raise NotThereError(str(error)) from error
+        raise unknown(str(error)) from error
     # A name that is mistyped would otherwise be on the other side, among the rest.
     named = [host for host in side.hosts or () if host not in known_hosts]
     strangers = set(named).difference(rows.observed.machine.tolist())
     if strangers:
         hosts, _ = _places(lake, side)
-        unknown = [host for host in named if host in strangers and host not in hosts]
-        if unknown:
-            raise NotThereError(_who_is_unknown(side, unknown))
+        strange = [host for host in named if host in strangers and host not in hosts]
+        if strange:
+            raise _unknown_hosts(side, strange)
     return rows
 
 
@@ -188,65 +216,46 @@ def _places(lake: Lake, side: Side) -> tuple[Collection[str], Sequence[str]]:
     return read_places(lake, in_its_time, memory_limit_mib=_MEMORY_MIB, threads=1)
 
 
-def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[str]) -> str:
+def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[str]) -> ApiError:
     """Return why a side has no task, with what to do."""
     days = lake.days()
     if not days:
-        return "no data yet: central's lake is empty; windows are in it a minute after an agent has measured them"
+        return unknown(
+            "no data yet: central's lake is empty; windows are in it a minute after an agent has measured them"
+        )
     hosts, platforms = _places(lake, side)
     when = f"from {_utc(side.from_ns or 0)} to {_utc(side.until_ns or 0)}"
     prefix = "" if side.text == _JOBS else f"{side.text}_"
-    unknown = [host for host in side.hosts or () if host not in hosts and host not in known_hosts]
-    if unknown:
-        return _who_is_unknown(side, unknown)
+    strange = [host for host in side.hosts or () if host not in hosts and host not in known_hosts]
+    if strange:
+        return _unknown_hosts(side, strange)
     if not hosts:
-        return (
+        return unknown(
             f"nothing was measured {when}; the lake has windows of {days[0]} to {days[-1]}: take another time"
         )
     if side.platform is not None and side.platform not in platforms:
-        return (
-            f"{prefix}platform {side.platform[:80]!r}: no host of it was measured {when}; "
-            f"there are {', '.join(platforms)}"
-        )
+        seen = f"no host of it was measured {when}; there are {', '.join(platforms)}"
+        return unknown(f"{prefix}platform {side.platform[:80]!r}: {seen}", f"{prefix}platform")
     which = f"the {side.text} side" if prefix else "the fleet"
     where = " on the hosts that the other side does not name" if side.not_hosts else ""
-    return (
+    return unknown(
         f"{which} has no VM with {metric} {when}{where}; take another time, or others; "
         "`whitepanda doctor` on a host says why its VMs have none"
     )
 
 
-def _who_is_unknown(side: Side, hosts: Sequence[str]) -> str:
+def _unknown_hosts(side: Side, hosts: Sequence[str]) -> ApiError:
     named = ", ".join(repr(host[:80]) for host in hosts[:_MOST_NAMED])
     more = f" and {len(hosts) - _MOST_NAMED:,} more" if len(hosts) > _MOST_NAMED else ""
-    return (
+    return unknown(
         f"{side.text}_hosts: nothing is known of host {named}{more}: it never connected, and the lake has nothing "
-        "of it in this time; mend its name, or leave it out"
+        "of it in this time; mend its name, or leave it out",
+        f"{side.text}_hosts",
     )
 
 
 def _utc(unix_ns: int) -> str:
     return datetime.fromtimestamp(unix_ns // _S_NS, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _plan(lake: Lake, side: Side, metric: str, options: PlanOptions) -> fleet_pb2.ObservationPlan:
-    rows = _read(lake, side, metric)
-    jobs = jobs_of(rows)
-    if not len(jobs.job):
-        raise NotThereError(f"no job's {metric} varies between its instances there; there is nothing to plan")
-    most = int(jobs.instances.max())
-    if most < options.min_instances:
-        raise InputError(
-            f"no job has {options.min_instances} VMs with {metric} there, the largest has {most}; take a longer time "
-            f"or more hosts, or lower min_instances ({_OF_THE_API})"
-        )
-    made = make_plan(jobs, options)
-    if len(made.jobs.job) > _MAX_JOBS:
-        raise InputError(
-            f"{len(made.jobs.job):,} jobs are more than an answer holds; set top to {_MAX_JOBS} or less"
-        )
-    flat = len(np.unique(rows.observed.job)) - len(jobs.job)
-    return _plan_message(made, rows, flat, side)
 
 
 def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.ObservationPlan:
@@ -279,29 +288,6 @@ def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.Ob
         since_unix_ns=side.from_ns or 0,
         until_unix_ns=side.until_ns or 0,
     )
-
-
-def _compare(
-    lake: Lake,
-    sides: tuple[Side, Side],
-    metric: str,
-    options: dict[str, Any],
-    known_hosts: Collection[str],
-) -> fleet_pb2.SideComparison:
-    current, new = (_read(lake, side, metric, known_hosts) for side in sides)
-    try:
-        found = compare(current.observed, new.observed, current.weights, **options)
-    except TooLittleCovered as error:
-        raise InputError(
-            f"{error.jobs} jobs have {options['min_instances']} instances on two machines of both sides and cover "
-            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time "
-            f"or more hosts, or lower min_coverage or min_instances ({_OF_THE_API})"
-        ) from error
-    message = _comparison_message(found, current)
-    for name, side in zip(("current", "new"), sides, strict=True):
-        setattr(message, f"{name}_since_unix_ns", side.from_ns)
-        setattr(message, f"{name}_until_unix_ns", side.until_ns)
-    return message
 
 
 def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparison:

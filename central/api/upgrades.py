@@ -1,69 +1,60 @@
-"""The fleet API's part on WSMeter: what to observe for a margin, and whether the fleet became faster."""
+"""WSMeter: what to observe for a margin, and whether the fleet became faster."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 
-from central.api.paging import Context, abort
-from central.api.work import NotThereError, Worker
+from central.api.requests import ApiError, wrong
+from central.api.work import Worker
 from central.journal.writer import Journal
 from central.lake.segments import Lake, LakeError
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import FieldError, InputError
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["SideQueries"]
+__all__ = ["Upgrades"]
 
 Answer = TypeVar("Answer")
 
 
-class SideQueries:
-    """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
+@dataclass(eq=False)
+class Upgrades:
+    """Answers on upgrades."""
 
-    _lake: Lake
-    _journal: Journal
-    _heavy: Worker
-    _clock_unix_ns: Callable[[], int]
-    check_operator: Callable[[Context], Awaitable[None]]
+    lake: Lake
+    journal: Journal
+    clock_unix_ns: Callable[[], int]
+    worker: Worker
 
-    async def PlanObservation(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.PlanObservationRequest, context: Context
-    ) -> fleet_pb2.ObservationPlan:
+    async def plan(self, request: fleet_pb2.PlanObservationRequest) -> fleet_pb2.ObservationPlan:
         """How many instances of which jobs to observe for a margin, at the least cost."""
-        await self.check_operator(context)
+        return await self._run(
+            lambda answers: answers.plan_observation(self.lake, request, self.clock_unix_ns())
+        )
 
-        def answer() -> fleet_pb2.ObservationPlan:
-            from central.api.upgrade_answers import plan_observation  # noqa: PLC0415 - scipy, only where it is asked for
-
-            return plan_observation(self._lake, request, self._clock_unix_ns())
-
-        return await self._told(answer, context)
-
-    async def CompareSides(  # noqa: N802 - the name in fleet.proto
-        self, request: fleet_pb2.CompareSidesRequest, context: Context
-    ) -> fleet_pb2.SideComparison:
+    async def compare(self, request: fleet_pb2.CompareSidesRequest) -> fleet_pb2.SideComparison:
         """The weighted metric of the jobs that both sides have, and its difference."""
-        await self.check_operator(context)
+        hosts = self.journal.hosts
+        return await self._run(
+            lambda answers: answers.compare_sides(self.lake, request, self.clock_unix_ns(), hosts)
+        )
 
-        def answer() -> fleet_pb2.SideComparison:
-            from central.api.upgrade_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for
+    async def _run(self, ask: Callable[[Any], Answer]) -> Answer:
+        """Ask the answers' module, in the worker."""
 
-            return compare_sides(self._lake, request, self._clock_unix_ns(), self._journal.hosts)
+        def answer() -> Answer:
+            from central.api import upgrade_answers  # noqa: PLC0415 - scipy, only where it is asked for
 
-        return await self._told(answer, context)
+            return ask(upgrade_answers)
 
-    async def _told(self, call: Callable[[], Answer], context: Context) -> Answer:
-        """Run it off the loop; what is wrong is one line with the names of the request's fields."""
         try:
-            return await self._heavy.run(call, context)
-        except NotThereError as error:
-            await abort(context, grpc.StatusCode.NOT_FOUND, str(error))
+            return await self.worker.run(answer)
+        except FieldError as error:
+            raise wrong(f"{error.field} {error.problem}", error.field) from error
         except InputError as error:
-            # The command line's options are called as the fields are.
-            text = re.sub(r"--([a-z-]+)", lambda found: found[1].replace("-", "_"), str(error))
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise wrong(str(error)) from error
         except LakeError as error:
-            await abort(context, grpc.StatusCode.INTERNAL, str(error))
+            raise ApiError(grpc.StatusCode.INTERNAL, str(error)) from error

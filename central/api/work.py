@@ -11,20 +11,13 @@ from typing import Any, TypeVar
 
 import grpc
 
-from central.api.paging import Context, abort
-from whitepanda.common.errors import InputError
+from central.api.requests import ApiError, away
+from central.lake.segments import LakeError
+from central.lake.vm_windows import SlowError
 
-__all__ = ["BusyError", "NotThereError", "Turns", "Worker"]
+__all__ = ["Turns", "Worker"]
 
 Result = TypeVar("Result")
-
-
-class NotThereError(InputError):
-    """There is nothing of what is asked for."""
-
-
-class BusyError(Exception):
-    """So many questions wait already that this one is refused."""
 
 
 class Turns:
@@ -52,12 +45,12 @@ class Turns:
             has_queue: a `Worker` bounds these questions. One that waits there needs no turn; what else it asks does.
 
         Raises:
-            BusyError: too many wait.
+            ApiError: too many wait (RESOURCE_EXHAUSTED).
 
         """
         if self.waiting >= self._most_waiting:
             message = f"{self._most_waiting} questions wait already; ask again in a while"
-            raise BusyError(message)
+            raise ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         async with contextlib.AsyncExitStack() as held:
             self.waiting += 1
             try:
@@ -84,8 +77,8 @@ class Worker:
         self._lock = threading.Lock()
         self._asked = 0
 
-    async def run(self, call: Callable[[], Result], context: Context) -> Result:
-        """Return what `call` returns; ends the call with RESOURCE_EXHAUSTED where too many wait already.
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns; raises ApiError (RESOURCE_EXHAUSTED) where too many wait already.
 
         A caller who leaves while waiting is no longer waited for; what is running runs to its end.
         """
@@ -94,10 +87,18 @@ class Worker:
             self._asked += not is_full
         if is_full:
             message = f"{self._most_waiting} questions of this kind wait already; ask again in a while"
-            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            raise ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         found = self._pool.submit(call)
         found.add_done_callback(self._done)
         return await asyncio.wrap_future(found)
+
+    async def read_lake(self, what: str, call: Callable[[], Result], if_slow: str) -> Result:
+        """Run a call that reads `what`; raises ApiError (UNAVAILABLE) where it fails. `if_slow`: the remedy then."""
+        try:
+            return await self.run(call)
+        except (SlowError, LakeError, OSError) as error:
+            remedy = if_slow if isinstance(error, SlowError) else "`whitepanda lake verify` tells more"
+            raise away(f"{what} in the lake: {error}; {remedy}") from error
 
     def _done(self, _found: Future[Any]) -> None:
         with self._lock:

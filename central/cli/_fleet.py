@@ -10,6 +10,7 @@ import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
 from whitepanda.common.fleets import Asked
+from whitepanda.common.protocol import ERROR_FIELD
 from whitepanda.common.tls import (
     certificate_names,
     channel_credentials,
@@ -64,14 +65,14 @@ def explained(error: grpc.RpcError, asked: Asked, method: str, deadline_s: float
         return UnavailableError(f"{where} refuses the certificate {files.certificate}: {details}")
     if code is not grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"{where}: {code.name}: {details}; see its log")
+    if any(item.key == ERROR_FIELD for item in error.trailing_metadata() or ()):
+        return UnavailableError(f"{where}: {details}")  # central is there, something that it needs is not
     return _unavailable(asked, where, details)
 
 
 def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
     """Say whether it is away, or which certificate does not pass."""
     lower, files = details.lower(), asked.files
-    if "incident history" in lower:
-        return UnavailableError(f"{where}: {details}")
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
     if "errors resolving" in lower or "dns resolution" in lower:

@@ -118,16 +118,6 @@ class BuiltVersion:
         """Length of the slots that the statistics are of."""
         return round(self.manifest.slot_s * 1e9)
 
-    @property
-    def statistics_count(self) -> int:
-        """Number of (job, platform) statistics."""
-        return int(self._statistics.num_rows)
-
-    @property
-    def coefficients_count(self) -> int:
-        """Number of coefficients, one per job."""
-        return int(self._coefficients.num_rows)
-
     @cached_property
     def jobs(self) -> frozenset[str]:
         """All jobs that have a statistic or a coefficient."""

@@ -13,13 +13,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from central.authorisation.revoked import Revoked, revoked_text
 from central.config import CentralConfig
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
 from central.journal.writer import HostRecord, Journal
-from central.revoked import Revoked, revoked_text
 from central.validation.reader import ReadBatch, Sender
 from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log

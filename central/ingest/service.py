@@ -17,6 +17,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from central.authorisation.revoked import Revoked
 from central.config import CentralConfig
 from central.ingest.backpressure import Flow, Room
 from central.ingest.batches import Intake
@@ -27,7 +28,6 @@ from central.ingest.peers import Peer, Peers
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import Journal
-from central.revoked import Revoked
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log

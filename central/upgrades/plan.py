@@ -16,7 +16,7 @@ from central.models.groups import Column, Floats, Ints, find, group
 from central.models.wsmeter import MIN_INSTANCES, MachineMeans, Observed
 from central.models.wsmeter_plan import CheapestPlan, cheapest_plan
 from central.upgrades.tables import Jobs
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import FieldError, InputError
 
 __all__ = ["Fidelity", "Plan", "PlanOptions", "make_plan"]
 
@@ -213,9 +213,10 @@ def _chosen(jobs: Jobs, options: PlanOptions) -> tuple[Ints, tuple[str, ...]]:
         reached = np.cumsum(jobs.weight[order]) / jobs.weight.sum()
         enough = np.flatnonzero(reached >= options.coverage - 1e-12)
         if not len(enough):
-            raise InputError(
-                f"--coverage {options.coverage:g}: jobs with {options.min_instances} instances have only "
-                f"{reached[-1]:.3g} of the weight"
+            raise FieldError(
+                "coverage",
+                f"{options.coverage:g}: jobs with {options.min_instances} instances have only "
+                f"{reached[-1]:.3g} of the weight",
             )
         order = order[: int(enough[0]) + 1]
     return order[: options.top], left_out

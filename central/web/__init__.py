@@ -1,4 +1,4 @@
-"""The fleet API as JSON over HTTP, /metrics and the page; what both gRPC and HTTP check before a question is asked.
+"""The fleet API as JSON over HTTP, /metrics and the page.
 
 In: HTTP requests. Out: the answers of `central.api`, the OpenAPI document, static files.
 Next: browsers, Prometheus, fleet tooling.

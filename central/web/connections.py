@@ -22,6 +22,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from central.api.limits import MAX_HTTP_BYTES
+from central.authorisation.http_middleware import CERTIFICATE
 from central.config import HttpSection
 from whitepanda.common import log
 
@@ -216,6 +217,8 @@ class ClientProtocol(H11Protocol):
         self._request_since_s: float | None = self.place.clock_s()
         self._unread_since_s: float | None = None
         self._answered_s = self.place.clock_s()
+        tls = transport.get_extra_info("ssl_object")
+        self.app_state = {**self.app_state, CERTIFICATE: tls and tls.getpeercert()}
         self.entry.protocol = self
         self.entry.end = transport.abort
         if self.entry.is_reserve:
@@ -273,14 +276,14 @@ class ClientProtocol(H11Protocol):
         self._refuse(408, f"the request did not come whole in {section.request_timeout_s:g} s")
         return SLOW_REQUEST
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, _msg: str) -> None:
         """Answer what is no HTTP, or too much of it, in the form of all errors."""
         # h11 has its state of the client at ERROR for both; too long is what it still has in its buffer.
         is_long = len(self.conn.trailing_data[0]) >= (self.config.h11_max_incomplete_event_size or 0) > 0
         if is_long:
             self._refuse(431, f"the request's line and headers are longer than {MAX_HTTP_BYTES:,} bytes")
         else:
-            self._refuse(400, "this is no HTTP request" if msg.startswith("Invalid HTTP") else msg)
+            self._refuse(400, "this is no HTTP request")
 
     def _refuse(self, status: int, text: str) -> None:
         if (

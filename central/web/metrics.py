@@ -36,6 +36,7 @@ __all__ = [
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "whitepanda_central_"
 
+# fmt: off
 #: Name in /metrics (without prefix), field of FleetStatus, what it is.
 COUNTERS = (
     ("accepted_batches", "accepted_batches", "batches taken, ever, each once"),
@@ -59,34 +60,22 @@ GAUGES = (
     ("coefficient_version", "coefficient_version", "version in force, 0 for none"),
     ("rows_left_out", "rows_left_out", "rows of days too old to count in that version"),
     ("revoked_certificates", "revoked_certificates", "serials of central.revoked_serials that are in force"),
-    (
-        "hosts_over_quota",
-        "over_quota",
-        "hosts that had something refused or dropped by [quotas] within 5 minutes",
-    ),
+    ("hosts_over_quota", "over_quota", "hosts that had something refused or dropped by [quotas] within 5 minutes"),
     ("hosts_paced", "paced_hosts", "hosts that central asks to wait between batches"),
     ("damaged_files", "damaged_files", "files of the lake that the last build or compaction found damaged"),
 )
 MACHINES_LEFT_OUT = (
-    "machines_left_out",
-    "machines whose rows of some day made a build fail, so are not in that version",
+    "machines_left_out", "machines whose rows of some day made a build fail, so are not in that version",
 )
 #: 1 where the field says why, else 0.
 FAILURES = (
     ("build_failed", "last_build_error", "1 where the last build failed, else 0"),
-    (
-        "commit_failed",
-        "last_commit_error",
-        "1 while the journal cannot commit and nothing is acknowledged, else 0",
-    ),
+    ("commit_failed", "last_commit_error", "1 while the journal cannot commit and nothing is acknowledged, else 0"),
     ("roll_failed", "last_roll_error", "1 while the journal cannot be rolled into the lake, else 0"),
-    (
-        "revocation_failed",
-        "last_revocation_error",
-        "1 while the list of revoked serials cannot be used, else 0",
-    ),
+    ("revocation_failed", "last_revocation_error", "1 while the list of revoked serials cannot be used, else 0"),
     ("incidents_failed", "last_incidents_error", "1 while incident history takes no reports, else 0"),
 )
+# fmt: on
 ACKNOWLEDGEMENT = "acknowledgement_seconds"
 #: Of each receiver of webhooks: name, field of WebhookReceiver, what it is. The first two are counters.
 WEBHOOKS = (

@@ -18,9 +18,10 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from central.api import limits
+from central.api.requests import wrong
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["ROUTES", "ParameterError", "Route", "document", "read_request", "to_json"]
+__all__ = ["ROUTES", "Route", "document", "read_request", "to_json"]
 
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
 _NUMBERS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
@@ -61,7 +62,6 @@ class Route:
     method: str
     summary: str
     refusals: tuple[int, ...] = ()  # statuses of its own, beside those that every path has
-    has_queue: bool = False  # of its kind of questions, see `central.api.work.Worker`
 
     @property
     def request(self) -> Descriptor:
@@ -74,6 +74,7 @@ class Route:
         return _SERVICE.methods_by_name[self.method].output_type
 
 
+# fmt: off
 ROUTES = (
     Route("/v1/status", "GetFleetStatus", "Totals of ingest, lake and builds"),
     Route("/v1/hosts", "ListHosts", "Every host that ever connected, by name"),
@@ -81,82 +82,28 @@ ROUTES = (
     Route("/v1/coefficients", "ListCoefficients", "Antagonist coefficients, the largest first", (404, 410)),
     Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first", (404,)),
     Route("/v1/incidents", "ListIncidents", "When VMs of a host suffered, the last that began first", (404,)),
-    Route(
-        "/v1/incidents/{id}",
-        "GetIncident",
-        "One incident with its evidence and its suspect's recurrence",
-        (404,),
-    ),
-    Route(
-        "/v1/suspect-jobs",
-        "ListSuspectJobs",
-        "How often, and on how many hosts, a job was suspected first",
-        (404,),
-    ),
-    Route(
-        "/v1/vms/{vm}/history",
-        "GetVmHistory",
-        "Windows, events and incidents of a VM over at most a day",
-        (404,),
-        has_queue=True,
-    ),
+    Route("/v1/incidents/{id}", "GetIncident", "One incident with its evidence and its suspect's recurrence", (404,)),
+    Route("/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first", (404,)),
+    Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day", (404,)),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
-    Route(
-        "/v1/observation-plan",
-        "PlanObservation",
-        "How many VMs of which jobs to observe for a margin",
-        (404,),
-        has_queue=True,
-    ),
-    Route(
-        "/v1/comparison",
-        "CompareSides",
-        "Whether the fleet became faster: two sides of the lake",
-        (404,),
-        has_queue=True,
-    ),
-    Route(
-        "/v1/runtime",
-        "PredictRuntime",
-        "How long a job would run on a host now, or on a platform",
-        (404, 410),
-        has_queue=True,
-    ),
-    Route(
-        "/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"
-    ),
-    Route(
-        "/v1/job",
-        "GetJob",
-        "A job's CPI by platform, its coefficient then and now, where it runs",
-        (404,),
-        has_queue=True,
-    ),
-    Route(
-        "/v1/host-timeline",
-        "GetHostTimeline",
-        "CPI and CPU usage of a host's VMs, and its incidents",
-        (404,),
-        has_queue=True,
-    ),
-    Route(
-        "/v1/data-health",
-        "GetDataHealth",
-        "What the lake has by day, which hosts send nothing, and which are held back",
-    ),
+    Route("/v1/observation-plan", "PlanObservation", "How many VMs of which jobs to observe for a margin", (404,)),
+    Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake", (404,)),
+    Route("/v1/runtime", "PredictRuntime", "How long a job would run on a host now, or on a platform", (404, 410)),
+    Route("/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"),
+    Route("/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs", (404,)),
+    Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents", (404,)),
+    Route("/v1/data-health", "GetDataHealth",
+          "What the lake has by day, which hosts send nothing, and which are held back"),
 )
-
-
-class ParameterError(Exception):
-    """A query parameter that the method does not have, or a value that is none of its type."""
+# fmt: on
 
 
 def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
     """Make the method's request of query and path parameters.
 
     Raises:
-        ParameterError: names the parameter, its value and what it may be.
+        ApiError: names the parameter, its value and what it may be.
 
     """
     request: Any = getattr(fleet_pb2, route.request.name)()
@@ -165,19 +112,17 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
     for name, value in values:
         if name not in fields:
             known = ", ".join(fields) or "none"
-            raise ParameterError(f"no parameter {name[:80]!r} here; known: {known}")
+            raise wrong(f"no parameter {name[:80]!r} here; known: {known}")
         if fields[name].is_repeated:
             given = getattr(request, name)
             given.append(_read_value(fields[name], value))
             if len(given) > _max_items(fields[name]):
-                raise ParameterError(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP")
+                raise wrong(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP", name)
         else:
             if name in seen:
-                raise ParameterError(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
+                raise wrong(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})", name)
             seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
-    if problem := limits.problem_of(request):
-        raise ParameterError(problem)
     return request  # type: ignore[no-any-return] # a message, whatever its class
 
 
@@ -186,23 +131,24 @@ def _max_items(field: FieldDescriptor) -> int:
 
 
 def _read_value(field: FieldDescriptor, text: str) -> Any:
+    value = f"(value {text[:80]!r})"
     if field.enum_type is not None:
         words = {_word(field.enum_type, value.number): value.number for value in field.enum_type.values}
         if text not in words:
-            raise ParameterError(f"{field.name} must be one of {', '.join(words)} (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be one of {', '.join(words)} {value}", field.name)
         return words[text]
     if field.cpp_type in _MAX_UINT:
         most = limits.max_integer(field)
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
-            raise ParameterError(f"{field.name} must be an integer from 0 to {most} (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be an integer from 0 to {most} {value}", field.name)
         return int(text)
     if field.cpp_type in _NUMBERS:
         if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE | re.ASCII):
-            raise ParameterError(f"{field.name} must be a number (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be a number {value}", field.name)
         return float(text)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         if text not in ("true", "false"):
-            raise ParameterError(f"{field.name} must be true or false (value {text[:80]!r})")
+            raise wrong(f"{field.name} must be true or false {value}", field.name)
         return text == "true"
     return text
 
@@ -250,6 +196,7 @@ def document() -> dict[str, Any]:
     paths = {}
     for route in ROUTES:
         _add_schema(schemas, route.response)
+        refusals = {*_EVERYWHERE, *route.refusals}
         paths[route.path] = {
             "get": {
                 "operationId": route.method,
@@ -260,7 +207,7 @@ def document() -> dict[str, Any]:
                     "304": {
                         "description": "The caller has this answer already, by the ETag in If-None-Match"
                     },
-                    **{str(code): _answer(_REFUSALS[code], "Error") for code in _refusals(route)},
+                    **{str(code): _answer(_REFUSALS[code], "Error") for code in sorted(refusals)},
                 },
                 "security": [{"operator": []}, {}],
             }
@@ -301,10 +248,6 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
     if field.is_repeated:
         schema = {"type": "array", "items": schema, "maxItems": _max_items(field)}
     return {**found, "schema": schema}
-
-
-def _refusals(route: Route) -> list[int]:
-    return sorted({*_EVERYWHERE, *route.refusals})
 
 
 def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:

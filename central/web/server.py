@@ -15,9 +15,9 @@ import os
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NoReturn, cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
 
 import grpc
 import uvicorn
@@ -32,18 +32,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
-from central.api.paging import Admitted
-from central.api.work import BusyError, Turns
+from central.api.requests import ApiError
+from central.api.work import Turns
+from central.authorisation.http_middleware import Authorisation
+from central.authorisation.roles import Access
 from central.config import HttpSection
 from central.page import files
-from central.revoked import Revoked, revoked_text
 from central.web import metrics
 from central.web.connections import ClientProtocol, Connections
-from central.web.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
+from central.web.openapi import ROUTES, Route, document, read_request, to_json
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles, serial_text, shown_names
+from whitepanda.common.tls import TlsFiles, stamps
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
@@ -54,37 +55,22 @@ _STATUS = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 410,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.CANCELLED: 499,  # nobody reads it
     grpc.StatusCode.UNAVAILABLE: 503,
 }
 _KEEP_ALIVE_S = 5
 _STOP_GRACE_S = 3
-_BUSY, _LEFT = 429, 499  # the latter is read by nobody
 _RELOAD_S = 30.0
 _COMPRESSED_FROM_BYTES = 1000
 _COMPRESSION = 4  # 1000 hosts in 3 ms, a tenth of their size
 
 
-class _RefusedError(Exception):
-    """What the method ended the call with."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Caller(Admitted):
-    """The context of a call by HTTP: the server has looked at who it is."""
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", _trailing: object = ()) -> NoReturn:
-        raise _RefusedError(_STATUS.get(code, 500), details)
-
-
-def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
+def make_app(fleet: Fleet, access: Access | None) -> Starlette:
     """Make the application.
 
     Args:
         fleet: what answers.
-        is_local: whether it listens on loopback, without TLS. Then only requests for a name of its own are answered.
+        access: who may ask. None on loopback, without TLS: all of the machine, for a name of this server.
 
     """
     text = json.dumps(document()).encode()
@@ -100,8 +86,8 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
     async def totals(request: Request) -> Response:
         async with turns.turn():
             if await request.is_disconnected():
-                return Response(status_code=_LEFT)
-            status = await fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), _Caller())
+                raise ApiError(grpc.StatusCode.CANCELLED, "the client left")
+            status = await fleet.status.get(fleet_pb2.GetFleetStatusRequest())
             return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
     routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
@@ -114,11 +100,11 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            *([Middleware(_OwnNameOnly)] if is_local else []),
+            Middleware(_OwnNameOnly) if access is None else Middleware(Authorisation, access),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
         ],
         exception_handlers={
-            BusyError: lambda _request, error: _json({"error": str(error)}, _BUSY),
+            ApiError: _no_answer,
             404: _not_found,
             405: _not_known,
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
@@ -128,15 +114,15 @@ def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
     return app
 
 
+@dataclass
 class _OwnNameOnly:
     """Refuses requests for another server's name. With TLS the certificate sees to that."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = Headers(scope=scope).get("host", "")
-        app = self._app
+        app = self.app
         if not is_own_name(name, ()):
             error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
             app = _json({"error": error}, 400)
@@ -144,21 +130,17 @@ class _OwnNameOnly:
 
 
 def _endpoint(fleet: Fleet, route: Route) -> Any:
-    method = getattr(fleet, route.method)
-
     async def answer(request: Request) -> Response:
-        try:
-            async with fleet.turns.turn(has_queue=route.has_queue):
-                if await request.is_disconnected():  # its client left while it waited
-                    return Response(status_code=_LEFT)
-                values = [*request.query_params.multi_items(), *request.path_params.items()]
-                return _tagged(request, to_json(await method(read_request(route, values), _Caller())))
-        except ParameterError as error:
-            return _json({"error": str(error)}, 400)
-        except _RefusedError as error:
-            return _json({"error": str(error)}, error.status)
+        values = [*request.query_params.multi_items(), *request.path_params.items()]
+        found = await fleet.answer(route.method, read_request(route, values), request.is_disconnected)
+        return _tagged(request, to_json(found))
 
     return answer
+
+
+def _no_answer(_request: Request, error: Exception) -> Response:
+    code = error.code if isinstance(error, ApiError) else grpc.StatusCode.INTERNAL
+    return _json({"error": str(error)}, _STATUS.get(code, 500))
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -195,8 +177,7 @@ class HttpApi:
         fleet: what answers.
         listen: host:port; port 0 takes a free one, `port` has it once started.
         tls: used where `listen` is not loopback.
-        operators: certificate names that may ask there.
-        revoked: certificates that may not, whatever their names.
+        access: who may ask there.
         section: how many connections, and how long a client may take.
         refused: counts by reason what was refused.
 
@@ -207,8 +188,7 @@ class HttpApi:
         fleet: Fleet,
         listen: str,
         tls: TlsFiles,
-        operators: Sequence[str],
-        revoked: Revoked | None = None,
+        access: Access,
         section: HttpSection | None = None,
         refused: Counter[str] | None = None,
     ) -> None:
@@ -216,8 +196,7 @@ class HttpApi:
         self._fleet = fleet
         self._listen = listen
         self._tls = tls
-        self._operators = frozenset(operators)
-        self._revoked = revoked or Revoked()
+        self._access = access
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
@@ -233,14 +212,11 @@ class HttpApi:
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         is_local = is_loopback(host)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"http": ClientProtocol}
         if not is_local:
-            options["http"] = _protocol(self._operators, self._revoked)
             options |= {"ssl_certfile": self._tls.certificate, "ssl_keyfile": self._tls.key}
             options |= {"ssl_ca_certs": self._tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
-        else:
-            options["http"] = ClientProtocol
-        app = make_app(self._fleet, is_local=is_local)
+        app = make_app(self._fleet, None if is_local else self._access)
         config = uvicorn.Config(
             app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
             server_header=False, h11_max_incomplete_event_size=MAX_HTTP_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
@@ -270,10 +246,10 @@ class HttpApi:
 
     async def _reload(self, context: ssl.SSLContext) -> None:
         """Use renewed certificate files for new connections; a change of the CA wants a restart."""
-        known = _stamp(self._tls)
+        known = stamps(self._tls)
         while True:
             await asyncio.sleep(_RELOAD_S)
-            now = _stamp(self._tls)
+            now = stamps(self._tls)
             if now != known:
                 known = now
                 try:
@@ -322,44 +298,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(operators: frozenset[str], revoked: Revoked) -> type[ClientProtocol]:
-    """Return uvicorn's protocol that answers 403 where the client's certificate is revoked or not an operator's."""
-
-    class OperatorsOnly(ClientProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-            super().connection_made(transport)
-            certificate: Any = transport.get_extra_info("ssl_object").getpeercert() or {}
-            names = _names(certificate)
-            if not names & operators:
-                self.app = _forbidden(
-                    f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
-                    "central.operators"
-                )
-                return
-            serial, answer = serial_text(certificate["serialNumber"]), self.app
-
-            # Looked at with each request: a browser keeps its connection for hours.
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                allowed = _forbidden(revoked_text(serial)) if serial in revoked else answer
-                await allowed(scope, receive, send)
-
-            self.app = app
-
-    return OperatorsOnly
-
-
-def _names(certificate: Any) -> frozenset[str]:
-    """Return the names in the client's certificate as `whitepanda.common.tls.peer_names` does."""
-    return frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
-
-
-def _forbidden(text: str) -> Any:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await _json({"error": text}, 403)(scope, receive, send)
-
-    return app
-
-
 def _listener(listen: str, host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -378,14 +316,4 @@ def _listener(listen: str, host: str, port: int) -> socket.socket:
         raise UnavailableError(
             f'central.http_listen {listen}: {why}; set another central.http_listen, or "" for no HTTP'
         ) from error
-    return found
-
-
-def _stamp(tls: TlsFiles) -> list[int]:
-    found = []
-    for name in (tls.certificate, tls.key):
-        try:
-            found.append(Path(name).stat().st_mtime_ns)
-        except OSError:
-            found.append(0)
     return found

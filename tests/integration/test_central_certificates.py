@@ -19,12 +19,11 @@ from agent.config import UplinkSection
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from central import pki
-from central.api.paging import Admitted
+from central.authorisation.revoked import LOOK_S, revoked_text
 from central.cli.pki import app as pki_app
 from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
 from central.pki import issue, make_ca
-from central.revoked import LOOK_S, revoked_text
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
 from tests.support.spoken_streams import CONNECT, https, said_to_hello
@@ -272,7 +271,7 @@ async def test_a_list_that_cannot_be_used_leaves_the_last_good_one_in_force_and_
         for _ in range(3):
             revoking.revoked.look()
         assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
-        answer = await revoking.fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), Admitted())
+        answer = await revoking.fleet.status.get(fleet_pb2.GetFleetStatusRequest())
         assert answer.revoked_certificates == 1
         assert answer.last_revocation_error.startswith(f"central.revoked_serials: {file}")
     file.write_text("")

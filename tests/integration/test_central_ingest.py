@@ -302,7 +302,8 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     sending = asyncio.create_task(send())  # it waits: central lets it send 64 KiB ahead
     await until(lambda: central.journal.failure and central.ingest.room.pending == 4)
     central.roller.failure, central.recorder.failure = "no lake", "no history"
-    assert (central.fleet._roll_error(), central.fleet._incidents_error()) == ("no lake", "no history")
+    parts = central.fleet.status.parts
+    assert (parts.roll_error(), parts.incidents_error()) == ("no lake", "no history")
     await asyncio.sleep(0.1)
     assert central.ingest.room.pending == 4, "no more is read than may be pending"
     assert not sending.done(), "who sends more waits"

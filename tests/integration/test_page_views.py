@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 import pytest_asyncio
 
+from central.authorisation.roles import Access
 from central.journal.writer import HostRecord
 from central.page import files
 from central.validation.triggers import TriggerRow
@@ -171,7 +172,7 @@ async def test_central_goes_and_comes_back(tmp_path, browser):
         await seen.page.wait_for_selector("main .problem")
         await seen.page.evaluate("() => { location.hash = '#/hosts'; }")
         await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Hosts'")
-        again = HttpApi(central.fleet, f"127.0.0.1:{central.api.port}", TlsFiles(), ("operator",))
+        again = HttpApi(central.fleet, f"127.0.0.1:{central.api.port}", TlsFiles(), Access(("operator",)))
         central.api = again
         await again.start()
         await seen.page.wait_for_function(
@@ -332,7 +333,7 @@ async def test_a_question_stays_in_sight_while_it_is_answered(one, browser):
 
 async def test_an_importer_is_shown_as_such(one, browser):
     one.journal.note_host(HostRecord("trace-import", "", "0.1.0", 2, "boot", one.now - 9000 * S))
-    one.fleet._importers = frozenset({"trace-import"})
+    one.fleet.hosts.importers = frozenset({"trace-import"})
     try:
         async with watched(browser, one.url) as seen:
             await seen.open("#/hosts")
@@ -352,8 +353,8 @@ async def test_data_health_says_when_centrals_certificate_expires(one, browser, 
     days = 400
     certificate = SimpleNamespace(expiry_unix_s=lambda: time.time() + days * 86400)
     revoked = SimpleNamespace(serials=frozenset({"1a"}), problem="")
-    monkeypatch.setattr(one.fleet, "_certificate", certificate)
-    monkeypatch.setattr(one.fleet, "_revoked", revoked)
+    monkeypatch.setattr(one.fleet.status.parts, "certificate", certificate)
+    monkeypatch.setattr(one.fleet.status.parts, "revoked", revoked)
 
     async def fact(name):
         return await seen.page.locator(".facts > div", has_text=name).locator("dd").inner_text()
@@ -369,8 +370,8 @@ async def test_data_health_says_when_centrals_certificate_expires(one, browser, 
 
 
 async def test_hosts_that_are_held_back_are_shown_with_the_budget_and_the_wait(one, browser, monkeypatch):
-    monkeypatch.setattr(one.fleet, "_over_quota", lambda: {"node0001": {"over_quota_rows": 1234}})
-    monkeypatch.setattr(one.fleet._registry.get("node0001"), "min_batch_interval_ms", 1250)
+    monkeypatch.setattr(one.fleet.hosts, "over_quota", lambda: {"node0001": {"over_quota_rows": 1234}})
+    monkeypatch.setattr(one.registry.get("node0001"), "min_batch_interval_ms", 1250)
     async with watched(browser, one.url) as seen:
         await seen.open("#/health")
         row = await seen.page.locator("#health-held-back-scroll tbody tr").inner_text()

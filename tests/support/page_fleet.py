@@ -18,6 +18,7 @@ from agent.analysis.advice.actions import recommend
 from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim
 from agent.uplink.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
+from central.authorisation.roles import Access
 from central.build.builder import Builder
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.config import BuildSection
@@ -90,9 +91,13 @@ class PageCentral:
             self.report_contention(range(0, size.hosts, size.contended), size.slots)
         builder = Builder(BuildSection(), self.lake)
         self.fleet = Fleet(
-            self.journal, self.registry, self.lake, builder, self.store, operators=("operator",)
+            self.journal,
+            self.registry,
+            self.lake,
+            builder,
+            self.store,
         )
-        self.api = HttpApi(self.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+        self.api = HttpApi(self.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
 
     @property
     def url(self) -> str:

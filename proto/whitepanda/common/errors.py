@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "InputError", "TlsError", "UnavailableError", "WhitepandaError"]
+__all__ = ["ConfigError", "FieldError", "InputError", "TlsError", "UnavailableError", "WhitepandaError"]
 
 
 class WhitepandaError(Exception):
@@ -35,6 +35,21 @@ class InputError(WhitepandaError):
     """Data that the user gave (a trace, a scenario, an argument) is wrong."""
 
     exit_code = 3
+
+
+class FieldError(InputError):
+    """One value that the user gave is wrong. The message names it as an option of the command line.
+
+    Args:
+        field: its name, as in the fleet API.
+        problem: the value and what is wrong with it.
+
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"--{field.replace('_', '-')} {problem}")
+        self.field = field
+        self.problem = problem
 
 
 class UnavailableError(WhitepandaError):

@@ -10,6 +10,7 @@ import math
 __all__ = [
     "CLIENT_CHANNEL_OPTIONS",
     "DEFAULT_HEARTBEAT_MS",
+    "ERROR_FIELD",
     "MAX_BATCH_ROWS",
     "MAX_MESSAGE_BYTES",
     "MIN_PROTOCOL_VERSION",
@@ -24,6 +25,10 @@ __all__ = [
 #: The newest version that this code speaks, and the oldest.
 PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1
+
+#: Key of a trailing metadatum that each error of the fleet API has: the request's field that it is about, or "".
+#: An error without it is of gRPC itself.
+ERROR_FIELD = "whitepanda-field"
 
 #: A counter of one row that is not known, in columns of unsigned integers (doubles have NaN for it).
 UNKNOWN_COUNT = 2**64 - 1

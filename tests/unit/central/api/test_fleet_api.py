@@ -16,15 +16,17 @@ import pyarrow as pa
 import pytest
 
 from central import pki
-from central.api.fleet import Fleet
+from central.api.fleet import Fleet, Servicer
 from central.api.work import Turns
+from central.authorisation.grpc_interceptor import Authorisation
+from central.authorisation.roles import Access
 from central.build.builder import Builder
 from central.build.status import LeftOut
 from central.cli import antagonists
 from central.cli._fleet import asking, explained
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
-from central.incidents.store import IncidentStore
+from central.incidents.store import IncidentStore, StoreError
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.tables import Submission
 from central.journal.writer import HostRecord, Journal
@@ -32,10 +34,10 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
 from central.validation.triggers import TriggerRow
-from central.web.checked import CheckedRequests
 from whitepanda.common import cli
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.fleets import Asked
+from whitepanda.common.protocol import ERROR_FIELD
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -73,7 +75,7 @@ def publish(builder: Builder, jobs: int) -> None:
         coefficients=0,
         code_version="0",
     )
-    builder.follower.current = builder.versions.write(
+    builder.current = builder.versions.write(
         manifest,
         pa.Table.from_pylist(statistics, JOB_STATISTICS),
         pa.Table.from_pylist(coefficients, COEFFICIENTS),
@@ -91,7 +93,7 @@ class Served:
         self.incidents = IncidentStore("", tmp_path)
         self.builder = Builder(BuildSection(), self.lake)
         self.port = 0
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[Authorisation(Access(("operator",)))])
 
     async def start(self) -> None:
         self.fleet = Fleet(
@@ -100,10 +102,9 @@ class Served:
             self.lake,
             self.builder,
             self.incidents,
-            operators=("operator",),
             clock_unix_ns=lambda: 77,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(self.fleet), self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(Servicer(self.fleet), self._server)
         self.port = self._server.add_secure_port(
             "127.0.0.1:0", server_credentials(self.certificates["central"])
         )
@@ -161,10 +162,36 @@ def test_a_name_without_an_address_is_no_matter_of_certificates():
                 "nohost.invalid:7443: Domain name not found]"
             )
 
+        def trailing_metadata(self):
+            return ()
+
     asked = Asked("nohost.invalid:7443", TlsFiles("ca", "certificate", "key"))
     found = explained(Unresolved(), asked, "ListIncidents", 10)
     assert isinstance(found, UnavailableError)
     assert str(found).startswith("central at nohost.invalid:7443: no address is known of that name: ")
+
+
+async def test_an_error_names_the_field_and_the_command_line_knows_it_from_grpcs_own(served, monkeypatch):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await served.ask("ListHosts", fleet_pb2.ListHostsRequest(page_size=1001))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(refused.value.trailing_metadata())[ERROR_FIELD] == "page_size"
+
+    def away(*_arguments, **_named):
+        raise StoreError("connection refused")
+
+    monkeypatch.setattr(served.incidents, "find", away)
+
+    def ask():
+        with asking(Asked(f"127.0.0.1:{served.port}", served.certificates["operator"]), 10) as asks:
+            return asks("ListIncidents", fleet_pb2.ListIncidentsRequest())
+
+    with pytest.raises(UnavailableError) as refused:
+        await asyncio.to_thread(ask)
+    where = f"central at 127.0.0.1:{served.port}"
+    assert str(refused.value) == (
+        f"{where}: incident history does not answer: connection refused; is its database up?"
+    )
 
 
 METHODS = {
@@ -226,7 +253,7 @@ async def test_decisions_are_refused_with_a_code_and_a_line(served):
 
 async def test_status_before_anything(served):
     status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
-    assert (status.central_version, status.protocol_version, status.started_unix_ns) == ("0.1.0", 1, 77)
+    assert (status.central_version, status.protocol_version, status.started_unix_ns) == ("0.1.0", 2, 77)
     assert (status.coefficient_version, status.lake_segments, status.accepted_rows) == (0, 0, 0)
     listed = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest())
     assert (listed.version, len(listed.coefficients), listed.next_page_token) == (0, 0, "")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from central.api.requests import ApiError
 from central.api.runtimes import ModelFile
 from central.api.work import Turns, Worker
 from central.journal.writer import HostRecord
@@ -27,6 +28,7 @@ from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
 from tests.unit.central.placement.test_live_placement import lake as windows  # noqa: F401 - a fixture
 from tests.unit.central.placement.test_live_placement import live
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
+from whitepanda.common.errors import FieldError
 from whitepanda.v1 import fleet_pb2
 
 HOSTS = [f"h{host:02}" for host in range(10)]
@@ -41,20 +43,9 @@ NO_MODEL = (
 )
 
 
-class Refused(Exception):  # noqa: N818 - what happened to the call
-    pass
-
-
-class Caller:
-    """A context that keeps the status."""
-
-    async def abort(self, code, details=""):
-        raise Refused(code, details)
-
-
 @pytest.fixture
 def asked(served, lake):  # noqa: F811 - the fixtures
-    served.fleet._lake = Lake(lake)
+    served.fleet.upgrades.lake = Lake(lake)
     return served
 
 
@@ -214,24 +205,29 @@ async def test_wrong_questions_get_one_line(asked, local):  # noqa: F811
 async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
     monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 79)
     request = fleet_pb2.PlanObservationRequest(margin_percent=1, until_unix_ns=2 * DAY_NS)
-    asked.fleet.check_operator = _nobody
-    with pytest.raises(Refused) as caught:
-        await asked.fleet.PlanObservation(request, Caller())
-    assert caught.value.args[0] == grpc.StatusCode.NOT_FOUND
-    assert caught.value.args[1].startswith(
-        "side 'jobs': more than 79 tasks; take a shorter time or fewer hosts"
-    )
+    with pytest.raises(ApiError) as caught:
+        await asked.fleet.answer("PlanObservation", request)
+    assert caught.value.code == grpc.StatusCode.NOT_FOUND
+    assert str(caught.value).startswith("side 'jobs': more than 79 tasks; take a shorter time or fewer hosts")
     monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 80)
-    assert (await asked.fleet.PlanObservation(request, Caller())).jobs_without_spread == 0
-    segment = asked.fleet._lake.segments()[0].path
+    assert (await asked.fleet.answer("PlanObservation", request)).jobs_without_spread == 0
+    segment = asked.fleet.upgrades.lake.segments()[0].path
     segment.write_bytes(segment.read_bytes()[:-1] + b"x")
-    with pytest.raises(Refused) as caught:
-        await asked.fleet.PlanObservation(request, Caller())
-    assert caught.value.args[0] == grpc.StatusCode.INTERNAL
+    with pytest.raises(ApiError) as caught:
+        await asked.fleet.answer("PlanObservation", request)
+    assert caught.value.code == grpc.StatusCode.INTERNAL
 
 
-async def _nobody(_context):
-    return None
+async def test_an_option_of_the_command_line_is_a_field_of_the_request(asked, monkeypatch):
+    def refused(*_arguments):
+        raise FieldError("min_coverage", "0.9: too much")
+
+    monkeypatch.setattr("central.api.upgrade_answers.compare_sides", refused)
+    with pytest.raises(ApiError) as caught:
+        await asked.fleet.answer("CompareSides", fleet_pb2.CompareSidesRequest())
+    assert (caught.value.code, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, "min_coverage")
+    assert str(caught.value) == "min_coverage 0.9: too much"
+    assert str(caught.value.__cause__) == "--min-coverage 0.9: too much"
 
 
 async def test_only_so_many_wait_and_who_leaves_is_not_waited_for():
@@ -242,18 +238,18 @@ async def test_only_so_many_wait_and_who_leaves_is_not_waited_for():
         done.append(number)
         return number
 
-    first = asyncio.create_task(worker.run(lambda: call(1), Caller()))
-    second = asyncio.create_task(worker.run(lambda: call(2), Caller()))
+    first = asyncio.create_task(worker.run(lambda: call(1)))
+    second = asyncio.create_task(worker.run(lambda: call(2)))
     await asyncio.sleep(0)
-    with pytest.raises(Refused) as caught:
-        await worker.run(lambda: call(3), Caller())
-    assert caught.value.args == (
+    with pytest.raises(ApiError) as caught:
+        await worker.run(lambda: call(3))
+    assert (caught.value.code, str(caught.value)) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "1 questions of this kind wait already; ask again in a while",
     )
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
-    fourth = asyncio.create_task(worker.run(lambda: call(4), Caller()))
+    fourth = asyncio.create_task(worker.run(lambda: call(4)))
     await asyncio.sleep(0)
     gate.set()
     assert (await first, await fourth, done) == (1, 4, [1, 4])
@@ -315,9 +311,9 @@ def runtime_model(slow=2.0):
 def modelled(served, windows, tmp_path):  # noqa: F811
     """Host h2 has VMs of web, db and moved; h1 has one of web; h3 none."""
     write_model(tmp_path / "runtimes.model", runtime_model())
-    served.fleet._models = ModelFile(str(tmp_path / "runtimes.model"))
-    served.fleet._live = live(windows)
-    served.fleet._snapshot = SharedAnswer(served.fleet._live.snapshot)
+    served.fleet.runtimes.models = ModelFile(str(tmp_path / "runtimes.model"))
+    served.live = live(windows)
+    served.fleet.runtimes.snapshot = SharedAnswer(served.live.snapshot)
     for host, platform in (("h1", "p"), ("h2", "q"), ("h3", "p"), ("h4", "p"), ("h5", "x")):
         served.journal.hosts[host] = HostRecord(host, platform)
     return served
@@ -353,8 +349,8 @@ async def test_on_a_host_as_it_is_now(modelled, local):  # noqa: F811
 
 async def test_beside_a_stranger_there_is_no_bound(modelled, local):  # noqa: F811
     """Were the stranger only left out, h1's bound for one VM beside would be told."""
-    modelled.fleet._live.snapshot()
-    now = modelled.fleet._live._last
+    modelled.live.snapshot()
+    now = modelled.live._last
     place = now.hosts.names.index("h1")
     object.__setattr__(now, "running", (*now.running[:place], ("moved", "web"), *now.running[place + 1 :]))
     _, found = await get(local, "/v1/runtime?job=db&host=h1&epsilons=0.1")
@@ -393,8 +389,8 @@ async def test_the_model_file_is_read_again_and_its_lack_is_told(modelled, local
     ask = "/v1/runtime?job=web&platform=p&beside=db&epsilons=0.1"
     file = tmp_path / "runtimes.model"
     assert (await get(local, ask))[1]["predicted_us"] == pytest.approx(200)
-    known = modelled.fleet._models.read()
-    assert modelled.fleet._models.read() is known
+    known = modelled.fleet.runtimes.models.read()
+    assert modelled.fleet.runtimes.models.read() is known
     write_model(file, runtime_model(slow=3.0))
     assert (await get(local, ask))[1]["predicted_us"] == pytest.approx(300)
     file.write_bytes(b"junk")
@@ -403,13 +399,12 @@ async def test_the_model_file_is_read_again_and_its_lack_is_told(modelled, local
     file.unlink()
     status, answer = await get(local, ask)
     assert (status, answer["error"]) == (410, f"runtime.model {file}: No such file or directory")
-    modelled.fleet._models = ModelFile("")
-    modelled.fleet.check_operator = _nobody
-    with pytest.raises(Refused) as caught:
-        await modelled.fleet.PredictRuntime(
-            fleet_pb2.PredictRuntimeRequest(job="web", platform="p"), Caller()
+    modelled.fleet.runtimes.models = ModelFile("")
+    with pytest.raises(ApiError) as caught:
+        await modelled.fleet.answer(
+            "PredictRuntime", fleet_pb2.PredictRuntimeRequest(job="web", platform="p")
         )
-    assert caught.value.args == (
+    assert (caught.value.code, str(caught.value)) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         NO_MODEL,
     )

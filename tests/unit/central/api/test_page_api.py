@@ -11,10 +11,10 @@ import pytest
 
 from central.api import recent
 from central.api.recent import RecentVms, read_lines
-from central.build.builder import Builder
+from central.authorisation.roles import Access
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
-from central.config import BuildSection
+from central.config import PlacementSection
 from central.incidents.store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
 from central.journal.tables import Submission
@@ -87,23 +87,20 @@ def version(lake, coefficients, at=NOW):
 @pytest.fixture
 async def fleet(tmp_path):
     """A central at a time of ours, with what is above."""
-    found = Served(tmp_path)
     lake = Lake(tmp_path / "lake")
     write(lake, ROWS)
     version(lake, [("scan", 0.5, 0.1)], NOW - 7200 * S)
     version(lake, [("scan", 0.6, None), ("web", 0.01, 0.01)])
-    found.fleet._clock_unix_ns = lambda: NOW
-    found.fleet._builder = Builder(BuildSection(), lake)
-    found.fleet._recent = RecentVms(
-        lake, found.fleet._times, gone_s=300.0, refresh_s=60.0, clock_unix_ns=lambda: NOW
-    )
+    section = PlacementSection(gone_s=300.0, refresh_s=60.0)
+    found = Served(tmp_path, placement=section, clock_unix_ns=lambda: NOW)
+    found.lake = lake
     yield found
     await found.close()
 
 
 @pytest.fixture
 async def local(fleet):
-    api = HttpApi(fleet.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(fleet.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     yield api
     await api.stop()
@@ -112,7 +109,7 @@ async def local(fleet):
 def connect(central, host, seen):
     central.journal.note_host(HostRecord(host, "p", "1", 2, last_seen_unix_ns=seen, spooled_batches=3))
     if host != "gone":
-        central.fleet._registry.add(HostStream(host, "p", spooled_batches=2, dropped_batches=1))
+        central.registry.add(HostStream(host, "p", spooled_batches=2, dropped_batches=1))
 
 
 async def test_the_fleet_at_a_glance(fleet, local):
@@ -177,11 +174,11 @@ async def test_the_fleet_at_a_glance(fleet, local):
     ]
     assert found["since_unix_ns"] == day_ago // MINUTE * MINUTE
     assert not found["is_counted"], "nothing of the lake is waited for"
-    await fleet.fleet._refreshing
+    await fleet.fleet.overview.refreshing
     _, found = await get(local, f"/v1/overview?top=1&since_unix_ns={NOW - 3600 * S}")
     assert (found["is_counted"], found["vms"], found["jobs"]) == (True, 4, 2)
     assert (found["incidents"], [c["host"] for c in found["contended"]]) == (3, ["h1"])
-    assert fleet.fleet._refreshing.done(), "what is known is young enough"
+    assert fleet.fleet.overview.refreshing.done(), "what is known is young enough"
 
 
 async def test_a_job_by_hand(fleet, local):
@@ -247,8 +244,8 @@ async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
     seen = [row(n, NOW - DAY_NS, host=host, suspect="scan") for n, host in enumerate(("h9", "h1"), 1)]
     fleet.store.take(seen, gap_ns=GAP, oldest_unix_ns=0)
     (victim,) = fleet.store.find(IncidentQuery(), limit=1)[0].victims
-    write(fleet.fleet._lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
-    fleet.fleet._registry.vm_names.note(
+    write(fleet.lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
+    fleet.registry.vm_names.note(
         [("h1", "w1", "web-one"), ("bad", "w1", "evil"), ("bad", "nameless", "evil")]
     )
     fleet.journal.start()
@@ -278,12 +275,10 @@ async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
 
 
 async def test_an_importer_is_no_host_that_is_late_or_gone(tmp_path):
-    central = Served(tmp_path)
-    central.fleet._importers = frozenset({"gone"})
-    central.fleet._clock_unix_ns = lambda: NOW
+    central = Served(tmp_path, importers=("gone",), clock_unix_ns=lambda: NOW)
     connect(central, "h1", NOW - 10 * S)
     connect(central, "gone", NOW - 9000 * S)
-    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     try:
         _, found = await get(api, "/v1/overview")
@@ -302,7 +297,7 @@ async def test_an_importer_is_no_host_that_is_late_or_gone(tmp_path):
 
 
 async def test_how_whole_the_data_is(fleet, local):
-    write(fleet.fleet._lake, [window("h1", "w1", "web", 1.0, 1.0, 3 * 86_400)], 2)
+    write(fleet.lake, [window("h1", "w1", "web", 1.0, 1.0, 3 * 86_400)], 2)
     connect(fleet, "h1", NOW - 10 * S)
     connect(fleet, "idle", NOW - 610 * S)  # its next heartbeat is on its way
     connect(fleet, "late", NOW - 670 * S)
@@ -324,13 +319,13 @@ async def test_how_whole_the_data_is(fleet, local):
 async def test_which_hosts_are_held_back(fleet, local):
     for host in ("calm", "paced", "slow", "over", "worst"):
         connect(fleet, host, NOW - 10 * S)
-    fleet.fleet._over_quota = lambda: {
+    fleet.fleet.hosts.over_quota = lambda: {
         "over": {"over_quota_bytes": 2},
         "worst": {"over_quota_rows": 7, "over_quota_reports": 1},
         "gone": {"over_quota_vms": 1},
     }
     for host, wait_ms in (("paced", 1250), ("slow", 2000), ("worst", 1000)):
-        fleet.fleet._registry.get(host).min_batch_interval_ms = wait_ms
+        fleet.registry.get(host).min_batch_interval_ms = wait_ms
     _, found = await get(local, "/v1/data-health")
     assert found["held_back_hosts"] == 5
     worst = [{"reason": "over_quota_reports", "count": 1}, {"reason": "over_quota_rows", "count": 7}]
@@ -355,8 +350,8 @@ async def test_which_hosts_are_held_back(fleet, local):
 
 async def test_an_importer_is_no_host_that_is_asked_to_wait(fleet, local):
     connect(fleet, "importer", NOW - 10 * S)
-    fleet.fleet._registry.get("importer").min_batch_interval_ms = 1000
-    fleet.fleet._importers = frozenset({"importer"})
+    fleet.registry.get("importer").min_batch_interval_ms = 1000
+    fleet.fleet.hosts.importers = frozenset({"importer"})
     _, hosts = await get(local, "/v1/hosts")
     [summary] = hosts["hosts"]
     assert (summary["importer"], summary["min_batch_interval_ms"]) == (True, 0)
@@ -399,11 +394,11 @@ async def test_a_lake_or_history_that_cannot_be_read_is_said_so(fleet, local, mo
 
     monkeypatch.setattr(SegmentTimes, "overlapping", broken)
     status, _ = await get(local, "/v1/overview")
-    await fleet.fleet._refreshing
+    await fleet.fleet.overview.refreshing
     assert status == 200, "the overview does without the lake"
-    before = fleet.fleet._refreshing
+    before = fleet.fleet.overview.refreshing
     assert (await get(local, "/v1/overview"))[0] == 200
-    assert fleet.fleet._refreshing is before, "it is not tried again at once"
+    assert fleet.fleet.overview.refreshing is before, "it is not tried again at once"
     for path in ("/v1/job?job=web", "/v1/host-timeline?host=h1"):
         status, answer = await get(local, path)
         assert status == 503 and "segment x is damaged; `whitepanda lake verify`" in answer["error"]
@@ -463,7 +458,7 @@ async def test_what_nobody_thought_of_costs_only_who_runs_now(fleet, local, monk
 
     monkeypatch.setattr(SegmentTimes, "overlapping", broken)
     assert (await get(local, "/v1/overview"))[0] == 200
-    await fleet.fleet._refreshing
+    await fleet.fleet.overview.refreshing
     assert "RuntimeError: of another kind" in capsys.readouterr().err
 
 
@@ -560,7 +555,7 @@ def test_the_time_of_a_window_counts_from_its_begin(tmp_path):
 
 
 async def test_a_segment_whose_footer_is_damaged_counts_no_rows_and_is_looked_at_again(fleet, local):
-    lake = fleet.fleet._lake
+    lake = fleet.lake
     write(lake, ROWS[:2])
     write(lake, ROWS[2:5], 2)
     broken = lake.segments()[1].path

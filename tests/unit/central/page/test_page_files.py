@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from central.authorisation.roles import Access
 from central.page.files import POLICY, read_files
 from central.web.server import HttpApi
 from tests.unit.central.web.test_http_api import Served
@@ -22,7 +23,7 @@ OURS = [file for file in FILES.values() if not file.path.startswith("vendor/")]
 @pytest.fixture
 async def local(tmp_path):
     central = Served(tmp_path)
-    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     yield api
     await api.stop()

@@ -227,7 +227,7 @@ def test_an_empty_lake(tmp_path):
 
 @pytest.fixture
 def asked(served, lake):  # noqa: F811 - the fixture
-    served.fleet._snapshot = SharedAnswer(live(lake).snapshot)
+    served.fleet.placement.snapshot = SharedAnswer(live(lake).snapshot)
     return served
 
 
@@ -311,9 +311,7 @@ def test_on_the_command_line(asked, monkeypatch):
 
         class Asking:
             def __enter__(self):
-                from central.web.server import _Caller  # noqa: PLC0415 - of this fake only
-
-                return lambda method, request: asyncio.run(getattr(asked.fleet, method)(request, _Caller()))
+                return lambda method, request: asyncio.run(asked.fleet.answer(method, request))
 
             def __exit__(self, *_error):
                 return None

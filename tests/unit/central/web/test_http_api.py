@@ -21,8 +21,10 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from central.api.fleet import Fleet
-from central.api.paging import Admitted
+from central.api.overview import Parts
+from central.api.requests import ApiError
 from central.api.work import Turns
+from central.authorisation.roles import Access
 from central.build.builder import Builder
 from central.config import BuildSection
 from central.incidents.store import IncidentStore
@@ -32,8 +34,7 @@ from central.lake.segments import Lake, LakeError
 from central.lake.vm_windows import SlowError
 from central.pki import describe, issue, make_ca, renew
 from central.web import metrics
-from central.web.checked import CheckedRequests
-from central.web.openapi import ROUTES, ParameterError, document, read_request, to_json
+from central.web.openapi import ROUTES, document, read_request, to_json
 from central.web.server import HttpApi, is_loopback
 from tests.support.fake_central import until
 from tests.unit.central.incidents.test_incidents import GAP, NOW, row, trigger
@@ -45,15 +46,15 @@ S = 10**9
 
 
 class Served:
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, **parts_of_fleet) -> None:
         self.journal = Journal(folder, replica="r", commit_interval_s=0.001)
         self.store = IncidentStore("", folder)
         lake = Lake(folder / "lake")
-        builder = Builder(BuildSection(), lake)
+        self.builder, self.registry = Builder(BuildSection(), lake), StreamRegistry()
         self.roll_error = self.incidents_error = ""
         self.fleet = Fleet(
-            self.journal, StreamRegistry(), lake, builder, self.store, operators=("operator",),
-            roll_error=lambda: self.roll_error, incidents_error=lambda: self.incidents_error,
+            self.journal, self.registry, lake, self.builder, self.store,
+            parts=Parts(lambda: self.roll_error, lambda: self.incidents_error), **parts_of_fleet,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -70,7 +71,7 @@ async def served(tmp_path):
 
 @pytest.fixture
 async def local(served):
-    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
     await api.start()
     yield api
     await api.stop()
@@ -185,10 +186,10 @@ def test_requests_from_parameters():
         ("since_unix_ns", "now", "since_unix_ns must be an integer from 0 to 9223372036854775807"),
         ("behaviour", "odd", "behaviour must be one of unspecified, unknown, steady, inflicting, victim"),
     ):
-        with pytest.raises(ParameterError) as caught:
+        with pytest.raises(ApiError) as caught:
             read_request(route, [(name, value)])
         assert str(caught.value).startswith(said)
-    with pytest.raises(ParameterError, match=r"^vm is given twice \(values 'x', 'y'\)$"):
+    with pytest.raises(ApiError, match=r"^vm is given twice \(values 'x', 'y'\)$"):
         read_request(route, [("vm", "x"), ("page_size", "7"), ("vm", "y")])
 
 
@@ -289,10 +290,10 @@ async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
 async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local):
     served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
     times = f"since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
-    served.fleet._registry.vm_names.note([("h1", "uuid-web", "shop")])
+    served.registry.vm_names.note([("h1", "uuid-web", "shop")])
     status, history = await get(local, f"/v1/vms/shop/history?{times}")
     assert (status, history["vm"], history["name"], len(history["incidents"])) == (200, "uuid-web", "shop", 1)
-    served.fleet._registry.vm_names.note([("h", "uuid-2", "shop")])
+    served.registry.vm_names.note([("h", "uuid-2", "shop")])
     status, answer = await get(local, f"/v1/vms/shop/history?{times}")
     told = "2 VMs are named 'shop': uuid-web, uuid-2; give the UUID"
     assert (status, answer) == (400, {"error": told})
@@ -305,7 +306,7 @@ async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local)
 async def test_a_vm_that_two_hosts_claim_is_shown_with_both(served, local):
     served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
     path = f"/v1/vms/uuid-web/history?since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
-    note = served.fleet._registry.vm_names.note
+    note = served.registry.vm_names.note
     note([("bad", "uuid-web", "evil")])
     assert (await get(local, path))[1]["name"] == "web-1", "of the host that sent something in this time"
     served.store.take([row(2, NOW, host="bad")], gap_ns=GAP, oldest_unix_ns=0)
@@ -384,14 +385,7 @@ async def test_times_that_no_clock_shows_are_refused(local, path, name):
 
 
 async def test_requests_by_grpc_have_the_same_limits(served):
-    class RefusedError(Exception):
-        pass
-
-    class Caller(Admitted):
-        async def abort(self, code, details=""):
-            raise RefusedError(code, details)
-
-    fleet = CheckedRequests(served.fleet)
+    fleet = served.fleet
     for values, said in (
         (
             {"since_unix_ns": LAST_TIME + 1},
@@ -400,11 +394,12 @@ async def test_requests_by_grpc_have_the_same_limits(served):
         ({"host": "a\0"}, r"host must have no control characters (value 'a\x00')"),
         ({"vm": "a" * 513}, f"vm must be at most 512 characters (value '{'a' * 80}', 513)"),
     ):
-        with pytest.raises(RefusedError) as caught:
-            await fleet.ListIncidents(fleet_pb2.ListIncidentsRequest(**values), Caller())
-        assert caught.value.args == (grpc.StatusCode.INVALID_ARGUMENT, said)
+        with pytest.raises(ApiError) as caught:
+            await fleet.answer("ListIncidents", fleet_pb2.ListIncidentsRequest(**values))
+        assert (caught.value.code, str(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, said)
+        assert caught.value.field == next(iter(values))
     request = fleet_pb2.ListIncidentsRequest(since_unix_ns=LAST_TIME)
-    assert len((await fleet.ListIncidents(request, Caller())).incidents) == 0
+    assert len((await fleet.answer("ListIncidents", request)).incidents) == 0
 
 
 @pytest.mark.parametrize(
@@ -540,7 +535,7 @@ async def test_a_vm_history_that_cannot_be_read_is_told(served, local, monkeypat
         def fail(*_arguments, error=error):
             raise error
 
-        monkeypatch.setattr(served.fleet._vm_windows, "read", fail)
+        monkeypatch.setattr(served.fleet.vms.windows, "read", fail)
         status, answer = await get(local, "/v1/vms/u/history")
         assert status == 503 and answer["error"].startswith(f"windows of VM 'u' in the lake: {said}")
 
@@ -561,7 +556,7 @@ async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypa
     make_ca(pki)
     central = issue(pki, "central", server=True, addresses=["127.0.0.1"])
     operator, host = issue(pki, "operator"), issue(pki, "h1")
-    api = HttpApi(served.fleet, "127.0.0.1:0", central, ("operator",))
+    api = HttpApi(served.fleet, "127.0.0.1:0", central, Access(("operator",)))
     await api.start()
 
     def context(files: TlsFiles | None) -> ssl.SSLContext:
@@ -597,7 +592,7 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
     operator, other = issue(tmp_path, "operator"), issue(tmp_path, "other")
     context = ssl.create_default_context(cafile=tls.ca)
     context.load_cert_chain(operator.certificate, operator.key)
-    api = HttpApi(served.fleet, "127.0.0.1:0", tls, ("operator",))
+    api = HttpApi(served.fleet, "127.0.0.1:0", tls, Access(("operator",)))
     await api.start()
 
     def serial():
@@ -631,12 +626,12 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
 
 
 async def test_what_cannot_be_listened_on_is_one_line(served, local):
-    taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), ())
+    taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), Access(()))
     with pytest.raises(
         UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"
     ):
         await taken.start()
-    wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), ())
+    wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), Access(()))
     with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*central\.tls cannot be used"):
         await wrong.start()
 
@@ -647,7 +642,7 @@ def test_loopback():
 
 
 async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> None:
-    served.fleet._registry.refused.update(wrong_host=2, tls_expired=1)
+    served.registry.refused.update(wrong_host=2, tls_expired=1)
     served.journal.stats.accepted_rows = 2**40 + 1
     served.journal.stats.rejected_rows["bad_cpi"] = 7
     status, text = await asyncio.to_thread(fetch, local.port, "/metrics")
@@ -667,14 +662,14 @@ async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> N
     assert [found[name,] for name in failures] == [0, 0, 0, 0, 0]
     assert found["whitepanda_central_acknowledgement_seconds_bucket", "+Inf"] == 0
     assert found["whitepanda_central_open_incidents",] == 0
-    served.fleet._builder.last_error = "OSError: no space"
+    served.builder.last_error = "OSError: no space"
     served.journal.failure = "disk is full"
     served.roll_error, served.incidents_error = "no bucket", "away"
     assert "whitepanda_central_certificate_expiry_timestamp_seconds" not in {name for name, *_ in found}
     make_ca(tmp_path)
     files = issue(tmp_path, "central", server=True)
-    served.fleet._certificate = OwnCertificate(files)
-    served.fleet._revoked.problem = "no such file"
+    served.fleet.status.parts.certificate = OwnCertificate(files)
+    served.fleet.status.parts.revoked.problem = "no such file"
     times = [0, 9 * 10**6, 200 * 10**6, 11 * S, -S]  # the clock may be set back
     served.journal.ack_times.take([NOW - time for time in times], NOW)
     _, text = await asyncio.to_thread(fetch, local.port, "/metrics")

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from central.authorisation.roles import Access
 from central.config import HttpSection
 from central.web.connections import RESERVE, Connections
 from central.web.server import HttpApi
@@ -36,7 +37,7 @@ async def half_sent(port: int, count: int) -> list[socket.socket]:
 
 
 async def test_health_and_totals_answer_beside_200_half_sent_requests(served):
-    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ())
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), Access(()))
     await api.start()
     streams = await half_sent(api.port, 200)
     try:
@@ -53,7 +54,7 @@ async def test_health_and_totals_answer_beside_200_half_sent_requests(served):
 async def test_half_a_request_is_ended_after_its_time_and_not_before(served):
     now, refused = [0.0], Counter()
     section = HttpSection(request_timeout_s=10.0)
-    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), (), section=section, refused=refused)
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), Access(()), section=section, refused=refused)
     api._connections.clock_s = lambda: now[0]
     await api.start()
     [stream] = await half_sent(api.port, 1)
@@ -118,7 +119,7 @@ async def test_who_never_reads_its_answers_is_ended(served):
         served.fleet,
         "127.0.0.1:0",
         TlsFiles(),
-        (),
+        Access(()),
         section=HttpSection(answer_timeout_s=60.0),
         refused=refused,
     )
@@ -152,7 +153,7 @@ async def test_who_never_reads_its_answers_is_ended(served):
 
 
 async def test_a_body_that_goes_wrong_is_answered_once_and_logs_no_traceback(served, caplog):
-    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ())
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), Access(()))
     await api.start()
     try:
         for length in ("Content-Length: 3", "Transfer-Encoding: chunked"):

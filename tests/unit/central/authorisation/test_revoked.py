@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from central.revoked import Revoked, read_serials
+from central.authorisation.revoked import Revoked, read_serials
 from whitepanda.common.errors import TlsError
 
 

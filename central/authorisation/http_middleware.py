@@ -1,0 +1,35 @@
+"""Authorisation of HTTP: every request passes here before its path is looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from central.authorisation.roles import HTTP_ROLE, Access
+from whitepanda.common.tls import serial_text
+
+__all__ = ["CERTIFICATE", "Authorisation"]
+
+#: Where the server puts the client's verified certificate, in the scope's state, as `ssl.SSLSocket.getpeercert` has it.
+CERTIFICATE = "certificate"
+
+
+@dataclass
+class Authorisation:
+    """Answers 403 to callers without the role. Asked with each request: a browser keeps its connection for hours."""
+
+    app: ASGIApp  # what answers the others
+    access: Access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        certificate: Any = scope.get("state", {}).get(CERTIFICATE) or {}
+        alternative = certificate.get("subjectAltName", ())
+        names = frozenset(value for kind, value in alternative if kind == "DNS")
+        serial = serial_text(certificate.get("serialNumber", "0"))
+        refusal = self.access.refusal(HTTP_ROLE, names, serial)
+        answer = JSONResponse({"error": refusal[1]}, 403) if refusal else self.app
+        await answer(scope, receive, send)

@@ -1,0 +1,81 @@
+"""The role that each RPC requires, and whether a certificate has it. What is not in the table is refused to all."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import grpc
+
+from central.authorisation.revoked import Revoked, revoked_text
+from whitepanda.common.tls import shown_names
+
+__all__ = ["HTTP_ROLE", "ROLES", "Access", "Role"]
+
+
+class Role(enum.Enum):
+    """Whom an RPC is for."""
+
+    ANYONE = enum.auto()
+    HOST = (
+        enum.auto()
+    )  # hosts and importers; `central.ingest.handshake` compares the Hello with the certificate
+    OPERATOR = enum.auto()  # names in central.operators
+
+
+ROLES: Mapping[str, Role] = {
+    "/grpc.health.v1.Health/Check": Role.ANYONE,
+    "/grpc.health.v1.Health/List": Role.ANYONE,
+    "/grpc.health.v1.Health/Watch": Role.ANYONE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.ANYONE,
+    "/whitepanda.v1.AgentStream/Connect": Role.HOST,
+    "/whitepanda.v1.Fleet/CompareSides": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetDataHealth": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetFleetStatus": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetHostTimeline": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetIncident": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetJob": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetOverview": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/GetVmHistory": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListCoefficients": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListEvents": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListHosts": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListIncidents": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListJobLoadings": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListJobStatistics": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/ListSuspectJobs": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/PlanObservation": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/PredictRuntime": Role.OPERATOR,
+    "/whitepanda.v1.Fleet/RankHosts": Role.OPERATOR,
+}
+#: All of HTTP beyond loopback: the fleet API, the page, /metrics and /healthz.
+HTTP_ROLE = Role.OPERATOR
+
+
+@dataclass(frozen=True)
+class Access:
+    """Decides who may call."""
+
+    operators: tuple[str, ...]  # certificate names
+    revoked: Revoked = field(default_factory=Revoked)
+
+    def refusal(self, role: Role, names: frozenset[str], serial: str) -> tuple[grpc.StatusCode, str] | None:
+        """Return the status and the text that a caller is refused with; None where it may call.
+
+        Args:
+            role: that is required.
+            names: DNS names of the caller's certificate.
+            serial: of that certificate, as `whitepanda.common.tls.serial_text` has it.
+
+        """
+        if role is not Role.OPERATOR:
+            return None
+        if serial in self.revoked:
+            return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)
+        if names.isdisjoint(self.operators):
+            return grpc.StatusCode.PERMISSION_DENIED, (
+                f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
+                "central.operators"
+            )
+        return None
