@@ -115,7 +115,6 @@ class Hosts:
         for record in self.journal.hosts.values():
             stream = self.registry.get(record.host)
             latest = stream or record
-        is_importer = record.host in self.importers
             spooled, dropped = spooled + latest.spooled_batches, dropped + latest.dropped_batches
             if record.host in self.importers:
                 continue  # it comes with a trace and leaves
