@@ -75,7 +75,7 @@ def publish(builder: Builder, jobs: int) -> None:
         coefficients=0,
         code_version="0",
     )
-    builder.current = builder.versions.write(
+    builder.follower.current = builder.versions.write(
         manifest,
         pa.Table.from_pylist(statistics, JOB_STATISTICS),
         pa.Table.from_pylist(coefficients, COEFFICIENTS),
@@ -253,7 +253,7 @@ async def test_decisions_are_refused_with_a_code_and_a_line(served):
 
 async def test_status_before_anything(served):
     status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
-    assert (status.central_version, status.protocol_version, status.started_unix_ns) == ("0.1.0", 2, 77)
+    assert (status.central_version, status.protocol_version, status.started_unix_ns) == ("0.1.0", 1, 77)
     assert (status.coefficient_version, status.lake_segments, status.accepted_rows) == (0, 0, 0)
     listed = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest())
     assert (listed.version, len(listed.coefficients), listed.next_page_token) == (0, 0, "")
