@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import queue
-import resource
 import subprocess
 import sys
 import threading
@@ -35,13 +34,6 @@ __all__ = ["COMMAND", "BuildFailedError", "BuildProcess", "bound_mib", "main"]
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
 
-#: One BLAS thread: days are computed beside each other, each of small matrices. The rest keeps allocators from taking
-#: address space ahead, as all of it counts against the bound on memory.
-_ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_ARENA_MAX": "2",
-}
 _BESIDE_MIB = (
     512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
 )
@@ -132,7 +124,9 @@ class BuildProcess(Builder):
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ENVIRONMENT | os.environ)
+        self._process = worker_process.start(
+            [*COMMAND, str(os.getpid())], env=worker_process.FRUGAL | os.environ
+        )
         _tell(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:
@@ -233,12 +227,6 @@ def bound_mib(section: BuildSection) -> int:
     return section.memory_limit_mib + _BESIDE_MIB * (1 + section.threads)
 
 
-def _bound_memory(mib: int) -> None:
-    """Have what is more fail in this process with MemoryError: the machine and central do not run out of memory."""
-    with contextlib.suppress(OSError, ValueError):  # the system allows less already
-        resource.setrlimit(resource.RLIMIT_DATA, (mib << 20, mib << 20))
-
-
 def main() -> None:
     """Build whenever asked, until standard input ends."""
     if not worker_process.begin(int(sys.argv[-1]), nice=_NICE):
@@ -246,7 +234,7 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.readline(), type=_Start)
     config = start.config
     if config.build.engine == "duckdb":  # Spark's Java would inherit it
-        _bound_memory(bound_mib(config.build))
+        worker_process.bound_memory(bound_mib(config.build) << 20)
     log.configure(config.central.log_level)
     state = Path(config.central.state_dir)
     lake = Lake(config.central.lake_dir or state / "lake", copies=state)

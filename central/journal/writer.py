@@ -8,7 +8,8 @@ the rows of any batch would be refused as too old.
 
 A roll moves rows to the lake in three steps: the intent (name and range of rows) is committed; the files are written
 under exactly that name; that they are there is committed. A kill before that repeats the roll into the same files.
-Then the rows are deleted, a few at a time, as batches wait for each transaction.
+Then the rows are deleted, a few at a time, as batches wait for each transaction. A batch that cannot be written is set
+aside in between: the roll is then repeated without it.
 
 On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal.reserve`). So that it
 suffices, transactions and the log are kept smaller than it. Once rows are deleted the file gives space back.
@@ -42,6 +43,7 @@ from central.journal.tables import (
     PACKS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
+    SET_ASIDE_SCHEMA,
     SPOOLS_SCHEMA,
     TRIGGERS_SCHEMA,
     Group,
@@ -50,6 +52,7 @@ from central.journal.tables import (
     Rejection,
     Roll,
     Submission,
+    end_of_roll,
     finish_roll,
     forget_some,
     forget_spools,
@@ -58,6 +61,7 @@ from central.journal.tables import (
     read_roll,
     read_stats,
     read_triggers,
+    set_aside,
     upgrade,
     write_group,
 )
@@ -268,7 +272,7 @@ class Journal:
             self._write_host(record)
 
     async def begin_roll(self, max_rows: int) -> Roll | None:
-        """Commit the intent to roll the oldest rows, about `max_rows` of them; an unfinished roll comes first."""
+        """Commit the intent to roll the oldest rows, see `tables.end_of_roll`; an unfinished roll comes first."""
         while await self._call(self._forget_some):  # of a roll before, which the disk's failure had left
             continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
@@ -295,6 +299,15 @@ class Journal:
             with contextlib.suppress(sqlite3.OperationalError):
                 while await self._call(self._forget_spools, may_draw=False):
                     continue
+
+    async def set_aside(self, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
+        """Take a batch, by its place in its pack, out of what is rolled, see `tables.set_aside`."""
+        batch: StoredBatch
+        batch, rows = await self._call(lambda connection: set_aside(connection, pack, index, why))
+        self.stats.journal_batches -= 1
+        self.stats.journal_rows -= rows
+        self.stats.rejected_batches["set_aside"] += 1
+        return batch, rows
 
     def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
         """Yield the batches of a roll, see `journal_tables.read_roll`. For any thread."""
@@ -375,7 +388,7 @@ class Journal:
                 f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
-        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA + SPOOLS_SCHEMA)
+        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA + SPOOLS_SCHEMA + SET_ASIDE_SCHEMA)
         while self._transaction(self._forget_some):
             continue
         self._make_shrinkable(connection)
@@ -573,11 +586,7 @@ class Journal:
         ).fetchone()
         if unfinished:
             return Roll(*unfinished)
-        first = last = rows = 0
-        for number, accepted in connection.execute("SELECT id, accepted_rows FROM packs ORDER BY id"):
-            first, last, rows = first or number, number, rows + accepted
-            if rows >= max_rows:
-                break
+        first, last = end_of_roll(connection, max_rows)
         if not last:
             return None
         roll = Roll(segment_stem(self.replica, self.journal_id, first), first, last)
