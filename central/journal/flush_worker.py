@@ -120,11 +120,13 @@ def _find_unfit(
 
 
 def _fault_of(batches: list[StoredBatch]) -> str:
-    """Return why batches cannot be written; "" where they can."""
+    """Return why batches cannot be written; "" where they can. An OSError is the machine's."""
     try:
         for table in samples_tables(batches, _TEXT_BYTES // _CAREFUL):
             with Path(os.devnull).open("wb") as nowhere:  # given as a path it would be deleted
                 pq.write_table(table, nowhere, compression="zstd")
+    except OSError:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it is these batches'
         return _words(error)
     return ""

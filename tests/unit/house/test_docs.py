@@ -159,7 +159,7 @@ def reason_codes() -> dict[str, set[str]]:
     return {
         "values": {reason.code for reason in Reason if reason is not Reason.UNSPECIFIED},
         "slow-downs": set(render._CANNOT_TELL),
-        "batches and rows": {*BATCH_REASONS, *ROW_REASONS},
+        "batches and rows": {*BATCH_REASONS, *ROW_REASONS, "set_aside"},
         "reports": {
             *EVENT_REASONS,
             *TRIGGER_REASONS,
