@@ -12,6 +12,7 @@ import contextlib
 import gzip
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -198,7 +199,13 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         self.begin_wait(request, client_address)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError as error:  # no thread can be started
+            self.end_wait(request)
+            self._free.release()
+            self._refuse(str(error), client_address)
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one client."""
@@ -273,7 +280,10 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         """Note what a client broke; the others are served."""
-        _log.debug("a scrape failed", client=str(client_address), exc_info=True)
+        # No traceback of a connection that breaks off: new clients wait until this thread ends, see `process_request`.
+        error = sys.exception()
+        why = {"error": str(error)} if isinstance(error, OSError) else {"exc_info": True}
+        _log.debug("a scrape failed", client=str(client_address), **why)
 
 
 class MetricsServer:

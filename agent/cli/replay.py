@@ -140,7 +140,7 @@ def replay(
     if result.rejected_batches:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(result.rejected_batches.items()))
         remedy = "traces need the certificate of one of central's importers (central.importers)"
-        raise InputError(f"central refused whole batches: {reasons}; {remedy}")
+        raise InputError(f"whole batches were refused: {reasons}; {remedy}")
 
 
 def _show_events(events: list[VmEvent]) -> None:
@@ -236,7 +236,7 @@ def _show(result: ReplayResult, *, sent: bool, wanted: bool) -> None:
         row(f"  rejected by central: {reason}", count)
     if result.rejected_batch_rows:
         reasons = ", ".join(sorted(result.rejected_batches))
-        row(f"  in batches rejected by central: {reasons}", result.rejected_batch_rows)
+        row(f"  in rejected batches: {reasons}", result.rejected_batch_rows)
     if result.rows_already_there:
         row("  there already, not counted again", result.rows_already_there)
     console.print(table)

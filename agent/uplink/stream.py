@@ -468,11 +468,7 @@ class UplinkStream:
         totals.acknowledged_batches += len(taken)
         rows_of = dict(taken)
         totals.acknowledged_rows += sum(rows_of.values())
-        for batch in ack.rejected_batches:
-            if batch.sequence in rows_of:  # each batch once
-                totals.whole_batches += 1
-                totals.rejected_batch_rows += rows_of.pop(batch.sequence)
-            self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
+        self._count_batches(ack, rows_of)
         self._count_rows(ack, sum(rows_of.values()))
 
         if taken:
@@ -485,6 +481,17 @@ class UplinkStream:
             await asyncio.shield(self._in_thread(self._queue.acknowledge, ack.spool_id, gone))
         elif ranges:
             totals.ignored_acknowledgements += 1
+
+    def _count_batches(self, ack: agent_pb2.Ack, rows_of: dict[int, int]) -> None:
+        """Count the batches refused whole, each once, and take them out of `rows_of`: rows by sequence number."""
+        totals = self._totals
+        for batch in ack.rejected_batches:
+            if batch.sequence in rows_of:
+                totals.whole_batches += 1
+                totals.rejected_batch_rows += rows_of.pop(batch.sequence)
+            elif batch.sequence:  # 0: it has no number
+                continue
+            self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
 
     def _count_rows(self, ack: agent_pb2.Ack, total: int) -> None:
         """Count what central did with the rows of an acknowledgement, `total` without batches refused whole."""

@@ -46,6 +46,7 @@ PATHS = (
 _PER_ADDRESS = 60
 _VMS, _INTERVAL_S = 20, 0.05  # of the honest host's batches
 _DAYS = 100  # of the lake, older than builds look
+_REVOKED_S = 150.0  # a revocation that is not in force by then never will be
 _BEGINS_S, _SETTLED_S = 2.0, 10.0  # for the flood to begin, and for what it left to be done
 
 
@@ -133,13 +134,20 @@ def versions(central: CentralProcess) -> list[float]:
 
 
 def revoke(central: CentralProcess, port: int) -> float:
-    """Revoke a certificate; return after how many seconds central has it in force."""
+    """Revoke a certificate; return after how many seconds central has it in force.
+
+    Raises:
+        TimeoutError: it is not within `_REVOKED_S`, or central does not answer.
+
+    """
     serials = central.folder / "revoked"
     known = len(serials.read_text().splitlines())
     began = time.perf_counter()
     pki.revoke(Path(pki.issue(central.pki, f"revoked-{known}").certificate), serials)
     wanted = f"revoked_certificates {known + 1}.0".encode()
-    while wanted not in fetch(port, "/metrics"):
+    while wanted not in fetch(port, "/metrics", _REVOKED_S):
+        if time.perf_counter() - began > _REVOKED_S:
+            raise TimeoutError(f"a revocation is not in force after {_REVOKED_S:g} s")
         time.sleep(0.05)
     return time.perf_counter() - began
 

@@ -367,6 +367,7 @@ class Fleet(
         self, record: HostRecord, over_quota: Mapping[str, Mapping[str, int]]
     ) -> fleet_pb2.HostSummary:
         stream = self._registry.get(record.host)
+        is_importer = record.host in self._importers
         return fleet_pb2.HostSummary(
             host=record.host,
             platform=record.platform,
@@ -380,9 +381,9 @@ class Fleet(
             coefficient_version=stream.coefficient_version if stream else record.coefficient_version,
             jobs=sorted(stream.jobs if stream else record.jobs),
             clock_offset_ns=record.clock_offset_ns,
-            importer=record.host in self._importers,
+            importer=is_importer,
             over_quota=by_reason(over_quota.get(record.host, {})),
-            min_batch_interval_ms=stream.min_batch_interval_ms if stream else 0,
+            min_batch_interval_ms=stream.min_batch_interval_ms if stream and not is_importer else 0,
         )
 
 

@@ -120,10 +120,11 @@ class Ingest:
         peer = self._peers.enter(peer_names(context))
         try:
             if (refused := await self._refused(context, peer)) is not None:
-                try:
-                    await context.abort(*refused)  # a client that does not read may keep it waiting here
-                except grpc.aio.InternalError:  # until its connection ends
-                    raise asyncio.CancelledError from None  # gRPC would log a traceback
+                await context.abort(*refused)  # a client that does not read may keep it waiting here
+        except (
+            grpc.aio.InternalError
+        ):  # the connection ended during a write or that; gRPC would log a traceback
+            raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)
             self._open -= 1

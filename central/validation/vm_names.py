@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from central.validation.rows import is_name
@@ -51,7 +52,8 @@ class VmNames:
         self._kept = kept
         self._kept_of_host = kept_of_host
         self._of_host: dict[str, dict[str, str]] = {}  # by host: names by UUID, the oldest first
-        self._order: dict[tuple[str, str], None] = {}  # host and UUID, the oldest first
+        #: Host and UUID, the oldest first. The oldest of a plain dict is found only past all entries deleted before it.
+        self._order: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._order)

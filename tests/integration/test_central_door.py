@@ -21,6 +21,7 @@ from central.ingest.handshake import RefusedError
 from central.ingest.large_messages import Answer
 from central.ingest.peers import Peer
 from central.ingest.quotas import OverQuotaError
+from central.journal import writer
 from central.journal.writer import HostRecord
 from central.validation.reader import Sender
 from tests.support.central_process import CentralProcess
@@ -182,7 +183,8 @@ async def test_names_of_jobs_are_bounded_in_bytes(make) -> None:
     assert central.ingest.refused_streams == {"too_many_jobs": 3}
 
 
-async def test_changed_jobs_and_streams_in_quick_succession_are_written_once(make) -> None:
+async def test_changed_jobs_and_streams_in_quick_succession_are_written_once(make, monkeypatch) -> None:
+    monkeypatch.setattr(writer, "_HOST_INTERVAL_S", 3600.0)
     central = await make.central()
     noted = []
     put = central.journal._queue.put

@@ -28,7 +28,9 @@ def config(
     **ingest,
 ) -> CentralConfig:
     """Return the settings of a central whose state is below `folder`."""
-    section = CentralSection(listen=listen, state_dir=str(folder / "state"), tls=pki["central"])
+    section = CentralSection(
+        listen=listen, http_listen="127.0.0.1:0", state_dir=str(folder / "state"), tls=pki["central"]
+    )
     return CentralConfig(
         central=section,
         ingest=IngestSection(**{"commit_interval_ms": 1, **ingest}),

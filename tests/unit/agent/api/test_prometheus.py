@@ -11,12 +11,14 @@ import math
 import re
 import shutil
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -461,9 +463,11 @@ def connected(address, number):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """No client is cut off because it takes long."""
+    """No client is cut off because it takes long; nothing is printed of those that are cut off."""
     monkeypatch.setattr(prometheus._Handler, "timeout", 600.0)
     monkeypatch.setattr(prometheus, "_REQUEST_S", 600.0)
+    monkeypatch.setattr(prometheus, "_CLIENT_WAIT_S", 600.0)
+    monkeypatch.setattr(prometheus._Server, "handle_error", lambda *_: None)
 
 
 @pytest.mark.usefixtures("patient")
@@ -500,6 +504,48 @@ async def test_over_tls_slow_clients_give_way_to_a_scrape(pki):
     async with serving(tls=tls) as address:
         with connected(address, 12):  # it waits for their handshakes
             assert (await asyncio.to_thread(get, address, context=context))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [
+        (ConnectionResetError(104, "reset"), {"error": "[Errno 104] reset"}),
+        (ssl.SSLError(1, "no handshake"), {"error": "no handshake"}),
+        (ValueError("a bug"), {"exc_info": True}),
+    ],
+)
+def test_a_connection_that_breaks_off_costs_no_traceback(monkeypatch, error, noted):
+    found = []
+    monkeypatch.setattr(prometheus, "_log", SimpleNamespace(debug=lambda _event, **keys: found.append(keys)))
+    server = prometheus._Server.__new__(prometheus._Server)
+    try:
+        raise error
+    except type(error):
+        server.handle_error(None, ("127.0.0.1", 1))
+    assert found == [{"client": "('127.0.0.1', 1)", **noted}]
+
+
+async def test_clients_for_which_no_thread_can_be_started_are_refused_and_keep_nothing(monkeypatch):
+    refused = []
+    section = MetricsSection("127.0.0.1:0")
+    server = MetricsServer(section, snapshot, lambda: 7, 1.0, lambda: refused.append(1))
+    await server.start()
+
+    def start(_server, _request, _client_address):
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(socketserver.ThreadingMixIn, "process_request", start)
+            for _ in range(prometheus._MAX_CLIENTS + 1):
+                with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+                    await asyncio.to_thread(get, server.address)
+        assert server._server._waiting == {}
+        assert len(refused) == prometheus._MAX_CLIENTS + 1
+        assert (await asyncio.to_thread(get, server.address))[0] == 200
+        assert len(refused) == prometheus._MAX_CLIENTS + 1  # none had to give way
+    finally:
+        await server.stop()
 
 
 @pytest.mark.usefixtures("patient")

@@ -379,13 +379,15 @@ def test_counts_that_do_not_add_up_end_with_an_error(trace, monkeypatch):
 
 def test_batches_refused_whole_end_with_an_error(trace, tmp_path, monkeypatch):
     async def refused(*_, **__):
-        return ReplayResult(rows_acknowledged=0, rejected_batches={"foreign_machine": 3})
+        rejected = {"above_limits": 1, "foreign_machine": 3}  # the former by the agent
+        return ReplayResult(rows_acknowledged=0, rejected_batches=rejected, rejected_batch_rows=9)
 
     monkeypatch.setattr(command, "send", refused)
     for name in ("ca.crt", "operator.crt", "operator.key"):
         (tmp_path / name).touch()
     done = run(trace, "--central", "h:1", "--tls", str(tmp_path), "--name", "operator")
     assert isinstance(done.exception, InputError)
+    assert "  in rejected batches: above_limits, foreign_machine" in done.stdout
     assert "foreign_machine 3; traces need the certificate of one of central's importers" in str(
         done.exception
     )

@@ -4,7 +4,6 @@ import random
 import statistics
 import time
 from dataclasses import replace
-from itertools import pairwise
 
 import grpc
 import pytest
@@ -486,11 +485,9 @@ async def test_slow_down_is_obeyed_and_lifted(tmp_path, central):
         for tag in range(12):
             agent.uplink.submit(windows(tag))
         await agent.drained()
-        assert agent.view.min_batch_interval_ms == 0
+        assert (agent.view.state, agent.view.min_batch_interval_ms) == ("connected", 0)
     # What arrives late makes the next gap short: only since the beginning is there a least time.
     assert times[3] - began > 3 * 0.15 - 0.01
-    gaps = [b - a for a, b in pairwise(times)]
-    assert statistics.median(gaps[5:]) < 0.1
 
 
 async def test_rejections_are_counted_by_reason_and_told_once(tmp_path, central, logs):
@@ -537,6 +534,24 @@ async def test_a_batch_is_rejected_once_however_often_central_says_so(tmp_path, 
         view = agent.view
         assert (view.rejected_batches, view.rejected_rows) == (1, 5)
         assert (view.acknowledged_batches, view.acknowledged_windows) == (0, 0)
+        assert agent.uplink.totals.rejected_batches == {"too_many_rows": 1}
+
+
+async def test_rejections_of_no_batch_that_is_acknowledged_count_only_without_a_number(tmp_path, central):
+    async def script(stream):
+        await stream.greet()
+        while (batch := await stream.next_batch()) is not None:
+            unknown = agent_pb2.RejectedBatch(sequence=batch.sequence + 7, reason="too_many_rows")
+            rejected = [agent_pb2.RejectedBatch(reason="malformed")] * 2 + [unknown]
+            one = (batch.sequence, batch.sequence)
+            await stream.send(ack(batch.spool_id, one, rejected_batches=rejected, accepted_rows=5))
+
+    central.script = script
+    async with Agent(tmp_path, central) as agent:
+        agent.uplink.submit(windows(1, 5))
+        await agent.drained()
+        assert agent.uplink.totals.rejected_batches == {"malformed": 2}
+        assert (agent.view.rejected_batches, agent.view.rejected_rows) == (0, 0)
 
 
 async def test_limits_below_what_a_window_needs_are_not_obeyed(tmp_path, central, logs):
@@ -764,11 +779,21 @@ def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificat
 
 
 async def test_a_tool_tells_why_it_gave_up_only_once(tmp_path, central, logs):
-    async with Agent(tmp_path, central, give_up_after_s=3.0, address="127.0.0.1:1") as agent:
+    pauses = []
+
+    class Rng(random.Random):
+        def uniform(self, low, high):
+            pauses.append(high)
+            return low
+
+    options = {"give_up_after_s": 3600.0, "address": "127.0.0.1:1", "rng": Rng()}
+    async with Agent(tmp_path, central, **options) as agent:
+        await until(lambda: len(pauses) >= 3, 120)  # it failed and tries on
+        agent.uplink._give_up_after_s = 0.0  # the hour is over
         with pytest.raises(UnavailableError, match="is away: unavailable"):
             await agent.task
     assert logs == [
-        {"event": "no stream to central yet, trying on", "give_up_after_s": 3.0},
+        {"event": "no stream to central yet, trying on", "give_up_after_s": 3600.0},
     ]
 
 

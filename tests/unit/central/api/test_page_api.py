@@ -353,6 +353,19 @@ async def test_which_hosts_are_held_back(fleet, local):
     assert (status["over_quota"], status["paced_hosts"]) == (3, 3)
 
 
+async def test_an_importer_is_no_host_that_is_asked_to_wait(fleet, local):
+    connect(fleet, "importer", NOW - 10 * S)
+    fleet.fleet._registry.get("importer").min_batch_interval_ms = 1000
+    fleet.fleet._importers = frozenset({"importer"})
+    _, hosts = await get(local, "/v1/hosts")
+    [summary] = hosts["hosts"]
+    assert (summary["importer"], summary["min_batch_interval_ms"]) == (True, 0)
+    _, status = await get(local, "/v1/status")
+    assert status["paced_hosts"] == 0
+    _, found = await get(local, "/v1/data-health")
+    assert (found["held_back"], found["held_back_hosts"]) == ([], 0)
+
+
 async def test_what_cannot_be_answered_is_told_in_one_line(local):
     refused = [
         ("/v1/overview?top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),

@@ -8,14 +8,20 @@ import os
 import re
 import resource
 import signal
+import sys
 import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
+from google.protobuf.message import DecodeError
 
-from central.ingest.large_messages import LARGE, LargeMessages, read
+from central import worker_process
+from central.ingest import large_messages
+from central.ingest.large_messages import LARGE, Answer, LargeMessages, read
 from central.ingest.peers import Peer, Peers
 from central.validation.reader import Sender, read_batch
 from central.validation.rows import Limits
@@ -102,6 +108,57 @@ async def test_of_other_messages_their_jobs_are_counted(large, peer) -> None:
     assert (await large.read(b"\x12" * 100_000, SENDER, peer)).body == "malformed"
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            DecodeError("Error parsing message with type 'whitepanda.v1.AgentMessage': alloc failed"),
+            MemoryError,
+        ),
+        (DecodeError("Error parsing message"), Answer("malformed")),
+    ],
+)
+def test_an_error_of_the_library_is_of_memory_or_of_the_message(monkeypatch, error, expected) -> None:
+    def parse(_raw: bytes) -> agent_pb2.AgentMessage:
+        raise error
+
+    monkeypatch.setattr(
+        large_messages, "agent_pb2", SimpleNamespace(AgentMessage=SimpleNamespace(FromString=parse))
+    )
+    if expected is MemoryError:
+        with pytest.raises(MemoryError):
+            read(b"", SENDER)
+    else:
+        assert read(b"", SENDER) == expected
+
+
+async def test_a_message_for_which_memory_is_short_is_not_said_to_be_malformed(
+    large, peer, tmp_path, monkeypatch
+) -> None:
+    """What the process answers, and what becomes of it."""
+
+    def short(_raw: bytes, _sender: Sender) -> Answer:
+        raise MemoryError
+
+    order, raw = msgspec.msgpack.encode(SENDER), raw_of(batch(3))
+    asked, answered = tmp_path / "asked", tmp_path / "answered"
+    asked.write_bytes(large_messages._HEAD.pack(len(order), len(raw)) + order + raw)
+    with monkeypatch.context() as patched, asked.open("rb") as stdin, answered.open("wb") as stdout:
+        patched.setattr(large_messages, "read", short)
+        patched.setattr(worker_process, "begin", lambda _parent, **_options: True)
+        patched.setattr(resource, "setrlimit", lambda *_limits: None)  # of this process
+        patched.setattr(sys, "argv", ["", "1"])
+        patched.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+        patched.setattr(sys, "stdout", SimpleNamespace(buffer=stdout))
+        large_messages.main()
+    answer = msgspec.msgpack.decode(answered.read_bytes()[large_messages._HEAD.size :], type=Answer)
+    assert answer.body == "not_read"
+    monkeypatch.setattr(large, "_exchange", lambda *_: answer)
+    with pytest.raises(OSError, match="the process that reads large messages is short of memory"):
+        await large.read(raw, SENDER, peer)
+
+
+@pytest.mark.long
 async def test_for_want_of_memory_a_message_is_not_said_to_be_malformed(large, peer) -> None:
     raw, small = raw_of(batch(20_000)), raw_of(batch(900))
     errors = []

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,8 +19,11 @@ from central.lake.segments import DAY_NS, Lake
 from central.validation.reader import Sender as BatchSender
 from central.validation.reader import read_batch
 from central.validation.rows import Limits
+from tests.support.fake_central import until
 from tests.unit.central.validation.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
+
+PATIENCE_S = 120.0  # each commit is flushed to a disk that others use too
 
 SCHEMA_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -95,9 +98,7 @@ class Sender:
         )
 
     async def heard(self, count: int) -> list[tuple[int, bool]]:
-        async with asyncio.timeout(10):
-            while len(self.outcomes) < count:
-                await asyncio.sleep(0.002)
+        await until(lambda: len(self.outcomes) >= count, PATIENCE_S)
         return self.outcomes
 
 
@@ -271,9 +272,7 @@ async def test_what_hosts_say_waits_for_a_batch_or_a_moment(
     assert groups == [["HostRecord", "HostRecord", "Submission"]]
     monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.05)
     journal.note_host(HostRecord("c"))
-    async with asyncio.timeout(5):
-        while len(groups) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(groups) >= 2, PATIENCE_S)
     assert groups[1] == ["HostRecord"]
     monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 3600.0)
     journal.note_host(HostRecord("d"))
@@ -300,6 +299,7 @@ def written_groups(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> list[li
 async def test_a_host_is_written_once_a_minute_whatever_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(journal_module, "_HOST_INTERVAL_S", 3600.0)
     journal = opened(tmp_path)
     groups = written_groups(journal, monkeypatch)
     sender = Sender(journal)
@@ -327,31 +327,24 @@ async def test_what_a_host_said_last_is_written_when_the_minute_is_over(
     journal = opened(tmp_path)
     for turn in range(3):
         journal.note_host(HostRecord("h", jobs=(f"job-{turn}",)))
-    async with asyncio.timeout(10):
-        while read_hosts(journal._connection).get("h", HostRecord("h")).jobs != ("job-2",):
-            await asyncio.sleep(0.01)
+    with contextlib.closing(sqlite3.connect(f"file:{journal.path}?mode=ro", uri=True)) as reader:
+        await until(lambda: read_hosts(reader).get("h", HostRecord("h")).jobs == ("job-2",), PATIENCE_S)
     await journal.close()
 
 
 async def test_what_hosts_say_does_not_add_up_while_commits_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.01)
-    monkeypatch.setattr(journal_module, "_RETRY_S", 0.01)
     monkeypatch.setattr(journal_module, "_HOST_INTERVAL_S", 0.001)
-    journal = opened(tmp_path)
-    journal._set_failure("disk full")
-    monkeypatch.setattr(journal, "_queue", queue := SimpleQueue())  # the writer takes nothing
+    journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001)  # not started: nothing is taken
+    journal.failure, queue = "disk full", journal._queue
     for turn in range(20):
         journal.note_host(HostRecord("h", jobs=(f"job-{turn}",)))
         await asyncio.sleep(0.005)
     assert queue.qsize() == 1
     journal.failure = ""
-    async with asyncio.timeout(10):
-        while queue.qsize() < 2:
-            await asyncio.sleep(0.005)
+    await until(lambda: queue.qsize() >= 2, PATIENCE_S)
     assert (queue.get().jobs, queue.get().jobs) == (("job-0",), ("job-19",))
-    monkeypatch.undo()
     await journal.close()
 
 
@@ -365,9 +358,7 @@ async def test_a_transaction_counts_the_bytes_of_what_hosts_say(
     for n in range(12):
         journal.note_host(HostRecord(f"host-{n}", jobs=jobs))
     journal.start()
-    async with asyncio.timeout(10):
-        while sum(map(len, groups)) < 12:
-            await asyncio.sleep(0.01)
+    await until(lambda: sum(map(len, groups)) >= 12, PATIENCE_S)
     assert max(map(len, groups)) <= 5  # of a MiB
     await journal.close()
     again = opened(tmp_path)
@@ -386,9 +377,7 @@ async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Pa
     sender = Sender(journal)
     for sequence in range(1, 101):
         sender.submit(sequence)
-    async with asyncio.timeout(5):
-        while not told:
-            await asyncio.sleep(0.01)
+    await until(lambda: told, PATIENCE_S)
     assert told == ["database or disk is full"]
     assert journal.failure == "database or disk is full"
     before = len(sender.outcomes)
@@ -548,6 +537,29 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     assert known() == {"imported", "live"}
     assert not await taken(1, "imported", is_importer=True)
     assert not await taken(1, "live")
+    await journal.close()
+
+
+async def test_silent_spools_are_not_worth_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def full(*_arguments: object) -> None:
+        asked.append(None)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(journal_module, "forget_spools", full)
+    journal = Journal(
+        tmp_path, replica="central-0", commit_interval_s=0.001, spool_days=40.0, reserve_bytes=1 << 20
+    )
+    journal.start()
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    assert await Roller(IngestSection(), journal, Lake(tmp_path / "lake")).roll_all() == 3
+    assert asked == [None]
+    assert journal._reserve.is_held
     await journal.close()
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.lake import segments as lake_module
+from central.lake.errors import DamagedError
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, day_of, segment_stem
 
@@ -208,3 +209,15 @@ def test_a_segment_keeps_no_footer(tmp_path: Path) -> None:
     assert (segment.rows, segment.columns(), segment.has_seal) == (1, tuple(SAMPLES.names), True)
     assert not any(isinstance(value, pq.FileMetaData) for value in vars(segment).values())
     assert segment.columns() is Lake(tmp_path).segments()[0].columns(), "names are kept once"
+
+
+def test_a_damaged_schema_is_named(tmp_path: Path) -> None:
+    (segment,) = Lake(tmp_path).write_segment(table(("h", 1, 0)), A)
+    key = b"whitepanda.schema\x18\x01"
+    whole = segment.path.read_bytes()
+    assert whole.count(key) == 1
+    before, after = whole.split(key)
+    segment.path.write_bytes(before + key + b"x" + after[1:])
+    (found,) = Lake(tmp_path).segments()
+    with pytest.raises(DamagedError, match="its schema is b'x'"):
+        _ = found.rows

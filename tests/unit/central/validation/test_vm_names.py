@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from central.validation.vm_names import VmNames, named, shown_name
 from whitepanda.v1 import agent_pb2
 
@@ -62,6 +67,32 @@ def test_a_vm_that_moves_has_a_name_of_each_host():
     assert (names.by_host("a"), names.find("web")) == ({"old": "web", "new": "web"}, ["a"])
     names.note(pairs("old", ("b", "db")))
     assert (names.by_host("a"), names.get("b", "old"), len(names)) == ({"new": "web"}, "db", 2)
+
+
+_NOTES = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from("123456"), st.text(max_size=1)), max_size=30
+)
+
+
+@given(st.lists(_NOTES, max_size=6))
+def test_what_is_kept_is_what_was_said_last(batches):
+    names, order = VmNames(kept=7, kept_of_host=3), []
+    for batch in batches:
+        names.note(batch)
+        for host, vm, name in batch:
+            order = [each for each in order if each[:2] != (host, vm)]
+            mine = [each for each in order if each[0] == host]
+            if len(mine) == 3:
+                order.remove(mine[0])
+            order.append((host, vm, name))
+        order = order[-7:]
+        assert list(names._order) == [(host, vm) for host, vm, _ in order]
+        assert {(host, vm): names.get(vm, host) for host in "abcd" for vm in "123456"} == (
+            dict.fromkeys([(host, vm) for host in "abcd" for vm in "123456"], "")
+            | {(host, vm): name for host, vm, name in order}
+        )
+    # To find the oldest entry of a plain dict is slow once older ones were deleted.
+    assert isinstance(names._order, OrderedDict)
 
 
 def test_hosts_that_name_a_vm_otherwise_are_shown_each():
