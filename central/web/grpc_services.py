@@ -38,6 +38,7 @@ _CHECK = "/grpc.health.v1.Health/Check"
 _FLEET_BYTES = 512 << 10  # of a request: 10,000 names of 50 characters
 _SMALL_BYTES = 4 << 10  # of a request to health and reflection, which return it or keep it
 _MOST_CALLS = 64  # of one certificate at a time
+_MOST_WAITING = 256  # of them, to be refused; further ones are refused at once
 _MOST_STREAMS = 4  # of them to reflection and Health.Watch
 _READ_S = 10.0  # for a request to come
 _IDLE_S = 60.0  # for the next one on a stream, and for an answer to be read there
@@ -90,16 +91,17 @@ class Doorkeeper:
         """Let a call in while this lasts, or end it with a status."""
         peer = self.peers.enter(peer_names(context))
         try:
-            if peer.open > _MOST_CALLS:
-                await self._refuse(
-                    context, "too_many_calls", f"{_MOST_CALLS} calls of this certificate are open"
-                )
             refusal = self._refusal(method, context)
-            if refusal is not None or method == _CHECK:
+            is_extra = refusal is None and peer.open > _MOST_CALLS
+            if (refusal or is_extra or method == _CHECK) and peer.open <= _MOST_WAITING:
                 peer.owe(_OWED_S)
                 await peer.wait()
             if refusal is not None:
                 await context.abort(*refusal)
+            if is_extra:
+                await self._refuse(
+                    context, "too_many_calls", f"{_MOST_CALLS} calls of this certificate are open"
+                )
             yield peer
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # the client left; gRPC would log a traceback
             raise asyncio.CancelledError from None
