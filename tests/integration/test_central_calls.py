@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import resource
@@ -208,7 +209,8 @@ async def test_central_has_descriptors_left_however_many_connect(tmp_path: Path)
                 sockets[-1].connect_ex(("127.0.0.1", central.port))
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(20):
-                assert await loop.sock_recv(sockets[-1], 1) == b""  # turned away
+                with contextlib.suppress(ConnectionError):
+                    assert await loop.sock_recv(sockets[-1], 1) == b""  # turned away
             assert server.num_fds() <= before + 128
             batch = agent_pb2.CpiBatch(spool_id="s", sequence=1)
             await call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
