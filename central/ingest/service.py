@@ -186,22 +186,20 @@ class Ingest:
         """Wait until the certificate's stream that was opened last may be read; raises RefusedError if it may not."""
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
-        allowed = self._config.ingest.max_streams
-        reason = detail = ""
-        if peer.open > peer.allowed:
-            reason = "too_many_streams"
-            detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
-        elif self._open > allowed:
-            reason = "max_streams"
-            detail = (
-                f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            )
+        allowed, code = self._config.ingest.max_streams, grpc.StatusCode.RESOURCE_EXHAUSTED
+        is_extra = peer.open > peer.allowed
+        is_full = self._open > allowed
         if peer.may_wait:  # also to be refused: who opens streams without end waits for each
             peer.owe_for_hello()
             await peer.wait()
-        if reason:
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise self._greeter.refuse(code, reason, detail, host=someone(peer.names))
+        if is_extra:
+            detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
+            raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))
+        if is_full:
+            detail = (
+                f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
+            )
+            raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
 
     def _raise_end(
         self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]
