@@ -15,9 +15,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
 
 from central.api.fleet import Fleet
 from central.build.worker import BuildProcess
@@ -39,12 +38,12 @@ from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from central.revoked import LOOK_S, Revoked
 from central.web.checked import CheckedRequests
+from central.web.grpc_services import Doorkeeper, channel_options, handlers, operators_only
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
-from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Central", "run"]
 
@@ -234,6 +233,7 @@ class Central:
         # some limit there must be, for memory's sake, so raising this one would not help.
         options = (
             *SERVER_CHANNEL_OPTIONS,
+            *channel_options(config),
             ("grpc.max_receive_message_length", 4 * config.ingest.max_message_bytes),
         )
         self._server = grpc.aio.server(options=options)
@@ -256,15 +256,11 @@ class Central:
             revoked=self.revoked,
             over_quota=self.ingest.quotas.refused,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(fleet), self._server)
         self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (
-            *_SERVICES,
-            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-            reflection.SERVICE_NAME,
+        self.door = Doorkeeper(operators_only(config.central.operators, self.revoked), self.registry.refused)
+        self._server.add_generic_rpc_handlers(
+            handlers(self.door, CheckedRequests(fleet), self._health, _SERVICES)
         )
-        reflection.enable_server_reflection(names, self._server)
         _check_free(config.central.listen)
         try:
             self.port = self._server.add_secure_port(config.central.listen, credentials)

@@ -169,11 +169,23 @@ class BuildProcess(Builder):
         return answer
 
     async def _build_in_thread(self) -> None:
-        if await in_own_thread(self._has_something):
-            self.start()
+        if await in_own_thread(self._has_something) and not self._starts():
+            return
         await super()._build_in_thread()
         if self._section.interval_s >= _KEPT_S:
             await in_own_thread(self.close)
+
+    def _starts(self) -> bool:
+        """Start the process; where that fails, as without memory or descriptors, tell of it as of a failed build."""
+        failed_before = self.last_error
+        try:
+            self.start()
+        except OSError as error:
+            self.last_error = f"the process that builds does not start: {error}"
+            if self.last_error != failed_before:
+                self._log.warning("build failed, the last version stays", error=self.last_error)
+            return False
+        return True
 
     def _has_something(self) -> bool:
         """Whether a build may find anything: what cannot be looked at is the build's to tell of."""

@@ -168,6 +168,7 @@ def reason_codes() -> dict[str, set[str]]:
         "handshakes": {name for name, _, _ in tls_rejections.REASONS},
         "http": set(connections.REASONS),
         "streams": set().union(*central.values()),
+        "calls": codes_in(ROOT / "central" / "web" / "grpc_services.py", ("_refuse",)),
         "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces" / "google.py", ("reject", "_note"))},
     }
 
