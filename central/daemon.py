@@ -15,9 +15,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
 
 from central.api.fleet import Fleet, Servicer
 from central.api.overview import Parts
@@ -43,13 +42,13 @@ from central.journal.writer import Journal
 from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
+from central.web.grpc_services import Doorkeeper, channel_options, handlers
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
-from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Central", "run"]
 
@@ -241,9 +240,11 @@ class Central:
         # some limit there must be, for memory's sake, so raising this one would not help.
         options = (
             *SERVER_CHANNEL_OPTIONS,
+            *channel_options(config),
             ("grpc.max_receive_message_length", 4 * config.ingest.max_message_bytes),
         )
-        self._server = grpc.aio.server(interceptors=[Authorisation(access)], options=options)
+        self.door = Doorkeeper(access, self.registry.refused)
+        self._server = grpc.aio.server(interceptors=[Authorisation(self.door)], options=options)
         self._server.add_generic_rpc_handlers((self.ingest.handler(),))
         self.fleet = fleet = Fleet(
             self.journal,
@@ -264,15 +265,8 @@ class Central:
                 revoked=self.revoked,
             ),
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(Servicer(fleet), self._server)
         self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (
-            *_SERVICES,
-            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-            reflection.SERVICE_NAME,
-        )
-        reflection.enable_server_reflection(names, self._server)
+        self._server.add_generic_rpc_handlers(handlers(self.door, Servicer(fleet), self._health, _SERVICES))
         _check_free(config.central.listen)
         try:
             self.port = self._server.add_secure_port(config.central.listen, credentials)

@@ -9,12 +9,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["begin", "start"]
+__all__ = ["FRUGAL", "begin", "bound_memory", "start"]
+
+#: In the environment of a helper whose memory is bounded: one BLAS thread, and no allocator that takes address space
+#: ahead, as all of it counts.
+FRUGAL = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "2",
+}
 
 _PR_SET_PDEATHSIG = 1
 _CENTRALS = (signal.SIGTERM, signal.SIGINT)
@@ -56,3 +65,9 @@ def begin(parent: int, *, nice: int) -> bool:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:  # not above a central that runs with idle priority
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     return True
+
+
+def bound_memory(size_bytes: int) -> None:
+    """Have what is more fail in this process with MemoryError: the machine and central do not run out of memory."""
+    with contextlib.suppress(OSError, ValueError):  # the system allows less already
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))

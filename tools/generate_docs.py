@@ -315,8 +315,8 @@ request did not come in time), 410 (a version that is no longer kept, or no mode
 questions wait), 431 (the request is too long), 500 (central failed), 503 (try again later).
 
 Limits of a request are in `/openapi.json`, for each parameter: times end in 2262 (63 bits), names have at most 512
-characters and no control characters. A request by gRPC has the same limits; an error there has the request's field
-that it is about in the trailing metadatum `whitepanda-field`, empty where it is about none.
+characters and no control characters. A request by gRPC has the same limits, and 512 KiB at most; an error there has
+the request's field that it is about in the trailing metadatum `whitepanda-field`, empty where it is about none.
 
 ## Requests"""
 

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import resource
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -28,10 +30,17 @@ from whitepanda.v1 import agent_pb2
 HOST = "hostile"
 LOADS = (
     "rows", "rows_in_pieces", "bad_rows", "tasks", "jobs", "heartbeats", "long_heartbeats", "wide_heartbeats", "hellos",
-    "wide_hellos", "long_spools", "spools", "reports", "events", "nested", "unread",
+    "wide_hellos", "long_spools", "spools", "reports", "events", "nested", "unread", "fleet", "reflection", "watch",
+    "opens", "connections",
 )  # fmt: skip
 
 _CONNECT = "/whitepanda.v1.AgentStream/Connect"
+_CALLS = {  # what is no stream of an agent: the method, how many at a time, whether a request is sent
+    "fleet": ("/whitepanda.v1.Fleet/CompareSides", 8, True),
+    "reflection": ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", 120, True),
+    "watch": ("/grpc.health.v1.Health/Watch", 1000, True),
+    "opens": (_CONNECT, 200, False),
+}
 _UNREAD = ("long_spools", "unread")  # whose answers are not read
 _MIB = 1 << 20
 
@@ -167,6 +176,44 @@ async def openings(channel: grpc.aio.Channel, load: str) -> None:
     await asyncio.gather(*(again(turns) for _ in range(8)))
 
 
+async def calls(channel: grpc.aio.Channel, load: str) -> None:
+    """Begin call after call, so many at a time. Answers are not read; a call that central keeps stays open for 10 s."""
+    method, at_once, is_sent = _CALLS[load]
+    raw = b"" if load == "watch" else b"\x0a\x00" * (15 * _MIB // 2) if load == "fleet" else reflected()
+
+    async def again() -> None:
+        while True:
+            call = channel.stream_stream(method)()
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+                async with asyncio.timeout(10):
+                    if is_sent:
+                        await call.write(raw)
+                    await call.code()
+            call.cancel()
+
+    await asyncio.gather(*(again() for _ in range(at_once)))
+
+
+def reflected() -> bytes:
+    """Return a request to reflection of 15 MiB, which its answer has in it."""
+    symbol = b"x" * (15 * _MIB)
+    return b"\x22" + varint(len(symbol)) + symbol
+
+
+async def connections(port: int) -> None:
+    """Open connections without a word, up to 4,000."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened: list[socket.socket] = []
+    while True:
+        if len(opened) >= min(4000, hard - 100):
+            opened.pop(0).close()
+        opened.append(socket.socket())
+        opened[-1].setblocking(False)
+        opened[-1].connect_ex(("127.0.0.1", port))
+        await asyncio.sleep(0.001)
+
+
 async def send(channel: grpc.aio.Channel, load: str, said: Iterator[bytes]) -> None:
     """Send on one stream until it ends."""
     call = channel.stream_stream(_CONNECT)()
@@ -194,13 +241,18 @@ async def run(options: dict[str, Any]) -> None:
     )
     settings = [*CLIENT_CHANNEL_OPTIONS, ("grpc.max_send_message_length", 64 * _MIB)]
     credentials = channel_credentials(files)
-    said = messages(options["load"])
+    if options["load"] == "connections":
+        print("ready", flush=True)
+        await connections(options["port"])
+    said = iter([b""]) if options["load"] in _CALLS else messages(options["load"])
     first = next(said)
     said = itertools.chain([first], said)
     print("ready", flush=True)
     async with grpc.aio.secure_channel(
         f"localhost:{options['port']}", credentials, options=settings
     ) as channel:
+        if options["load"] in _CALLS:
+            await calls(channel, options["load"])
         if "hellos" in options["load"]:
             await openings(channel, options["load"])
         while True:

@@ -1,29 +1,37 @@
-"""Authorisation of gRPC: every RPC passes here before its method."""
+"""Authorisation of gRPC: every RPC passes here before its method, and before anything of its requests is read."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from central.authorisation.roles import ROLES, Access, Role
-from whitepanda.common.tls import peer_names, peer_serial
+from central.authorisation.roles import ROLES, Role
 
 __all__ = ["Authorisation"]
 
 
+class Door(Protocol):
+    """Lets calls in, see `central.web.grpc_services.Doorkeeper`."""
+
+    def call(self, method: str, context: Any) -> AbstractAsyncContextManager[object]:
+        """Let a call in while this lasts, or end it with a status."""
+        ...
+
+
 @dataclass
 class Authorisation(grpc.aio.ServerInterceptor):
-    """Refuses RPCs without a declared role, and callers who do not have the role.
+    """Refuses RPCs without a declared role; all others pass the door, but for hosts' streams.
 
-    RPCs of anyone and of hosts pass unchanged, so that streams keep their own kind of method. Those of operators are
-    unary; a stream would be refused.
+    These have bounds of their own (`central.ingest`). gRPC reads the whole request of a unary method before the method
+    is called: so a method of another role takes its requests as a stream, which is the same on the wire.
     """
 
-    access: Access
+    door: Door
 
     async def intercept_service(
         self,
@@ -34,20 +42,23 @@ class Authorisation(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method: Any = handler_call_details.method
         role = ROLES.get(method)
-        if handler is None or role in (Role.ANYONE, Role.HOST):
+        if handler is None or role is Role.HOST:
             return handler
+        inner = handler.stream_unary or handler.stream_stream
 
         async def refuse(_requests: object, context: Any) -> None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{method} is open to no role")
 
-        if role is None or handler.unary_unary is None:
+        if role is None or inner is None:
             return grpc.stream_stream_rpc_method_handler(refuse)
 
-        async def checked(request: Any, context: Any) -> Any:
-            if refusal := self.access.refusal(role, peer_names(context), peer_serial(context)):
-                await context.abort(*refusal)
-            return await handler.unary_unary(request, context)
+        async def checked(requests: Any, context: Any) -> Any:
+            async with self.door.call(method, context):
+                return await inner(requests, context)
 
-        return grpc.unary_unary_rpc_method_handler(
-            checked, handler.request_deserializer, handler.response_serializer
+        make = (
+            grpc.stream_unary_rpc_method_handler
+            if handler.stream_unary
+            else grpc.stream_stream_rpc_method_handler
         )
+        return make(checked, handler.request_deserializer, handler.response_serializer)

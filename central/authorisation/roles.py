@@ -26,9 +26,9 @@ class Role(enum.Enum):
 
 ROLES: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
-    "/grpc.health.v1.Health/List": Role.ANYONE,
-    "/grpc.health.v1.Health/Watch": Role.ANYONE,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.ANYONE,
+    "/grpc.health.v1.Health/List": Role.ANYONE,  # not served
+    "/grpc.health.v1.Health/Watch": Role.OPERATOR,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.OPERATOR,
     "/whitepanda.v1.AgentStream/Connect": Role.HOST,
     "/whitepanda.v1.Fleet/CompareSides": Role.OPERATOR,
     "/whitepanda.v1.Fleet/GetDataHealth": Role.OPERATOR,
@@ -69,11 +69,11 @@ class Access:
             serial: of that certificate, as `whitepanda.common.tls.serial_text` has it.
 
         """
-        if role is not Role.OPERATOR:
+        if role is Role.HOST:  # asked after its Hello, by `central.ingest.handshake`
             return None
         if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)
-        if names.isdisjoint(self.operators):
+        if role is Role.OPERATOR and names.isdisjoint(self.operators):
             return grpc.StatusCode.PERMISSION_DENIED, (
                 f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
                 "central.operators"

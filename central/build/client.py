@@ -38,13 +38,6 @@ COMMAND = [sys.executable, "-m", "central.build.worker"]
 #: What the process is asked.
 BUILD, CARE = b"build", b"care"
 
-#: One BLAS thread: days are computed beside each other, each of small matrices. The rest keeps allocators from taking
-#: address space ahead, as all of it counts against the bound on memory.
-_ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_ARENA_MAX": "2",
-}
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself, before it is killed
 
@@ -111,8 +104,8 @@ class BuildProcess(BuildStatus):
     async def build_and_announce(self) -> None:
         """Build, announce the version, and only then do what the lake needs, which may take long."""
         failed_before = self.last_error
-        if await in_own_thread(self._has_something):
-            self.start()
+        if await in_own_thread(self._has_something) and not self._starts():
+            return
         await in_own_thread(self._others.look)
         try:
             number = await self._stoppable(self.build_once)
@@ -179,7 +172,9 @@ class BuildProcess(BuildStatus):
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ENVIRONMENT | os.environ)
+        self._process = worker_process.start(
+            [*COMMAND, str(os.getpid())], env=worker_process.FRUGAL | os.environ
+        )
         _write_line(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:
@@ -219,6 +214,18 @@ class BuildProcess(BuildStatus):
                 self.lease.release_left()
             return Answer(error)
         return msgspec.json.decode(line, type=Answer)
+
+    def _starts(self) -> bool:
+        """Start the process. Where that fails, as without memory or descriptors, it is a failed build."""
+        failed_before = self.last_error
+        try:
+            self.start()
+        except OSError as error:
+            self.last_error = f"the process that builds does not start: {error}"
+            if self.last_error != failed_before:
+                self._log.warning("build failed, the last version stays", error=self.last_error)
+            return False
+        return True
 
     def _has_something(self) -> bool:
         """Whether a build may find anything. Where the lake cannot be looked at, the build says so."""

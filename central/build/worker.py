@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import resource
 import sys
 import threading
 from pathlib import Path
@@ -19,7 +18,7 @@ from central.config import BuildSection
 from central.lake.segments import Lake
 from whitepanda.common import log
 
-__all__ = ["main"]
+__all__ = ["bound_mib", "main"]
 
 _BESIDE_MIB = (
     512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
@@ -51,11 +50,9 @@ def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
         sys.stdout.flush()
 
 
-def _bound_memory(section: BuildSection) -> None:
-    """Have what is more fail in this process with MemoryError: the machine and central do not run out of memory."""
-    mib = section.memory_limit_mib + _BESIDE_MIB * (1 + section.threads)
-    with contextlib.suppress(OSError, ValueError):  # the system allows less already
-        resource.setrlimit(resource.RLIMIT_DATA, (mib << 20, mib << 20))
+def bound_mib(section: BuildSection) -> int:
+    """Return how much memory the process may have, MiB."""
+    return section.memory_limit_mib + _BESIDE_MIB * (1 + section.threads)
 
 
 def main() -> None:
@@ -65,7 +62,7 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.readline(), type=Start)
     config = start.config
     if config.build.engine == "duckdb":  # Spark's Java would inherit it
-        _bound_memory(config.build)
+        worker_process.bound_memory(bound_mib(config.build) << 20)
     log.configure(config.central.log_level)
     state = Path(config.central.state_dir)
     lake = Lake(config.central.lake_dir or state / "lake", copies=state)

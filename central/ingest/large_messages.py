@@ -181,8 +181,7 @@ def main() -> None:
     """Read messages until central is gone."""
     if not worker_process.begin(int(sys.argv[1]), nice=_NICE):
         return
-    with contextlib.suppress(OSError, ValueError):  # the system may allow less
-        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    worker_process.bound_memory(_MEMORY_BYTES)
     statm = Path("/proc/self/statm")
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     with contextlib.suppress(EOFError):

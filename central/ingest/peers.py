@@ -14,6 +14,8 @@ from collections.abc import Callable
 __all__ = ["Peer", "Peers"]
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
+_GREETS_AT_ONCE = 4  # streams whose Hello is read: what has come of it is held meanwhile
+_WAITING_STREAMS = 256  # beyond those allowed, for their turn to be refused; further ones are refused at once
 _FREE_S = 0.1  # that may be owed without waiting
 _TIMES = 4  # what is owed for it, of the time that it took: one peer has a quarter of the loop at most
 _HELLO_S = 0.02  # owed for a Hello, beside the time that it took
@@ -23,14 +25,18 @@ _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
 
 class Peer:
-    """What a certificate has open and owes. `reads_large` is held while one of its large messages is read."""
+    """What a certificate has open and owes.
 
-    __slots__ = ("_clock_s", "names", "open", "reads_large", "until_s")
+    `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
+    """
+
+    __slots__ = ("_clock_s", "greets", "names", "open", "reads_large", "until_s")
 
     def __init__(self, names: frozenset[str], clock_s: Callable[[], float]) -> None:
         self.names = names
         self.open = 0  # streams
         self.reads_large = asyncio.Lock()
+        self.greets = asyncio.Semaphore(_GREETS_AT_ONCE)
         self.until_s = 0.0  # when nothing is owed any more; 0: nothing ever was
         self._clock_s = clock_s
 
@@ -38,6 +44,11 @@ class Peer:
     def allowed(self) -> int:
         """How many streams it may have open."""
         return len(self.names) + _SPARE_STREAMS
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its stream that was opened last waits until others are paid for, be it to be refused."""
+        return self.open <= self.allowed + _WAITING_STREAMS
 
     def owe(self, seconds: float) -> None:
         """Add to what is owed."""

@@ -116,8 +116,9 @@ class Ingest:
 
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
-        self._open += 1
         peer = self._peers.enter(peer_names(context))
+        is_counted = peer.open <= peer.allowed  # the others are open only until they are refused
+        self._open += is_counted
         try:
             if (refused := await self._refused(context, peer)) is not None:
                 await context.abort(*refused)  # a client that does not read may keep it waiting here
@@ -127,7 +128,7 @@ class Ingest:
             raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)
-            self._open -= 1
+            self._open -= is_counted
 
     async def _refused(self, context: Context, peer: Peer) -> tuple[grpc.StatusCode, str] | None:
         """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
@@ -136,11 +137,6 @@ class Ingest:
         gRPC keeps what it is in the context of. Cycles are collected once an hour.
         """
         try:
-            if peer.open > peer.allowed:
-                detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
-                raise self._greeter.refuse(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(peer.names)
-                )
             await self._serve(context, peer)
         except RefusedError as refusal:
             refusal.__traceback__ = None
@@ -148,23 +144,12 @@ class Ingest:
         return None
 
     async def _serve(self, context: Context, peer: Peer) -> None:
-        names = peer.names
-        if self._draining:
-            raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
-        allowed = self._config.ingest.max_streams
-        if self._open > allowed:
-            detail = (
-                f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            )
-            raise self._greeter.refuse(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "max_streams", detail, host=someone(names)
-            )
-        peer.owe_for_hello()
-        await peer.wait()
-        hello = await self._greeter.read_hello(context, peer)
+        await self._let_in(peer)
+        async with peer.greets:
+            hello = await self._greeter.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
-        stream, record = self._greeter.admit(context, names, hello)
+        stream, record = self._greeter.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
         await self._greeter.welcome(context, stream)
         flow = Flow(stream, record, peer)
@@ -197,6 +182,25 @@ class Ingest:
             for task in (sender, receiver):
                 task.cancel()
             await asyncio.gather(sender, receiver, return_exceptions=True)
+
+    async def _let_in(self, peer: Peer) -> None:
+        """Wait until the certificate's stream that was opened last may be read; raises RefusedError if it may not."""
+        if self._draining:
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
+        allowed, code = self._config.ingest.max_streams, grpc.StatusCode.RESOURCE_EXHAUSTED
+        is_extra = peer.open > peer.allowed
+        is_full = self._open > allowed
+        if peer.may_wait:  # also to be refused: who opens streams without end waits for each
+            peer.owe_for_hello()
+            await peer.wait()
+        if is_extra:
+            detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
+            raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))
+        if is_full:
+            detail = (
+                f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
+            )
+            raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
 
     def _raise_end(
         self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]

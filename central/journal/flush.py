@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib import metadata
 
 from central.config import IngestSection
-from central.journal.flush_worker import RollWorker, write_roll
+from central.journal.flush_worker import WHOLE_PACK, RollFaultError, RollWorker, Unfit, write_roll
 from central.journal.writer import Journal, Roll
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
@@ -18,6 +19,7 @@ from whitepanda.common import log
 __all__ = ["Roller"]
 
 _LOOK_S = 0.25  # how often the loop looks at how much there is
+_TRIES = 3  # of a batch by itself, before it is set aside
 
 
 class Roller:
@@ -35,6 +37,9 @@ class Roller:
         self._journal = journal
         self._lake = lake
         self._worker = worker
+        self._is_careful = False  # since a roll failed of its rows, until all is rolled
+        self._suspects: set[int] = set()  # packs at which the process died
+        self._faults = Counter[tuple[int, int]]()  # of batches tried alone, by pack and place in it
         self._log = log.get("rolls")
 
     async def run(self) -> None:
@@ -45,7 +50,8 @@ class Roller:
             if time.monotonic() >= due or self._journal.stats.journal_rows >= self._config.roll_rows:
                 due = time.monotonic() + self._config.roll_interval_s
                 if not await self._try():
-                    due = time.monotonic() + min(self._config.roll_interval_s, 10.0)
+                    pause_s = 1.0 if self._is_careful else 10.0
+                    due = time.monotonic() + min(self._config.roll_interval_s, pause_s)
                     await asyncio.sleep(min(self._config.roll_interval_s, 1.0))
             await asyncio.sleep(min(_LOOK_S, self._config.roll_interval_s))
 
@@ -55,18 +61,40 @@ class Roller:
         Raises:
             OSError: the lake cannot be written. The rows stay in the journal; the next roll is the same one again.
             sqlite3.OperationalError: the same of the journal.
+            RollFaultError: the same, but the next one is careful; a batch that fails alone three times is set aside.
 
         """
         total = 0
         while (roll := await self._journal.begin_roll(self._config.roll_rows)) is not None:
             if self._worker is not None:
                 self._worker.start()
-            rows = await in_own_thread(self._write, roll)
+            try:
+                rows = await in_own_thread(self._write, roll)
+            except RollFaultError as fault:
+                self._is_careful = True
+                await self._set_aside(fault.unfit)
+                raise
             await self._journal.finish_roll(roll, rows)
             total += rows
             for call in self.on_rolled:
                 call()
+        self._is_careful = False
+        self._suspects.clear()
+        self._faults.clear()
         return total
+
+    async def _set_aside(self, unfit: list[Unfit]) -> None:
+        self._suspects.update(one.pack for one in unfit)
+        unfit = [one for one in unfit if one.place != WHOLE_PACK]
+        self._faults.update((one.pack, one.place) for one in unfit)
+        # From the back: each moves those of its pack that come after it.
+        gone = [one for one in sorted(unfit, reverse=True) if self._faults[one.pack, one.place] >= _TRIES]
+        for one in gone:
+            batch, rows = await self._journal.set_aside(one.pack, one.place, one.what)
+            told = "a batch that cannot be written into the lake is set aside in the journal"
+            self._log.error(told, host=batch.host, rows=rows, bytes=len(batch.payload), error=one.what)
+        if gone:
+            self._faults.clear()
 
     async def _try(self) -> bool:
         try:
@@ -91,5 +119,7 @@ class Roller:
         }
 
         if self._worker is not None:
-            return self._worker.write(self._journal.path, roll, provenance)
+            return self._worker.write(
+                self._journal.path, roll, provenance, careful=self._is_careful, suspects=self._suspects
+            )
         return write_roll(self._lake, self._journal.path, roll, provenance)

@@ -4,6 +4,9 @@ Central starts it at the first roll and hands it one roll at a time, a line of J
 any reader does and writes to the lake; what begins and finishes a roll stays with the journal's writer, so the process
 may be killed at any point like central itself.
 
+Its memory is bounded, and a roll is read piece by piece. Where it fails of its rows, or dies, it is asked to be
+careful: it then tries the batches first, saying which, and takes small pieces.
+
 Two processes must never write the same segment. So it dies with central, and until it is dead it holds the journal's
 lock, which it inherits: the next central does not begin before.
 """
@@ -13,36 +16,125 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Collection, Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from central import worker_process
-from central.journal.tables import Roll, read_roll
+from central.journal.tables import Roll, read_batches, read_roll
 from central.lake.segments import Lake
-from central.validation.rows import samples_table
+from central.validation.rows import StoredBatch, samples_tables
 
-__all__ = ["RollWorker", "main", "write_roll"]
+__all__ = ["WHOLE_PACK", "RollFaultError", "RollWorker", "Unfit", "main", "write_roll"]
 
 _NICE = 5  # than central: rolls have to keep up with it, but agents wait for it
 _PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
+_PIECE_BYTES = 16 << 20  # of batches in memory at a time
+_TEXT_BYTES = 96 << 20  # of rows' texts at a time
+_CAREFUL = 16  # times less of each
+_MEMORY_BYTES = 1 << 30  # of the process
+_SPARED = 4  # this part of it is not for a batch by itself: writing it beside others takes more
+_SPACE_BYTES = 32 << 20  # where there is not so much, it is not a batch's fault that it cannot be written
+_WHY = 300  # characters
 
 
-def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str]) -> int:
+#: In place of a batch's: it is not known which one of the pack it is.
+WHOLE_PACK = -1
+
+
+class Unfit(NamedTuple):
+    """A batch that could not be written, by its pack in the journal and its place in it; or `WHOLE_PACK`."""
+
+    pack: int
+    place: int
+    what: str
+
+
+class RollFaultError(OSError):
+    """A roll failed, but neither of the lake nor of the journal: memory was short, or the process died of its rows.
+
+    `unfit` are the batches by which it failed, where that is known.
+    """
+
+    def __init__(self, text: str, unfit: list[Unfit] | None = None) -> None:
+        super().__init__(text)
+        self.unfit = unfit or []
+
+
+def write_roll(
+    lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str], *, careful: bool = False
+) -> int:
     """Write the segments of a roll and return the number of their rows.
+
+    `careful` has less in memory at a time.
 
     Raises:
         OSError: the lake cannot be written.
         sqlite3.OperationalError: the journal cannot be read.
 
     """
-    segments = lake.write_pieces(
-        lambda: map(samples_table, read_roll(journal, roll, _PIECE_ROWS)), roll.stem, provenance
-    )
-    return sum(segment.rows for segment in segments)
+    part = _CAREFUL if careful else 1
+
+    def tables() -> Iterator[pa.Table]:
+        for piece in read_roll(journal, roll, max(_PIECE_ROWS // part, 1), _PIECE_BYTES // part):
+            yield from samples_tables(piece, _TEXT_BYTES // part)
+
+    return sum(segment.rows for segment in lake.write_pieces(tables, roll.stem, provenance))
+
+
+def _find_unfit(
+    journal: Path, roll: Roll, suspects: Collection[int], tell: Callable[[Unfit | None], None]
+) -> list[Unfit]:
+    """Try the packs of a roll, and each batch by itself of those that fail and of `suspects`.
+
+    `tell` is called before and after each.
+    """
+    unfit = []
+    for pack, found in groupby(read_batches(journal, roll), itemgetter(0)):
+        batches = [batch for _, _, batch, _ in found]
+        if pack not in suspects:
+            tell(Unfit(pack, WHOLE_PACK, f"{len(batches)} batches from {batches[0].host} on"))
+            why = _fault_of(batches)
+            tell(None)
+            if not why:
+                continue
+        for place, batch in enumerate(batches):
+            what = f"batch {batch.sequence} of spool {batch.spool_id!r} of {batch.host}, {len(batch.payload)} bytes"
+            tell(Unfit(pack, place, what))
+            why = _fault_of([batch])
+            tell(None)
+            if why:
+                bytearray(_SPACE_BYTES)  # else nothing could be written, whatever it is
+                unfit.append(Unfit(pack, place, f"{what}: {why}"))
+    return unfit
+
+
+def _fault_of(batches: list[StoredBatch]) -> str:
+    """Return why batches cannot be written; "" where they can. An OSError is the machine's."""
+    try:
+        for table in samples_tables(batches, _TEXT_BYTES // _CAREFUL):
+            with Path(os.devnull).open("wb") as nowhere:  # given as a path it would be deleted
+                pq.write_table(table, nowhere, compression="zstd")
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is these batches'
+        return _words(error)
+    return ""
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_WHY]
 
 
 class RollWorker:
@@ -52,11 +144,12 @@ class RollWorker:
         lake: folder or URL of the lake.
         state: central's state folder.
         lock: the open file by which central holds the journal.
+        memory_bytes: that the process may have.
 
     """
 
-    def __init__(self, lake: str, state: Path, lock: IO[str]) -> None:
-        self._arguments = [lake, str(state)]
+    def __init__(self, lake: str, state: Path, lock: IO[str], memory_bytes: int = _MEMORY_BYTES) -> None:
+        self._arguments = [lake, str(state), str(memory_bytes)]
         self._lock = lock
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
@@ -74,13 +167,25 @@ class RollWorker:
         self._process = worker_process.start(
             [sys.executable, "-m", "central.journal.flush_worker", str(os.getpid()), *self._arguments],
             pass_fds=(self._lock.fileno(),),
+            env=worker_process.FRUGAL | os.environ,
         )
 
-    def write(self, journal: Path, roll: Roll, provenance: dict[str, str]) -> int:
+    def write(
+        self,
+        journal: Path,
+        roll: Roll,
+        provenance: dict[str, str],
+        *,
+        careful: bool = False,
+        suspects: Collection[int] = (),
+    ) -> int:
         """Do as `write_roll` does, over there. For any thread, after `start`.
 
+        Of packs in `suspects` a careful one tries each batch by itself.
+
         Raises:
-            OSError: as `write_roll`, or the process has died.
+            OSError: as `write_roll`, or the process does not run.
+            RollFaultError: anything else, or the process has died.
             sqlite3.OperationalError: as `write_roll`.
 
         """
@@ -91,16 +196,30 @@ class RollWorker:
             "journal": str(journal),
             "roll": [roll.stem, roll.first, roll.last],
             "provenance": provenance,
+            "careful": careful,
+            "suspects": list(suspects),
         }
         with self._busy:
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
-            line = process.stdout.readline()
-        if not line:
-            raise OSError(f"the process that writes segments ended with status {process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
+            at: Unfit | None = None
+            answer: dict[str, Any] = {}
+            while not answer and (line := process.stdout.readline()):
+                said = json.loads(line)
+                if "at" not in said:
+                    answer = said
+                else:
+                    at = Unfit(*said["at"]) if said["at"] else None
+        if not answer:
+            died = f"the process that writes segments ended with status {process.wait()}"
+            unfit = [at._replace(what=f"{at.what}: {died}")] if at else []
+            raise RollFaultError(unfit[0].what if unfit else died, unfit)
         if "rows" in answer:
             return int(answer["rows"])
+        if answer["kind"] == "fault":
+            process.kill()  # a new one has its memory in one piece
+            process.wait()
+            raise RollFaultError(answer["error"], [Unfit(*one) for one in answer["unfit"]])
         raise (OSError if answer["kind"] == "lake" else sqlite3.OperationalError)(answer["error"])
 
     def close(self) -> None:
@@ -121,19 +240,40 @@ def main() -> None:
     """Write rolls until central is gone."""
     if not worker_process.begin(int(sys.argv[1]), nice=_NICE):
         return
-    lake = Lake(sys.argv[2], copies=Path(sys.argv[3]))
+    worker_process.bound_memory(int(sys.argv[4]))
+    lake: Lake | None = None
     for line in sys.stdin:
         order = json.loads(line)
         answer: dict[str, Any]
         try:
-            rows = write_roll(lake, Path(order["journal"]), Roll(*order["roll"]), order["provenance"])
-            answer = {"rows": rows}
+            lake = lake or Lake(sys.argv[2], copies=Path(sys.argv[3]))
+            answer = _answer(lake, order)
         except OSError as error:
             answer = {"kind": "lake", "error": str(error)}
         except sqlite3.OperationalError as error:
             answer = {"kind": "journal", "error": str(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        except Exception as error:  # noqa: BLE001 - central says it, once
+            answer = {"kind": "fault", "error": _words(error), "unfit": []}
+        _say(answer)
+
+
+def _answer(lake: Lake, order: dict[str, Any]) -> dict[str, Any]:
+    journal, roll = Path(order["journal"]), Roll(*order["roll"])
+    if order["careful"]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft - soft // _SPARED, hard))
+        try:
+            unfit = _find_unfit(journal, roll, order["suspects"], lambda at: _say({"at": at}))
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        if unfit:
+            return {"kind": "fault", "error": unfit[0].what, "unfit": unfit}
+    return {"rows": write_roll(lake, journal, roll, order["provenance"], careful=order["careful"])}
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ __all__ = [
     "Rejection",
     "Roll",
     "Submission",
+    "end_of_roll",
     "finish_roll",
     "forget_some",
     "forget_spools",
+    "read_batches",
     "read_events",
     "read_hosts",
     "read_roll",
     "read_stats",
     "read_triggers",
+    "set_aside",
     "unpack",
     "unpack_kept",
     "write_group",
@@ -95,7 +99,16 @@ CREATE TABLE spools (
     host TEXT NOT NULL, spool_id TEXT NOT NULL, last_day INTEGER NOT NULL, PRIMARY KEY (host, spool_id)
 ) WITHOUT ROWID;
 CREATE INDEX spools_by_day ON spools (last_day);
+-- Batches that could not be written into the lake, so that the others could.
+CREATE TABLE set_aside (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
+    rows INTEGER NOT NULL, kept BLOB, why TEXT NOT NULL,
+    payload BLOB NOT NULL   -- the agent's CpiBatch as it came
+);
 """
+#: Why such a batch is counted as refused.
+_SET_ASIDE = "set_aside"
 
 HOST_COLUMNS = (
     "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, spooled_batches, "
@@ -106,6 +119,8 @@ HOST_COLUMNS = (
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
 FORGOTTEN_RANGES = 1000  # the same
+_ROLL_BYTES = 64 << 20  # a roll may have so many, and more where it may have very many rows
+_ROLL_ROW_BYTES = 512  # for each of them: about twice what a row has
 _PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
@@ -344,29 +359,74 @@ def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]
         at += size
 
 
-def read_roll(journal: Path, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
-    """Yield the batches of a roll, in order, in pieces of about `piece_rows` rows: a roll may be large.
+def read_batches(journal: Path, roll: Roll) -> Iterator[tuple[int, int, StoredBatch, int]]:
+    """Yield the batches of a roll, in order: each with its pack, its place in it, and how many of its rows count.
 
-    The pieces are the same each time. For any thread or process: it has a connection of its own, and holds the
-    journal's log back no longer than it takes to read a piece.
+    For any thread or process: it has a connection of its own, and holds the journal's log back no longer than it takes
+    to read a pack.
     """
     connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
     try:
-        piece: list[StoredBatch] = []
-        rows = 0
         for number in range(roll.first, roll.last + 1):
             found = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (number,))
             for contents, payload in found.fetchall():
-                for batch, accepted in unpack(contents, payload):
-                    piece.append(batch)
-                    rows += accepted
-                    if rows >= piece_rows:
-                        yield piece
-                        piece, rows = [], 0
-        if piece:
-            yield piece
+                for index, (batch, accepted) in enumerate(unpack(contents, payload)):
+                    yield number, index, batch, accepted
     finally:
         connection.close()
+
+
+def read_roll(
+    journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 << 62
+) -> Iterator[list[StoredBatch]]:
+    """Yield the batches of a roll in pieces of about `piece_rows` rows or `piece_bytes` bytes: a roll may be large.
+
+    The pieces are the same each time. For any thread or process, see `read_batches`.
+    """
+    piece: list[StoredBatch] = []
+    rows = size = 0
+    for _, _, batch, accepted in read_batches(journal, roll):
+        piece.append(batch)
+        rows += accepted
+        size += len(batch.payload)
+        if rows >= piece_rows or size >= piece_bytes:
+            yield piece
+            piece, rows, size = [], 0, 0
+    if piece:
+        yield piece
+
+
+def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
+    """Move a batch, by its place in its pack, to where no roll takes it; it counts as refused.
+
+    Returns:
+        The batch, and how many of its rows had been accepted.
+
+    """
+    contents, payload = connection.execute(
+        "SELECT contents, payload FROM packs WHERE id = ?", (pack,)
+    ).fetchone()
+    batches = msgspec.msgpack.decode(contents)
+    at = sum(batch[-1] for batch in batches[:index])
+    gone, accepted = next(islice(unpack(contents, payload), index, None))
+    host, platform, spool_id, sequence, rows, kept, size = batches.pop(index)
+    connection.execute(
+        "INSERT INTO set_aside (host, platform, spool_id, sequence, rows, kept, why, payload)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (host, platform, spool_id, sequence, rows, kept, why, gone.payload),
+    )
+    if batches:
+        rest = (msgspec.msgpack.encode(batches), payload[:at] + payload[at + size :])
+        connection.execute(
+            "UPDATE packs SET batches = batches - 1, accepted_rows = accepted_rows - ?, contents = ?, payload = ?"
+            " WHERE id = ?",
+            (accepted, *rest, pack),
+        )
+    else:
+        connection.execute("DELETE FROM packs WHERE id = ?", (pack,))
+    change = "UPDATE SET count = count + excluded.count"
+    _insert_many(connection, "rejections", 4, [(host, "batch", _SET_ASIDE, 1)], change)
+    return gone, accepted
 
 
 def _host_values(record: HostRecord) -> tuple[Any, ...]:
@@ -384,6 +444,21 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
         max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
         msgspec.json.encode(record.jobs).decode(),
     )
+
+
+def end_of_roll(connection: sqlite3.Connection, max_rows: int) -> tuple[int, int]:
+    """Return the first and the last pack of a roll of about `max_rows` rows, and no more bytes than go with these.
+
+    0 and 0 where there are none.
+    """
+    first = last = rows = size = 0
+    most_bytes = max(_ROLL_BYTES, _ROLL_ROW_BYTES * max_rows)
+    packs = connection.execute("SELECT id, accepted_rows, length(payload) FROM packs ORDER BY id")
+    for number, accepted, bytes_of_it in packs:
+        first, last, rows, size = first or number, number, rows + accepted, size + bytes_of_it
+        if rows >= max_rows or size >= most_bytes:
+            break
+    return first, last
 
 
 def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:

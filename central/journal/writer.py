@@ -8,7 +8,8 @@ the rows of any batch would be refused as too old.
 
 A roll moves rows to the lake in three steps: the intent (name and range of rows) is committed; the files are written
 under exactly that name; that they are there is committed. A kill before that repeats the roll into the same files.
-Then the rows are deleted, a few at a time, as batches wait for each transaction.
+Then the rows are deleted, a few at a time, as batches wait for each transaction. A batch that cannot be written is set
+aside in between: the roll is then repeated without it.
 
 On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal.reserve`). So that it
 suffices, transactions and the log are kept smaller than it. Once rows are deleted the file gives space back.
@@ -47,6 +48,7 @@ from central.journal.tables import (
     Rejection,
     Roll,
     Submission,
+    end_of_roll,
     finish_roll,
     forget_some,
     forget_spools,
@@ -54,11 +56,13 @@ from central.journal.tables import (
     read_hosts,
     read_stats,
     read_triggers,
+    set_aside,
     write_group,
 )
 from central.lake.segments import DAY_NS, segment_stem
 from central.own_threads import in_own_thread
 from central.validation.events import EventRow
+from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
 from whitepanda.common.durable import sync_folder
@@ -257,7 +261,7 @@ class Journal:
             self._write_host(record)
 
     async def begin_roll(self, max_rows: int) -> Roll | None:
-        """Commit the intent to roll the oldest rows, about `max_rows` of them; an unfinished roll comes first."""
+        """Commit the intent to roll the oldest rows, see `tables.end_of_roll`; an unfinished roll comes first."""
         while await self._call(self._forget_some):  # of a roll before, which the disk's failure had left
             continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
@@ -284,6 +288,15 @@ class Journal:
             with contextlib.suppress(sqlite3.OperationalError):
                 while await self._call(self._forget_spools, may_draw=False):
                     continue
+
+    async def set_aside(self, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
+        """Take a batch, by its place in its pack, out of what is rolled, see `tables.set_aside`."""
+        batch: StoredBatch
+        batch, rows = await self._call(lambda connection: set_aside(connection, pack, index, why))
+        self.stats.journal_batches -= 1
+        self.stats.journal_rows -= rows
+        self.stats.rejected_batches["set_aside"] += 1
+        return batch, rows
 
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
         """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
@@ -543,11 +556,7 @@ class Journal:
         ).fetchone()
         if unfinished:
             return Roll(*unfinished)
-        first = last = rows = 0
-        for number, accepted in connection.execute("SELECT id, accepted_rows FROM packs ORDER BY id"):
-            first, last, rows = first or number, number, rows + accepted
-            if rows >= max_rows:
-                break
+        first, last = end_of_roll(connection, max_rows)
         if not last:
             return None
         roll = Roll(segment_stem(self.replica, self.journal_id, first), first, last)

@@ -35,7 +35,8 @@ class Sender:
 class ReadBatch:
     """A checked batch. `reason` is "" or why all of it is refused; `kept` are the accepted rows as packed bits.
 
-    `payload` is the batch without its reports, empty where no row is accepted. `names` are (host, VM, name)
+    `payload` is the batch without its reports and without tasks that are refused with their rows, empty where no row
+    is accepted. `names` are (host, VM, name)
     and `tasks` (VM, job).
     """
 
@@ -71,13 +72,22 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
     except BatchError as error:
         return ReadBatch(spool_id, batch.sequence, reason=error.reason, detail=str(error), report_bytes=size)
     events, triggers, rejected = _reports(batch, sender) if reports else ([], [], {})
+    without_reports = size
     if reports:
         for name in ("events", "triggers"):  # they have tables of their own
             batch.ClearField(name)
-        payload = batch.SerializeToString()
+        without_reports = batch.ByteSize()
+    names = tuple(islice(named(batch.tasks, sender.host), MAX_NAMES))
+    tasks = tuple((task.vm, task.job) for task in batch.tasks)
     if not checked.accepted_rows:
         payload = b""
-    is_like_others = bool(payload) and checked.kept is None and not sender.is_importer
+    else:
+        has_gone = (checked.kept is not None or checked.has_bad_tasks) and _clear_unused(batch, checked.kept)
+        if reports or has_gone:
+            payload = batch.SerializeToString()
+    is_like_others = (
+        bool(payload) and checked.kept is None and not checked.has_bad_tasks and not sender.is_importer
+    )
     return ReadBatch(
         spool_id=spool_id,
         sequence=batch.sequence,
@@ -87,15 +97,28 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         rejected_rows=checked.rejected_rows,
         kept=None if checked.kept is None else np.packbits(checked.kept).tobytes(),
         jobs=frozenset() if sender.is_importer else checked.jobs,
-        names=tuple(islice(named(batch.tasks, sender.host), MAX_NAMES)),
-        tasks=tuple((task.vm, task.job) for task in batch.tasks),
+        names=names,
+        tasks=tasks,
         reports=reports,
-        report_bytes=size - batch.ByteSize() if reports else 0,  # they are gone from it
+        report_bytes=size - without_reports,
         events=tuple(events),
         triggers=tuple(triggers),
         rejected_reports=rejected,
         layout=Layout.of(raw, payload, batch, checked.jobs) if is_like_others else None,
     )
+
+
+def _clear_unused(batch: agent_pb2.CpiBatch, kept: Any) -> bool:
+    """Clear tasks that no accepted row is of: their names may have any length. Whether there were any.
+
+    `kept` (shape (rows,)) is True for accepted rows; None means all of them.
+    """
+    of_rows = np.array(batch.task_index, dtype=np.int64)
+    is_unused = np.ones(len(batch.tasks), dtype=np.bool_)
+    is_unused[of_rows if kept is None else of_rows[kept]] = False
+    for index in np.flatnonzero(is_unused).tolist():
+        batch.tasks[index].Clear()
+    return bool(is_unused.any())
 
 
 def _checked(batch: agent_pb2.CpiBatch, payload: bytes, sender: Sender) -> Checked:

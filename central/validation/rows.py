@@ -7,7 +7,7 @@ exactly one reason: the first of `ROW_REASONS` that holds. So accepted and rejec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "is_name",
     "job_bytes",
     "samples_table",
+    "samples_tables",
     "too_many_jobs",
 ]
 
@@ -69,7 +70,7 @@ ROW_REASONS = (
 
 _MAX_INT64 = 2**63 - 1
 _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer than a day
-_MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name
+_MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name, and of that for people
 _JOB_BYTES = 64  # of names, for each job that a host may have
 _LEAST_JOB_BYTES = 64 << 10  # of a host, however few jobs it may have
 _MAX_SPOOL_ID = 64  # bytes; it is remembered indefinitely
@@ -108,13 +109,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The outcome for one batch. `kept` (shape (rows,)) is True for accepted rows; None means all of them."""
+    """The outcome for one batch. `kept` (shape (rows,)) is True for accepted rows; None means all of them.
+
+    `has_bad_tasks` is whether a task is refused, if only one that no row is of.
+    """
 
     rows: int
     accepted_rows: int
     rejected_rows: dict[str, int]
     kept: _Mask | None
     jobs: frozenset[str]
+    has_bad_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,8 @@ def check(
         bad |= mask
     rejected = {reason: count for reason, count in rejected.items() if count}
     lost = sum(rejected.values())
-    return Checked(rows, rows - lost, rejected, ~bad if lost else None, jobs)
+    has_bad_tasks = bool(bad_task.any() or bad_machine.any())
+    return Checked(rows, rows - lost, rejected, ~bad if lost else None, jobs, has_bad_tasks)
 
 
 def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
@@ -325,7 +331,7 @@ def _check_tasks(
         if (
             not job
             or not task.vm
-            or max(len(job), len(task.vm), len(task.epoch), len(task.platform)) > _MAX_NAME
+            or max(len(job), len(task.vm), len(task.epoch), len(task.platform), len(task.name)) > _MAX_NAME
             or (has_control and _CONTROL.search(job + task.vm + task.epoch + task.platform))
         ):
             bad_task[index] = True
@@ -367,21 +373,38 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
     return masks
 
 
+def samples_tables(batches: Sequence[StoredBatch], most_bytes: int) -> Iterator[pa.Table]:
+    """Yield the tables of `samples_table`, in their order, each of whole batches with about `most_bytes` of texts.
+
+    A table has its texts in each row, a batch once: 50,000 rows with names of 510 characters have 100 MB of them.
+    """
+    some: list[_Read] = []
+    size = 0
+    for stored in batches:
+        read = _read(stored)
+        if some and size + read.text_bytes > most_bytes:
+            yield _table(some)
+            some, size = [], 0
+        some.append(read)
+        size += read.text_bytes
+    if some:
+        yield _table(some)
+
+
 def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
     """Return the accepted rows of checked batches, in their order, in `central.lake.schema.SAMPLES`.
 
     It depends on nothing but its argument: the same batches give the same table, whatever the configuration is now.
     """
-    read = [_read(stored.payload) for stored in batches]
+    return _table([_read(stored) for stored in batches])
+
+
+def _table(read: Sequence[_Read]) -> pa.Table:
     counts = np.array([len(each.task_index) for each in read], dtype=np.int64)
     if not counts.sum():
         return SAMPLES.empty_table()
-    kept = None
-    if any(stored.kept is not None for stored in batches):
-        masks = zip(batches, counts, strict=True)
-        kept = np.concatenate([np.ones(n, dtype=np.bool_) if b.kept is None else b.kept for b, n in masks])
-    of_batch = np.repeat(np.arange(len(batches)), counts)
-    columns: dict[str, pa.Array] = _batch_columns(batches, of_batch) | _task_columns(batches, read)
+    of_batch = np.repeat(np.arange(len(read)), counts)
+    columns: dict[str, pa.Array] = _batch_columns(read, of_batch) | _task_columns(read)
     for name in ("start_unix_ns", "duration_ns"):
         columns[name] = pa.array(_gather(read, counts, name, np.uint64, 0).astype(np.int64))
     columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores", np.float64, np.nan))
@@ -396,60 +419,76 @@ def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
             continue
         gauge: _Floats = _gather(read, counts, name, np.float64, np.nan)
         columns[name] = pa.array(gauge, mask=~((gauge >= 0) & (gauge <= largest)))
-    # Refused rows may hold what the schema does not know, so the schema comes last.
-    table = pa.table({field.name: columns[field.name] for field in SAMPLES})
-    if kept is not None:
-        table = table.filter(pa.array(kept))
-    return table.cast(SAMPLES)
+    return pa.table({field.name: columns[field.name] for field in SAMPLES}).cast(SAMPLES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A stored batch: its tasks and rows from the library, its columns from its bytes where they can be located."""
+    """A stored batch: its tasks and rows from the library, its columns from its bytes where they can be located.
 
+    Rows that were refused are not in it: they may be of tasks whose names have any length.
+    """
+
+    stored: StoredBatch
     tasks: Sequence[agent_pb2.Task]
     task_index: npt.NDArray[np.int64]
     columns: _Columns
 
+    def column(self, name: str, kind: Any) -> npt.NDArray[Any] | None:
+        values = self.columns.get(name, kind)
+        return values if values is None or self.stored.kept is None else values[self.stored.kept]
 
-def _read(payload: bytes) -> _Read:
-    batch = agent_pb2.CpiBatch.FromString(payload)
-    columns = _Columns(batch, payload)
-    return _Read(batch.tasks, columns.task_index(), columns)
+    @property
+    def text_bytes(self) -> int:
+        """How many characters its rows' texts have, four bytes each: no fewer than they have bytes."""
+        stored = self.stored
+        own = len(stored.host) + len(stored.spool_id) + len(stored.host) + len(stored.platform)
+        sizes = [
+            len(t.vm) + len(t.epoch) + len(t.job) + len(t.machine) + len(t.platform) + own for t in self.tasks
+        ]
+        return 4 * int(np.array(sizes, dtype=np.int64)[self.task_index].sum())
+
+
+def _read(stored: StoredBatch) -> _Read:
+    batch = agent_pb2.CpiBatch.FromString(stored.payload)
+    columns = _Columns(batch, stored.payload)
+    index = columns.task_index()
+    return _Read(stored, batch.tasks, index if stored.kept is None else index[stored.kept], columns)
 
 
 def _gather(
     read: Sequence[_Read], counts: npt.NDArray[np.int64], name: str, kind: Any, absent: float
 ) -> npt.NDArray[Any]:
     """Return one column over all batches; a batch that did not measure it has `absent` in every row."""
-    parts = [each.columns.get(name, kind) for each in read]
+    parts = [each.column(name, kind) for each in read]
     whole = [np.full(n, absent, kind) if p is None else p for p, n in zip(parts, counts, strict=True)]
     return np.concatenate(whole)
 
 
-def _batch_columns(batches: Sequence[StoredBatch], of_batch: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+def _batch_columns(read: Sequence[_Read], of_batch: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
     indices = pa.array(of_batch)
     return {
-        "host": pa.array([batch.host for batch in batches], pa.string()).take(indices),
-        "spool_id": pa.array([batch.spool_id for batch in batches], pa.string()).take(indices),
-        "sequence": pa.array([batch.sequence for batch in batches], pa.uint64()).take(indices),
+        "host": pa.array([each.stored.host for each in read], pa.string()).take(indices),
+        "spool_id": pa.array([each.stored.spool_id for each in read], pa.string()).take(indices),
+        "sequence": pa.array([each.stored.sequence for each in read], pa.uint64()).take(indices),
     }
 
 
-def _task_columns(batches: Sequence[StoredBatch], read: Sequence[_Read]) -> dict[str, pa.Array]:
+def _task_columns(read: Sequence[_Read]) -> dict[str, pa.Array]:
     sizes = np.array([len(each.tasks) for each in read], dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes
     indices = np.concatenate([e.task_index + o for e, o in zip(read, offsets, strict=True)])
     tasks = [task for each in read for task in each.tasks]
     names = {name: [getattr(task, name) for task in tasks] for name in ("machine", "platform")}
-    owners = {"machine": [b.host for b in batches], "platform": [b.platform for b in batches]}
+    stored = [each.stored for each in read]
+    owners = {"machine": [b.host for b in stored], "platform": [b.platform for b in stored]}
     values: dict[str, pa.Array] = {
         "vm": pa.array([task.vm for task in tasks], pa.string()),
         "epoch": pa.array([task.epoch for task in tasks], pa.string()),
         "job": pa.array([task.job for task in tasks], pa.string()),
         "latency_sensitive": pa.array([task.latency_sensitive for task in tasks], pa.bool_()),
     }
-    owner = pa.array(np.repeat(np.arange(len(batches)), sizes))
+    owner = pa.array(np.repeat(np.arange(len(read)), sizes))
     for name, named in names.items():
         values[name] = pa.array(owners[name], pa.string()).take(owner)
         if any(named):  # importers' rows

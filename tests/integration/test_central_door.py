@@ -316,6 +316,45 @@ async def test_a_certificate_has_few_streams(make) -> None:
     await make.peer(central, "h2").hello("h2")
 
 
+async def test_a_stream_that_is_refused_is_owed_for_too(make, monkeypatch) -> None:
+    owed = []
+    monkeypatch.setattr(Peer, "owe_for_hello", lambda peer: owed.append(peer.open))
+    central = await make.central()
+    channel = make.peer(central, "h1").channel
+    calls = [channel.stream_stream(CONNECT)() for _ in range(8)]
+    await asyncio.gather(*(call.wait_for_connection() for call in calls))
+    await until(lambda: central.ingest._open == 9)
+    for _ in range(2):
+        late = channel.stream_stream(CONNECT)()
+        assert await late.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert owed == [*range(1, 10), 10, 10]
+    assert central.ingest._open == 9
+
+
+async def test_few_hellos_of_a_certificate_are_read_at_a_time(make, monkeypatch) -> None:
+    """What has come of one is held until all of it has, or its time is over."""
+    central = await make.central()
+    read_hello, reading, most = central.ingest._greeter.read_hello, [], []
+
+    async def counted(context: object, peer: Peer) -> agent_pb2.Hello:
+        reading.append(peer)
+        most.append(len(reading))
+        try:
+            return await read_hello(context, peer)
+        finally:
+            reading.remove(peer)
+
+    monkeypatch.setattr(central.ingest._greeter, "read_hello", counted)
+    silent = [make.peer(central, "h1") for _ in range(8)]
+    await asyncio.gather(*(peer.call.wait_for_connection() for peer in silent))
+    await until(lambda: central.ingest._open == 8 and len(reading) == 4)
+    await make.peer(central, "h2").hello("h2")
+    for peer in silent:
+        await peer.send(b"")
+        await peer.refused()
+    assert max(most) == 5  # four of h1, and that of h2
+
+
 def memory_mib(server: psutil.Process) -> float:
     return sum(each.memory_info().rss for each in (server, *server.children())) / 2**20
 

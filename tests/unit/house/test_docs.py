@@ -159,7 +159,7 @@ def reason_codes() -> dict[str, set[str]]:
     return {
         "values": {reason.code for reason in Reason if reason is not Reason.UNSPECIFIED},
         "slow-downs": set(render._CANNOT_TELL),
-        "batches and rows": {*BATCH_REASONS, *ROW_REASONS},
+        "batches and rows": {*BATCH_REASONS, *ROW_REASONS, "set_aside"},
         "reports": {
             *EVENT_REASONS,
             *TRIGGER_REASONS,
@@ -168,6 +168,7 @@ def reason_codes() -> dict[str, set[str]]:
         "handshakes": {name for name, _, _ in tls_rejections.REASONS},
         "http": set(connections.REASONS),
         "streams": set().union(*central.values()),
+        "calls": codes_in(ROOT / "central" / "web" / "grpc_services.py", ("_refuse",)),
         "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces" / "google.py", ("reject", "_note"))},
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import select
@@ -306,3 +307,23 @@ def test_after_a_process_that_died_the_next_one_does_less_at_a_time(
             builder.build_once()
     assert [b'"is_short":true' in line for line in asked if b"holder" in line] == [False, True]
     builder.close()
+
+
+async def test_a_process_that_does_not_start_is_a_failed_build(
+    tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when descriptors, memory or processes have run out: central goes on, and builds once it can."""
+    write_day(lake, 0, 0)
+    builder = made(tmp_path, lake, days=2, interval_s=100.0)
+
+    def refused(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.worker_process, "start", refused)
+        for _ in range(2):
+            await builder.build_and_announce()
+    assert builder.last_error == "the process that builds does not start: [Errno 24] Too many open files"
+    await builder.build_and_announce()
+    assert builder.last_error == ""
+    assert builder.current is not None

@@ -66,9 +66,9 @@ def samples(columns, sequence: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SAMPLES)
 
 
-def write_day(lake: Lake, day: int, number: int):
+def write_day(lake: Lake, day: int, number: int, replica: str = "central-0"):
     columns = rows_of(day, number)
-    lake.write_segment(samples(columns, number), segment_stem("central-0", "0badcafe", number))
+    lake.write_segment(samples(columns, number), segment_stem(replica, "0badcafe", number))
     return columns
 
 

@@ -72,3 +72,9 @@ def test_a_certificate_has_a_stream_for_each_name_and_eight() -> None:
     peers = Peers(Clock())
     assert (peers.enter(ONE).allowed, peers.enter(OTHER).allowed) == (9, 10)
     assert peers.enter(ONE).open == 2
+
+
+def test_so_many_streams_wait_to_be_refused() -> None:
+    peers = Peers(Clock())
+    opened = [peers.enter(ONE).may_wait for _ in range(300)]
+    assert opened == [True] * 265 + [False] * 35

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.config import IngestSection
-from central.journal import flush_worker
+from central.journal import flush_worker, tables
 from central.journal import writer as journal_module
 from central.journal.flush import Roller
 from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts, read_roll
@@ -138,6 +138,8 @@ async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
     assert pieces == [[1, 2], [3, 4], [5]]
     assert [len(piece) for piece in read_roll(journal.path, roll, 1)] == [1] * 5
     assert [len(piece) for piece in read_roll(journal.path, roll, 10**6)] == [5]
+    by_bytes = read_roll(journal.path, roll, 10**6, 2 * len(a_batch(3).SerializeToString()))
+    assert [len(piece) for piece in by_bytes] == [2, 2, 1]
     monkeypatch.setattr(flush_worker, "_PIECE_ROWS", 5)
     assert await Roller(IngestSection(), journal, lake).roll_all() == 12
     [segment] = lake.segments()
@@ -146,6 +148,60 @@ async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
     assert sequences == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5]
     assert journal.stats.rolled_rows == 12
     await journal.close()
+
+
+async def test_a_roll_is_bounded_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    for sequence in range(1, 6):
+        sender.submit(sequence)
+        await sender.heard(sequence)  # each in a pack of its own
+    monkeypatch.setattr(tables, "_ROLL_BYTES", 2 * len(a_batch(3).SerializeToString()))
+    monkeypatch.setattr(tables, "_ROLL_ROW_BYTES", 0)
+    rolls = []
+    while roll := await journal.begin_roll(10**6):
+        rolls.append((roll.first, roll.last))
+        await journal.finish_roll(roll, 3 * (roll.last - roll.first + 1))
+    assert rolls == [(1, 2), (3, 4), (5, 5)]
+    monkeypatch.undo()
+    assert 512 * IngestSection().roll_rows // 4 <= tables._ROLL_BYTES
+    await journal.close()
+
+
+async def test_a_batch_is_set_aside_out_of_the_midst_of_its_pack(tmp_path: Path) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 4):
+        sender.submit(sequence, lost=1 if sequence == 2 else 0)
+    await sender.heard(3)
+    roll = await journal.begin_roll(10**6)
+    assert roll is not None
+    assert roll.first == roll.last, "one pack"
+    batch, rows = await journal.set_aside(roll.first, 1, "too large")
+    assert (batch.sequence, rows) == (2, 2)
+    assert (journal.stats.journal_batches, journal.stats.journal_rows) == (2, 6)
+    await journal.close()
+    again = opened(tmp_path)
+    assert (again.stats.journal_batches, again.stats.journal_rows) == (2, 6)
+    assert again.stats.rejected_batches == {"set_aside": 1}
+    assert await again.begin_roll(1) == roll, "the same roll goes on without it"
+    assert await Roller(IngestSection(), again, lake).roll_all() == 6
+    [segment] = lake.segments()
+    sequences = pq.ParquetFile(segment.path).read(["sequence"])["sequence"].to_pylist()
+    assert sequences == [1, 1, 1, 3, 3, 3]
+    found = again._connection.execute("SELECT host, spool_id, sequence, rows, why, payload FROM set_aside")
+    assert found.fetchall() == [("h", "s", 2, 3, "too large", batch.payload)]
+    other = Sender(again)
+    other.submit(2)
+    assert await other.heard(1) == [(2, False)], "it is still known"
+    other.submit(4)
+    await other.heard(2)
+    roll = await again.begin_roll(1)
+    assert roll is not None
+    await again.set_aside(roll.first, 0, "too large")  # the last of its pack
+    assert await Roller(IngestSection(), again, lake).roll_all() == 0
+    assert await again.begin_roll(1) is None
+    await again.close()
 
 
 async def test_duplicates_are_known_after_their_rows_left(tmp_path: Path) -> None:

@@ -8,16 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from central.config import IngestSection
+from central.journal import flush_worker
 from central.journal.flush import Roller
 from central.journal.flush_worker import RollWorker
-from central.journal.writer import Journal
+from central.journal.writer import Journal, Submission
 from central.lake.segments import Lake
 from tests.unit.central.journal.test_journal import Sender, opened
+from tests.unit.central.validation.test_validate import a_batch
+from whitepanda.v1 import agent_pb2
+
+_LITTLE = 400 << 20  # of memory
 
 
 async def _with_rows(folder: Path) -> Journal:
@@ -67,6 +74,128 @@ async def test_a_lake_that_cannot_be_written_is_told_by_it(tmp_path: Path) -> No
     finally:
         worker.close()
     assert (roller.failure, journal.stats.rolled_rows) == ("", 9)
+    await journal.close()
+
+
+def _submit(sender: Sender, batch: agent_pb2.CpiBatch, host: str) -> None:
+    rows = len(batch.task_index)
+    sender.journal.submit(
+        Submission(
+            host=host,
+            platform="P",
+            spool_id=batch.spool_id,
+            sequence=batch.sequence,
+            received_unix_ns=1000,
+            payload=batch.SerializeToString(),
+            rows=rows,
+            accepted_rows=rows,
+            rejected_rows={},
+            kept=None,
+            done=lambda is_new: sender.outcomes.append((batch.sequence, is_new)),
+        )
+    )
+
+
+def _rows_by_host(lake: Lake) -> dict[str, int]:
+    hosts = [pq.ParquetFile(segment.path).read(["host"])["host"].to_pylist() for segment in lake.segments()]
+    return dict(Counter(host for some in hosts for host in some))
+
+
+async def test_a_journal_that_has_names_of_megabytes_is_rolled_in_little_memory(tmp_path: Path) -> None:
+    journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 41):  # as older releases took them
+        task = agent_pb2.Task(vm="v", job="j", name="x" * 4_000_000)
+        batch = a_batch(1, spool_id="hostile", sequence=sequence, tasks=[task])
+        _submit(sender, batch, "hostile")
+    await sender.heard(40)
+    worker = RollWorker(lake.name, tmp_path, journal.lock, _LITTLE)
+    roller = Roller(IngestSection(), journal, lake, worker)
+    try:
+        assert await roller.roll_all() == 49
+    finally:
+        worker.close()
+    assert _rows_by_host(lake) == {"h": 9, "hostile": 40}
+    assert not journal.stats.rejected_batches
+    await journal.close()
+
+
+async def test_batches_that_cannot_be_written_are_set_aside_and_named_and_the_others_arrive(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in (1, 2):  # 8 GB in the lake's columns
+        task = agent_pb2.Task(vm="x" * 4_000_000, job="j")
+        batch = a_batch(2000, spool_id="hostile", sequence=sequence, tasks=[task], task_index=[0] * 2000)
+        _submit(sender, batch, "hostile")
+        sender.submit(10 + sequence)
+    await sender.heard(4)
+    # Processes of before a restart wrote some of it: their files are replaced.
+    roll = await journal.begin_roll(10**6)
+    assert roll is not None
+    worker = RollWorker(lake.name, tmp_path, journal.lock, _LITTLE)
+    roller = Roller(IngestSection(), journal, lake, worker)
+    failures = []
+    try:
+        for _ in range(4):
+            assert not await roller._try()
+            failures.append(roller.failure)
+        assert await roller._try()
+    finally:
+        worker.close()
+    assert all("batch 1 of spool 'hostile' of hostile, 4" in each for each in failures[1:])
+    assert _rows_by_host(lake) == {"h": 15}
+    assert (journal.stats.journal_rows, journal.stats.journal_batches) == (0, 0)
+    assert journal.stats.rejected_batches == {"set_aside": 2}
+    assert roller.failure == ""
+    assert "Traceback" not in capfd.readouterr().err
+    await journal.close()
+
+
+async def test_a_batch_at_which_the_process_dies_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
+    [(pack, batches)] = journal._connection.execute("SELECT id, batches FROM packs").fetchall()
+    assert batches == 3
+    dying = tmp_path / "dying"
+    dying.write_text(
+        f"""#!/bin/sh
+        read order
+        case $order in *'"suspects": [{pack}]'*) place=1;; *) place=-1;; esac
+        echo '{{"at": [{pack}, '$place', "batch 2"]}}'
+        exit 7
+        """
+    )
+    dying.chmod(0o700)
+    worker = RollWorker(lake.name, tmp_path, journal.lock)
+    roller = Roller(IngestSection(), journal, lake, worker)
+    monkeypatch.setattr(flush_worker.sys, "executable", str(dying))
+    try:
+        for _ in range(4):
+            assert not journal.stats.rejected_batches
+            assert not await roller._try()
+            assert roller.failure == "batch 2: the process that writes segments ended with status 7"
+        monkeypatch.undo()
+        assert await roller._try()
+    finally:
+        worker.close()
+    assert journal.stats.rejected_batches == {"set_aside": 1}
+    assert _rows_by_host(lake) == {"h": 6}
+    await journal.close()
+
+
+async def test_where_memory_is_short_for_anything_nothing_is_set_aside(tmp_path: Path) -> None:
+    journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
+    worker = RollWorker(lake.name, tmp_path, journal.lock, 1 << 20)
+    roller = Roller(IngestSection(), journal, lake, worker)
+    try:
+        for _ in range(5):
+            assert not await roller._try()
+    finally:
+        worker.close()
+    assert (journal.stats.journal_batches, journal.stats.rejected_batches) == (3, {})
     await journal.close()
 
 

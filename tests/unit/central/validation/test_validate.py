@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from central.lake.schema import SAMPLES
+from central.validation.reader import ReadBatch, Sender, read_batch
 from central.validation.rows import (
     BATCH_REASONS,
     ROW_REASONS,
@@ -20,6 +21,7 @@ from central.validation.rows import (
     check,
     is_name,
     samples_table,
+    samples_tables,
 )
 from whitepanda.v1 import agent_pb2
 
@@ -383,3 +385,63 @@ def test_a_damaged_batch_is_no_message_or_sound(data) -> None:
     except DecodeError:
         return
     _is_sound(batch)
+
+
+def _read(batch: agent_pb2.CpiBatch) -> ReadBatch:
+    raw = agent_pb2.AgentMessage(batch=batch).SerializeToString()
+    return read_batch(batch, raw, Sender("h", "P", is_importer=False, limits=Limits(), now_unix_ns=NOW))
+
+
+@pytest.mark.parametrize("field", ["vm", "epoch", "job", "name"])
+@pytest.mark.parametrize("has_row", [True, False])
+def test_names_of_megabytes_are_not_stored(field, has_row) -> None:
+    long = agent_pb2.Task(**{"vm": "v", "job": "j", field: "x" * 4_000_000})
+    batch = a_batch(3, tasks=[agent_pb2.Task(vm="good", job="job"), long])
+    del batch.task_index[:]
+    batch.task_index.extend([0, 1, 0] if has_row else [0, 0, 0])
+    found = _read(batch)
+    assert found.rejected_rows == ({"bad_task": 1} if has_row else {})
+    assert len(found.payload) < 1000
+    assert found.layout is None
+    kept = np.array([True, not has_row, True])
+    assert found.kept == (np.packbits(kept).tobytes() if has_row else None)
+    stored = StoredBatch("h", "P", "s", 1, found.payload, kept)
+    assert samples_table([stored])["vm"].to_pylist() == ["good"] * (2 if has_row else 3)
+
+
+def test_what_is_stored_of_a_batch_has_none_of_its_refused_tasks_reports_and_unknown_fields() -> None:
+    batch = a_batch(2, cpi=[1.5, -1.0], events=[agent_pb2.VmEvent(reason="x" * 1000)])
+    batch.tasks[0].MergeFromString(b"\xfa\x01\xe8\x07" + b"x" * 1000)
+    batch.MergeFromString(b"\xfa\x7f\xe8\x07" + b"x" * 1000)  # fields of newer protocols
+    batch.tasks[1].name = "y" * 250
+    found = _read(batch)
+    assert found.rejected_rows == {"bad_cpi": 1}
+    assert len(found.payload) < 200
+    assert found.tasks == (("vm-0", "job"), ("vm-1", "job")), "quotas count both"
+    assert found.names == (("h", "vm-1", "y" * 250),)
+    stored = agent_pb2.CpiBatch.FromString(found.payload)
+    assert [task.vm for task in stored.tasks] == ["vm-0", ""]
+
+
+def test_refused_rows_are_never_in_memory_with_names_of_any_length() -> None:
+    # As older releases stored them: 9,999 rows with a name of 4 MB would be 40 GB.
+    tasks = [agent_pb2.Task(vm="good", job="j"), agent_pb2.Task(vm="x" * 4_000_000, job="j")]
+    batch = a_batch(10_000, tasks=tasks)
+    batch.task_index[:] = [0] + [1] * 9_999
+    kept = np.arange(10_000) == 0
+    table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), kept)])
+    assert (table.num_rows, table["vm"].to_pylist()) == (1, ["good"])
+
+
+def test_tables_are_bounded_by_the_bytes_of_their_texts() -> None:
+    def stored(sequence: int, length: int) -> StoredBatch:
+        batch = a_batch(100, tasks=[agent_pb2.Task(vm="ä" * length, job="j")], task_index=[0] * 100)
+        return StoredBatch("h", "P", "s", sequence, batch.SerializeToString())
+
+    batches = [stored(n, length) for n, length in enumerate([500, 500, 500, 1, 1, 1], start=1)]
+    whole = samples_table(batches)
+    tables = list(samples_tables(batches, 500_000))
+    assert [table.num_rows for table in tables] == [200, 400]
+    assert pa.concat_tables(tables).equals(whole)
+    assert [table.num_rows for table in samples_tables(batches, 1)] == [100] * 6
+    assert not list(samples_tables([], 1))

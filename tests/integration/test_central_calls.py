@@ -1,0 +1,222 @@
+"""Calls to the fleet API, health and reflection, and connections: one certificate's cost the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import socket
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from central.authorisation.roles import Access
+from central.config import CentralConfig, CentralSection, HttpSection
+from central.web import grpc_services
+from tests.support.central_process import CentralProcess
+from tests.support.fake_central import until
+from tests.support.spoken_streams import CONNECT
+from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
+from whitepanda.common.tls import channel_credentials
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+
+COMPARE = "/whitepanda.v1.Fleet/CompareSides"
+STATUS = "/whitepanda.v1.Fleet/GetFleetStatus"
+WATCH = "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+async def ended(call: grpc.aio.Call) -> tuple[str, str]:
+    async with asyncio.timeout(20):
+        return (await call.code()).name, await call.details()
+
+
+@pytest.mark.parametrize("method", [COMPARE, WATCH, REFLECTION])
+async def test_who_may_not_ask_is_refused_before_anything_is_read(make, method: str) -> None:
+    central = await make.central()
+    channel = make.peer(central, "h1").channel
+    silent = channel.stream_stream(method)()
+    code, detail = await ended(silent)
+    assert code == "PERMISSION_DENIED"
+    assert "none of this certificate's names (h1) is in central.operators" in detail
+    large = channel.unary_unary(method)(b"\xff" * (3 << 20))  # no request at all
+    assert (await ended(large))[0] == "PERMISSION_DENIED"
+    await until(lambda: len(central.door.peers) == 0)
+
+
+async def test_a_request_is_small_and_comes_in_time(make, monkeypatch) -> None:
+    central = await make.central()
+    channel = make.peer(central, "operator").channel
+    for method, allowed in ((COMPARE, 512 << 10), (REFLECTION, 4096), (WATCH, 4096)):
+        call = channel.stream_stream(method)()
+        await call.write(b"\x0a\x00" * (allowed // 2 + 1))
+        assert await ended(call) == (
+            "RESOURCE_EXHAUSTED",
+            f"a request of {allowed + 2} bytes; {allowed} are allowed",
+        )
+    assert (await ended(channel.unary_unary(STATUS)(b"\xff")))[0] == "INVALID_ARGUMENT"
+    empty = channel.stream_stream(STATUS)()
+    await empty.done_writing()
+    assert (await ended(empty))[0] == "INVALID_ARGUMENT"
+    monkeypatch.setattr(grpc_services, "_READ_S", 0.1)
+    assert await ended(channel.stream_stream(STATUS)()) == ("DEADLINE_EXCEEDED", "no request within 0.1 s")
+    assert central.registry.refused == {"large_request": 3, "slow_request": 1}
+    answer = await fleet_pb2_grpc.FleetStub(channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
+    assert answer.protocol_version == 2
+
+
+async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
+    monkeypatch.setattr(grpc_services, "_MOST_CALLS", 6)
+    central = await make.central()
+    channel = make.peer(central, "operator").channel
+    streams = [channel.stream_stream(WATCH)() for _ in range(4)]
+    await until(lambda: sum(central.door._streams.values()) == 4)
+    late = channel.stream_stream(REFLECTION)()
+    assert await ended(late) == ("RESOURCE_EXHAUSTED", "4 streams of this certificate are open")
+    calls = [channel.stream_stream(STATUS)() for _ in range(2)]
+    await until(lambda: next(iter(central.door.peers._peers.values())).open == 6)
+    assert await ended(channel.stream_stream(STATUS)()) == (
+        "RESOURCE_EXHAUSTED",
+        "6 calls of this certificate are open",
+    )
+    other = make.peer(central, "h1").channel
+    assert (await health_pb2_grpc.HealthStub(other).Check(health_pb2.HealthCheckRequest())).status == 1
+    for call in (*streams, *calls):
+        call.cancel()
+    await until(lambda: len(central.door.peers) == 0 and not central.door._streams)
+    assert central.registry.refused == {"too_many_calls": 2}
+
+
+async def test_a_revoked_certificate_reaches_nothing(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "operator")
+    check = health_pb2_grpc.HealthStub(peer.channel).Check
+    await check(health_pb2.HealthCheckRequest())
+
+    class Everyone:
+        def __contains__(self, serial: object) -> bool:
+            return True
+
+    central.door._access = Access(("operator",), Everyone())
+    for method in ("/grpc.health.v1.Health/Check", COMPARE, WATCH, REFLECTION):
+        assert (await ended(peer.channel.stream_stream(method)()))[0] == "UNAUTHENTICATED"
+
+
+async def test_a_reflection_stream_that_breaks_off_is_no_error(make, caplog) -> None:
+    central = await make.central()
+    channel = make.peer(central, "operator").channel
+    call = channel.stream_stream(REFLECTION)()
+    asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol="whitepanda.v1.Fleet")
+
+    async def flood() -> None:
+        while True:
+            await call.write(asked.SerializeToString())
+
+    with caplog.at_level(logging.ERROR):
+        sending = asyncio.create_task(flood())
+        await asyncio.wait((sending,), timeout=0.5)
+        sending.cancel()
+        await asyncio.wait((sending,))
+        await channel.close()
+        await until(lambda: len(central.door.peers) == 0)
+    assert caplog.records == []
+
+
+async def test_a_refused_request_is_not_kept_until_cycles_are_collected(make) -> None:
+    central = await make.central()
+    channel = make.peer(central, "operator").channel
+    server = psutil.Process()
+    large = b"\x0a\x00" * (7 << 19)
+    gc.collect()
+    gc.disable()
+    try:
+        before = server.memory_info().rss
+        for _ in range(30):
+            assert (await ended(channel.unary_unary(COMPARE)(large)))[0] == "RESOURCE_EXHAUSTED"
+        assert (server.memory_info().rss - before) >> 20 < 100  # of 210 MiB
+    finally:
+        gc.enable()
+
+
+def test_connections_leave_descriptors(monkeypatch) -> None:
+    def most(allowed: int, listen: str = "127.0.0.1:0", http: int = 256) -> int:
+        monkeypatch.setattr(resource, "getrlimit", lambda _which: (allowed, allowed))
+        config = CentralConfig(central=CentralSection(listen=listen), http=HttpSection(max_connections=http))
+        return dict(grpc_services.channel_options(config))["grpc.max_allowed_incoming_connections"]
+
+    assert most(resource.RLIM_INFINITY) == most(65536) == 13_024  # max_streams and 1,024
+    assert most(2048) == 2048 - 512 - 256
+    assert most(1024) == 1024 - 256 - 256
+    assert most(1024, http=100_000) == 256
+
+
+async def test_a_connection_has_few_streams(make, monkeypatch) -> None:
+    monkeypatch.setattr(grpc_services, "_CONNECTION_STREAMS", 3)
+    central = await make.central()
+    channel = make.peer(central, "h1").channel
+    calls = [channel.stream_stream(CONNECT)() for _ in range(5)]  # beside the peer's own
+    await until(lambda: central.ingest._open == 3)
+    await asyncio.sleep(0.2)
+    assert central.ingest._open == 3
+    await make.peer(central, "h2").hello("h2")
+    for call in calls:
+        call.cancel()
+
+
+async def test_connections_that_are_not_used_end(make, monkeypatch) -> None:
+    monkeypatch.setattr(grpc_services, "_HANDSHAKE_MS", 1000)
+    monkeypatch.setattr(grpc_services, "_IDLE_CONNECTION_MS", 500)
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    idle = make.peer(central, "h2")
+    idle.call.cancel()
+    await health_pb2_grpc.HealthStub(idle.channel).Check(health_pb2.HealthCheckRequest())
+    await until(lambda: idle.channel.get_state() == grpc.ChannelConnectivity.IDLE)
+    reader, writer = await asyncio.open_connection("localhost", central.port)
+    async with asyncio.timeout(20):
+        while await reader.read(1000):  # the server's settings, and then its end
+            continue
+    writer.close()
+    await peer.batch(1)
+    assert (await peer.ack()).accepted_rows == 2
+
+
+async def test_central_has_descriptors_left_however_many_connect(tmp_path: Path) -> None:
+    central = CentralProcess(tmp_path)
+    central.start(before=("prlimit", "--nofile=512:512"))
+    sockets = []
+    try:
+        credentials = channel_credentials(central.client("h1"))
+        async with grpc.aio.secure_channel(
+            central.address, credentials, options=CLIENT_CHANNEL_OPTIONS
+        ) as channel:
+            call = channel.stream_stream(CONNECT)()
+            hello = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+            await call.read()
+            server = psutil.Process(central.process.pid)
+            before = server.num_fds()
+            for _ in range(600):
+                sockets.append(socket.socket())
+                sockets[-1].setblocking(False)
+                sockets[-1].connect_ex(("127.0.0.1", central.port))
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(20):
+                with contextlib.suppress(ConnectionError):
+                    assert await loop.sock_recv(sockets[-1], 1) == b""  # turned away
+            assert server.num_fds() <= before + 128
+            batch = agent_pb2.CpiBatch(spool_id="s", sequence=1)
+            await call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
+            assert agent_pb2.CentralMessage.FromString(await call.read()).WhichOneof("body") == "ack"
+        assert central.stop() == 0
+    finally:
+        for each in sockets:
+            each.close()
+        central.end()
