@@ -391,5 +391,5 @@ def _make_writable(folder: Path, setting: str) -> None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    with replacing(path, mode=0o644) as file:
+    with replacing(path, mode=0o600) as file:
         file.write(b"%d\n" % port)

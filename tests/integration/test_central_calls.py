@@ -68,7 +68,7 @@ async def test_a_request_is_small_and_comes_in_time(make, monkeypatch) -> None:
     assert await ended(channel.stream_stream(STATUS)()) == ("DEADLINE_EXCEEDED", "no request within 0.1 s")
     assert central.registry.refused == {"large_request": 3, "slow_request": 1}
     answer = await fleet_pb2_grpc.FleetStub(channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
-    assert answer.protocol_version == 2
+    assert answer.protocol_version == 1
 
 
 async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:

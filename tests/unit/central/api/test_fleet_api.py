@@ -8,12 +8,14 @@ import os
 import socket
 import ssl
 import sys
+from collections import Counter
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pyarrow as pa
 import pytest
+from grpc_health.v1.health import aio as health
 
 from central import pki
 from central.api.fleet import Fleet, Servicer
@@ -34,6 +36,7 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
 from central.validation.triggers import TriggerRow
+from central.web.grpc_services import Doorkeeper, handlers
 from whitepanda.common import cli
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.fleets import Asked
@@ -93,7 +96,8 @@ class Served:
         self.incidents = IncidentStore("", tmp_path)
         self.builder = Builder(BuildSection(), self.lake)
         self.port = 0
-        self._server = grpc.aio.server(interceptors=[Authorisation(Access(("operator",)))])
+        self.door = Doorkeeper(Access(("operator",)), Counter())
+        self._server = grpc.aio.server(interceptors=[Authorisation(self.door)])
 
     async def start(self) -> None:
         self.fleet = Fleet(
@@ -104,7 +108,9 @@ class Served:
             self.incidents,
             clock_unix_ns=lambda: 77,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(Servicer(self.fleet), self._server)
+        self._server.add_generic_rpc_handlers(
+            handlers(self.door, Servicer(self.fleet), health.HealthServicer(), ())
+        )
         self.port = self._server.add_secure_port(
             "127.0.0.1:0", server_credentials(self.certificates["central"])
         )
