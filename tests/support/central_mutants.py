@@ -52,7 +52,7 @@ def forget_duplicates() -> None:
 def forget_live_spools() -> None:
     """Of spools that are not silent it is forgotten, too, what was taken."""
     original = writer.forget_spools
-    writer.forget_spools = lambda connection, _before_day: original(connection, 1 << 30)
+    writer.forget_spools = lambda connection, _before_day, most_rows: original(connection, 1 << 30, most_rows)
     acknowledge_late()
 
 
