@@ -36,6 +36,9 @@ class Flow:
         self.pace_ms = 0  # least time between its batches, by its quota
         self.pending_bytes = 0
         self.layout: Layout | None = None  # of the last batch, where all of it was good
+        self.noted_jobs: tuple[frozenset[str], frozenset[str]] | None = (
+            None  # the last batch's, the stream's then
+        )
         self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
         self.idle = asyncio.Event()
         self.idle.set()
@@ -67,9 +70,15 @@ class Room:
         self.pending = 0
         self.pending_bytes = 0
         self._most = section.max_pending_batches
+        self._many = max(1, self._most // 2)
+        self._is_busy = False
         self._journal = journal
         self._waiting: deque[asyncio.Future[None]] = deque()  # streams that wait for room, in their order
         journal.on_failure.append(self._tell_pace_to_all)
+
+    def is_full_for(self, flow: Flow) -> bool:
+        """Whether a stream has to `wait` before it is read."""
+        return flow.is_full() or self._is_full()
 
     async def wait(self, flow: Flow) -> None:
         """Wait until a stream may be read."""
@@ -98,7 +107,8 @@ class Room:
         flow.relieved.set()
         if self._waiting:
             self._let_next_go()
-        self._tell_pace(flow)
+        if flow.stream.min_batch_interval_ms:
+            self._tell_pace(flow)
 
     async def _wait_for_room(self) -> None:
         """Wait until more may be read; who waits longest goes first, and lets the next one go if there is more room."""
@@ -129,11 +139,15 @@ class Room:
         return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
 
     def _is_slow(self) -> bool:
-        """Whether agents shall wait between batches: at half of what may be pending, or while commits fail."""
-        half = max(1, self._most // 2)
-        return (
-            bool(self._journal.failure) or self.pending >= half or self.pending_bytes >= _PENDING_BYTES // 2
-        )
+        """Whether agents wait between batches: while commits fail, or from half of what may be pending to a quarter.
+
+        With one limit alone each batch near it would bring its agent a message, and the next one the opposite.
+        """
+        if self.pending >= self._many or self.pending_bytes >= _PENDING_BYTES // 2:
+            self._is_busy = True
+        elif self.pending <= self._many // 2 and self.pending_bytes <= _PENDING_BYTES // 4:
+            self._is_busy = False
+        return self._is_busy or bool(self._journal.failure)
 
     def _tell_pace(self, flow: Flow) -> None:
         """Tell a stream, where it does not know yet, whether to slow down."""

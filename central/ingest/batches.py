@@ -232,10 +232,14 @@ class Intake:
     def _note_jobs(self, flow: Flow, jobs: frozenset[str]) -> None:
         """Note which jobs a batch is of: beside the others, or where these would be too many in place of them."""
         stream = flow.stream
+        noted = flow.noted_jobs
+        if noted is not None and noted[0] is jobs and noted[1] is stream.jobs:
+            return
         if not jobs <= stream.jobs:
             both = stream.jobs | jobs
             is_too_many = too_many_jobs(len(both), job_bytes(both), self._limits.max_host_jobs)
             self._registry.update(stream, jobs=jobs if is_too_many else both)
+        flow.noted_jobs = (jobs, stream.jobs)
 
     def _tell(self, flow: Flow, read: ReadBatch) -> None:
         if read.reason:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 __all__ = ["YOUNG", "be_patient", "collect", "collect_rarely"]
 
 #: Objects before the first generation is collected, and such collections before the second one is. Never the third.
-YOUNG = (5_000, 5, 2**31 - 1)
+YOUNG = (50_000, 5, 2**31 - 1)
 
 _LOOK_S = 60.0
 _LOOKS = 60  # before everything is looked at anyway, that is hourly

@@ -37,7 +37,7 @@ class Peer:
         self.open = 0  # streams
         self.reads_large = asyncio.Lock()
         self.greets = asyncio.Semaphore(_GREETS_AT_ONCE)
-        self.until_s = 0.0  # when nothing is owed any more; 0: nothing ever was
+        self.until_s = 0.0  # when nothing is owed any more; 0: nothing is
         self._clock_s = clock_s
 
     @property
@@ -72,7 +72,9 @@ class Peer:
 
     def wait_s(self) -> float:
         """Return how long its streams are not to be read, 0 where they may be."""
-        return max(0.0, self.until_s - _FREE_S - self._clock_s()) if self.until_s else 0.0
+        if self.until_s and self.until_s <= (now_s := self._clock_s()):
+            self.until_s = 0.0
+        return max(0.0, self.until_s - _FREE_S - now_s) if self.until_s else 0.0
 
     async def wait(self) -> None:
         """Wait for that, as it is at the beginning."""

@@ -247,7 +247,8 @@ class Ingest:
         while True:
             if peer.until_s:
                 await peer.wait()
-            await self.room.wait(flow)
+            if self.room.is_full_for(flow):
+                await self.room.wait(flow)
             raw = await context.read()
             if raw is grpc.aio.EOF:
                 return

@@ -171,7 +171,7 @@ class JournalStats:
         return {"row": self.rejected_rows, "event": self.rejected_events}.get(kind, self.rejected_batches)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: setting so many fields would take twice as long
 class Submission:
     """A checked batch, or one refused for good (`refused` is the reason), on its way into the journal.
 

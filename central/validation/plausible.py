@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LARGEST_GAUGES", "MAX_HOST_WINDOW_NS", "MIN_CPI", "absurd_counters"]
+__all__ = ["LARGEST_GAUGES", "MAX_HOST_WINDOW_NS", "MIN_CPI", "absurd_counters", "clearly_possible"]
 
 _ROUNDING = 1e-9
 
@@ -66,3 +66,20 @@ def absurd_counters(
                 most = np.where(cycles < 0, most, cycles + _FEW_CYCLES)
             absurd |= instructions > most * MAX_INSTRUCTIONS_PER_CYCLE
     return absurd
+
+
+def clearly_possible(duration_ns: _Array, cycles: _Array | None, instructions: _Array | None) -> bool:
+    """Return whether one look at extremes shows that `absurd_counters` finds none: the usual case, at half its cost.
+
+    Args:
+        duration_ns: of each row.
+        cycles: of each row, as signed numbers; None where no row has them.
+        instructions: the same.
+
+    """
+    if cycles is None or instructions is None or np.minimum.reduce(cycles) < 0:
+        return False
+    if np.maximum.reduce(cycles) > np.minimum.reduce(duration_ns) * (SPARE_CORES * MAX_CYCLES_PER_NS):
+        return False
+    # In whole numbers, which cannot overflow: cycles are few by now.
+    return bool(np.maximum.reduce(instructions - cycles * int(MAX_INSTRUCTIONS_PER_CYCLE)) <= 0)

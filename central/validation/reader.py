@@ -36,8 +36,7 @@ class ReadBatch:
     """A checked batch. `reason` is "" or why all of it is refused; `kept` are the accepted rows as packed bits.
 
     `payload` is the batch without its reports and without tasks that are refused with their rows, empty where no row
-    is accepted. `names` are (host, VM, name)
-    and `tasks` (VM, job).
+    is accepted. `names` are (host, VM, name) and `tasks` (VM, job).
     """
 
     spool_id: str

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from central.validation.plausible import absurd_counters
+from central.validation.plausible import absurd_counters, clearly_possible
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["CHECKED", "Bounds", "Layout", "Located", "column", "locate", "sound"]
@@ -266,4 +266,6 @@ def _are_counters_sound(durations: _Array, usages: _Array, cycles: bytes, instru
     counts = [np.frombuffer(each, "<i8") if each else None for each in (cycles, instructions)]
     if any(each is not None and np.minimum.reduce(each) < -1 for each in counts):
         return False
+    if clearly_possible(durations, *counts):
+        return True
     return not absurd_counters(durations, usages, *counts).any()
