@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent.api.view import Snapshot, VmSnapshot
 from agent.detection.verdicts import VERDICTS, runs
 from agent.sampling import metrics
-from agent.sampling.deltas import Reading
+from agent.sampling.changes import Reading
 from agent.sampling.views import SourceView
 from agent.uplink.view import UplinkView
 from collector.base import VM_PARTS, Reason

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.api.state import HostView
 from agent.clock import Clock
 from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
-from agent.sampling.deltas import JoinedVm
+from agent.sampling.changes import JoinedVm
 from agent.sampling.metrics import METRICS, Metric
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.rates import HostRates, VmRates

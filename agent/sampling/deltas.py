@@ -16,10 +16,8 @@ from agent.sampling.changes import (
     CgroupDelta,
     CpuDelta,
     DiskDelta,
-    EventDelta,
     JoinedVm,
     NetworkDelta,
-    PerfDelta,
     ProcessDelta,
     RdtDelta,
     Reading,
@@ -39,21 +37,7 @@ from collector.base import (
     ThreadCounters,
 )
 
-__all__ = [
-    "SUBTRACT",
-    "CgroupDelta",
-    "CpuDelta",
-    "DiskDelta",
-    "EventDelta",
-    "JoinedVm",
-    "NetworkDelta",
-    "PerfDelta",
-    "ProcessDelta",
-    "RdtDelta",
-    "Reading",
-    "VmDelta",
-    "delta",
-]
+__all__ = ["SUBTRACT", "delta"]
 
 _S = 1_000_000_000
 # What no counter of today's hardware does. Beyond it a counter was reset, has wrapped or lied.

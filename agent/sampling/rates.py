@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.sampling.deltas import (
+from agent.sampling.changes import (
     CgroupDelta,
     CpuDelta,
     DiskDelta,
@@ -20,8 +20,8 @@ from agent.sampling.deltas import (
     ProcessDelta,
     RdtDelta,
     VmDelta,
-    delta,
 )
+from agent.sampling.deltas import delta
 from collector.base import HostCounters, NumaPlacement, Reason
 
 __all__ = ["HostRates", "Limits", "Value", "VmRates", "derive", "derive_host", "rates_of"]

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from agent.config import JobRule
-from agent.sampling.deltas import SUBTRACT, JoinedVm, PerfDelta, Reading, VmDelta
+from agent.sampling.changes import JoinedVm, PerfDelta, Reading, VmDelta
+from agent.sampling.deltas import SUBTRACT
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import Limits, VmRates, rates_of
 from agent.sampling.traffic import Traffic

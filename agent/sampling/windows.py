@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.sampling.deltas import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, RdtDelta, VmDelta
+from agent.sampling.changes import (
+    CgroupDelta,
+    CpuDelta,
+    DiskDelta,
+    NetworkDelta,
+    PerfDelta,
+    RdtDelta,
+    VmDelta,
+)
 from agent.sampling.rates import Limits
 from collector.base import Reason
 

@@ -1,4 +1,4 @@
-"""The fleet API over gRPC.
+"""The fleet API, whichever way it is asked.
 
 In: requests of operators. Out: answers from the lake, versions and incident history; one file per subject.
 Next: `central.web`.

@@ -144,7 +144,7 @@ class Fleet:
 
 @dataclass
 class Servicer:
-    """The fleet API for gRPC: `add_FleetServicer_to_server` takes the methods from it."""
+    """The fleet API for gRPC: `central.web.grpc_services.handlers` takes the methods from it."""
 
     fleet: Fleet
 

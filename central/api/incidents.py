@@ -218,7 +218,7 @@ def _messages(events: Sequence[tuple[int, EventRow]]) -> list[fleet_pb2.FleetEve
 
 
 def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[fleet_pb2.Incident]:
-    """Note in each whether VMs suffer now, as `incident_tables.is_open` does."""
+    """Note in each whether VMs suffer now, as `central.incidents.tables.is_open` does."""
     for incident in incidents:
         incident.open = incident.last_unix_ns >= since_unix_ns and incident.victims_now > 0
     return incidents

@@ -18,9 +18,8 @@ class Role(enum.Enum):
     """Whom an RPC is for."""
 
     ANYONE = enum.auto()
-    HOST = (
-        enum.auto()
-    )  # hosts and importers; `central.ingest.handshake` compares the Hello with the certificate
+    #: Hosts and importers: `central.ingest.handshake` compares the Hello with the certificate.
+    HOST = enum.auto()
     OPERATOR = enum.auto()  # names in central.operators
 
 
@@ -64,13 +63,11 @@ class Access:
         """Return the status and the text that a caller is refused with; None where it may call.
 
         Args:
-            role: that is required.
+            role: that is required, ANYONE or OPERATOR. A HOST is checked with its Hello (`central.ingest.handshake`).
             names: DNS names of the caller's certificate.
             serial: of that certificate, as `whitepanda.common.tls.serial_text` has it.
 
         """
-        if role is Role.HOST:  # asked after its Hello, by `central.ingest.handshake`
-            return None
         if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)
         if role is Role.OPERATOR and names.isdisjoint(self.operators):

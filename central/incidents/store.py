@@ -55,7 +55,7 @@ class IncidentQuery:
     vm: str = ""
     since_unix_ns: int = 0
     until_unix_ns: int = 0
-    open_since_unix_ns: int = 0  # only those that are open: see `incident_tables.is_open`
+    open_since_unix_ns: int = 0  # only those that are open: see `tables.is_open`
 
 
 class IncidentStore:
@@ -98,7 +98,7 @@ class IncidentStore:
         self._engine.dispose()
 
     def take(self, rows: Sequence[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
-        """Put reports into their incidents in one transaction; see `incident_tables.take`.
+        """Put reports into their incidents in one transaction; see `tables.take`.
 
         Raises:
             StoreError: nothing was taken.
@@ -144,7 +144,7 @@ class IncidentStore:
             return _messages(connection, found)
 
     def open_now(self, since_unix_ns: int, *, limit: int) -> list[fleet_pb2.Incident]:
-        """Return up to `limit` incidents that are open (`incident_tables.is_open`), the slowest victim now first.
+        """Return up to `limit` incidents that are open (`tables.is_open`), the slowest victim now first.
 
         Raises:
             StoreError: the database does not answer.
@@ -229,7 +229,7 @@ class IncidentStore:
         return _messages(connection, rows)
 
     def count_open(self, since_unix_ns: int) -> int:
-        """Return how many incidents are open; see `incident_tables.is_open`.
+        """Return how many incidents are open; see `tables.is_open`.
 
         Raises:
             StoreError: the database does not answer.

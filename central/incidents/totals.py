@@ -29,7 +29,7 @@ class IncidentTotals:
 
 
 def count_open(connection: sa.Connection, since_unix_ns: int) -> int:
-    """Return how many incidents are open; see `incident_tables.is_open`."""
+    """Return how many incidents are open; see `tables.is_open`."""
     count = sa.select(sa.func.count()).where(is_open(since_unix_ns))
     return int(connection.scalar(count) or 0)
 
@@ -42,7 +42,7 @@ def read_totals(
     Args:
         connection: SQLite or PostgreSQL.
         since_unix_ns: of incidents' last reports.
-        open_since_unix_ns: see `incident_tables.is_open`; all of them count, also where `since_unix_ns` is later.
+        open_since_unix_ns: see `tables.is_open`; all of them count, also where `since_unix_ns` is later.
         top: rows of each list.
 
     """

@@ -128,7 +128,7 @@ class Journal:
             commit_interval_s: how long batches are gathered for a commit.
             max_events: how many events are kept.
             max_events_per_host: how many of these one host may have.
-            reserve_bytes: disk space held to note rolls on a full disk, see `journal_reserve`; 0 for none.
+            reserve_bytes: disk space held to note rolls on a full disk, see `central.journal.reserve`; 0 for none.
             spool_days: for how many days without a batch it is known what was taken of a spool; importers': always.
             clock_unix_ns: for tests.
 
@@ -299,7 +299,7 @@ class Journal:
         return batch, rows
 
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
-        """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
+        """Return events that are on disk, see `tables.read_events`. For any thread."""
         connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         try:
             return read_events(connection, **wanted)

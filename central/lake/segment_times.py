@@ -40,7 +40,7 @@ class SegmentTimes:
         """Return the segments that may have windows that begin in [since, until).
 
         Raises:
-            LakeError: one is damaged, or of a newer central.
+            LakeError: one is damaged, or of another version of central.
             FileNotFoundError: one was merged into another since it was listed.
 
         """

@@ -51,7 +51,7 @@ class VmWindows:
 
         Raises:
             SlowError: it takes longer than `deadline_s`.
-            LakeError: a segment is damaged, or of a newer central.
+            LakeError: a segment is damaged, or of another version of central.
             OSError: the lake cannot be read.
 
         """

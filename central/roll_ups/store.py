@@ -116,7 +116,7 @@ class SlotStore:
             damaged: gets what is wrong with the damaged ones, whose days are left out; None: the first is raised.
 
         Raises:
-            LakeError: one is damaged, or a newer central wrote it.
+            LakeError: one is damaged, or another version of central wrote it.
             OSError: the lake cannot be read.
 
         """
@@ -158,7 +158,7 @@ class SlotStore:
             The day's manifest, a new one or that from before; None for a day without samples.
 
         Raises:
-            LakeError: segments are damaged or from a newer central; or the lake's rolls are not in order.
+            LakeError: segments are damaged or of another version of central; or the lake's rolls are not in order.
             OSError: the lake cannot be read or written. What was rolled up before stays.
 
         """

@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from central.authorisation.roles import ROLES, Access, Role
 from central.config import CentralConfig
-from central.ingest.peers import Peer, Peers
+from central.ingest.peers import Peers
 from whitepanda.common.tls import peer_names, peer_serial
 from whitepanda.v1 import fleet_pb2
 
@@ -65,7 +65,7 @@ class Doorkeeper:
         self._streams: Counter[frozenset[str]] = Counter()
 
     @contextlib.asynccontextmanager
-    async def call(self, method: str, context: Context) -> AsyncIterator[Peer]:
+    async def call(self, method: str, context: Context) -> AsyncIterator[None]:
         """Let a call of a method ("/service/name") in while this lasts, or end it with a status."""
         peer, role = self.peers.enter(peer_names(context)), ROLES[method]
         try:
@@ -80,7 +80,7 @@ class Doorkeeper:
                 await self._refuse(
                     context, "too_many_calls", f"{_MOST_CALLS} calls of this certificate are open"
                 )
-            yield peer
+            yield
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # the client left; gRPC would log a traceback
             raise asyncio.CancelledError from None
         finally:

@@ -47,11 +47,10 @@ from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, stamps
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["HttpApi", "is_loopback", "make_app"]
+__all__ = ["HttpApi", "make_app"]
 
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 410,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,

@@ -198,7 +198,7 @@ async def test_central_has_descriptors_left_however_many_connect(tmp_path: Path)
             central.address, credentials, options=CLIENT_CHANNEL_OPTIONS
         ) as channel:
             call = channel.stream_stream(CONNECT)()
-            hello = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+            hello = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1)
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             await call.read()
             server = psutil.Process(central.process.pid)

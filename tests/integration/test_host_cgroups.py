@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import VM_PARTS, Reason
 from collector.cgroup.source import CgroupSource

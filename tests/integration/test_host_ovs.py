@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import InterfaceDevice, Reason, SourceError, VmIdentity
 from collector.inventory.coverage import Coverage

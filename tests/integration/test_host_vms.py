@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import Reason, SourceError, SourceSample
 from collector.inventory.inventory import Inventory

@@ -17,7 +17,7 @@ from agent.cli.record import record
 from agent.config import load
 from agent.daemon import Daemon
 from agent.recording.playback import Playback, header_of
-from agent.sampling.deltas import CpuDelta
+from agent.sampling.changes import CpuDelta
 from agent.sampling.rates import HostRates
 from collector.base import Reason, SourceError
 from collector.procfs.source import ProcfsSource

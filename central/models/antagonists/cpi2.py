@@ -1,10 +1,9 @@
-"""CPI2: who suffers, and whose CPU usage went with it, from one machine's last minutes. Pure numpy.
+"""CPI2: whose CPU usage went with a victim's CPI, from one machine's last minutes. Pure numpy.
 
 Source: Zhang et al., "CPI2: CPU performance isolation for shared compute clusters" (EuroSys 2013), sections 3
 and 4; the forms are those of the project's design. A job's spec is mean and standard deviation of its CPI per
-platform, of all days, where each past day weighs 0.9 of the next. A sample is an outlier above mean + 2 std
-unless the task hardly ran; a task with three outliers in five minutes is an anomaly. Its suspects are scored
-by how far their usage went with its CPI above, and against its CPI below, that threshold.
+platform, of all days, where each past day weighs 0.9 of the next. Suspects are scored by how far their usage went
+with the victim's CPI above, and against its CPI below, mean + 2 std.
 """
 
 from __future__ import annotations

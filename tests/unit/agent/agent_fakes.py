@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.changes import JoinedVm, Reading
 from collector.base import (
     DiskCounters,
     InterfaceCounters,

@@ -16,7 +16,7 @@ from agent.api.exposition import render
 from agent.api.view import Snapshot, VmSnapshot
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
-from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
 from agent.sampling.views import SourceView

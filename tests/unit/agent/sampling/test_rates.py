@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sampling.deltas import CpuDelta, PerfDelta, Reading, delta
+from agent.sampling.changes import CpuDelta, PerfDelta, Reading
+from agent.sampling.deltas import delta
 from agent.sampling.rates import (
     Limits,
     VmRates,

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from agent.config import JobRule
-from agent.sampling.deltas import PerfDelta
+from agent.sampling.changes import PerfDelta
 from agent.sampling.rates import Limits, VmRates
 from agent.sampling.vms import JobRules, VmTable
 from collector.base import (

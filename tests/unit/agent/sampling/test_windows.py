@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampling.deltas import CgroupDelta, EventDelta, RdtDelta
-from agent.sampling.rates import Limits, PerfDelta, VmDelta, delta
+from agent.sampling.changes import CgroupDelta, EventDelta, PerfDelta, RdtDelta, VmDelta
+from agent.sampling.deltas import delta
+from agent.sampling.rates import Limits
 from agent.sampling.windows import CpiWindow, WindowAccumulator
 from collector.base import Reason
 from tests.unit.agent.agent_fakes import UNIX0, S, joined, threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -95,6 +96,25 @@ async def test_an_rpc_without_a_role_is_refused_to_all(
         for name in ("operator", "h1"):
             found = await called(central, pki[name], rpc, is_stream=is_stream)
             assert found == ("PERMISSION_DENIED", f"{rpc} is open to no role")
+
+
+async def test_a_method_whose_request_grpc_reads_before_the_door_is_refused() -> None:
+    class Refused(Exception):  # noqa: N818 - what happened to the call
+        pass
+
+    class Context:
+        async def abort(self, code: grpc.StatusCode, _detail: str) -> None:
+            raise Refused(code)
+
+    async def unary(_details: object) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
+
+    details = SimpleNamespace(method="/whitepanda.v1.Fleet/ListHosts")
+    handler = await grpc_interceptor.Authorisation(door=None).intercept_service(unary, details)
+    assert handler.unary_unary is None
+    with pytest.raises(Refused) as refused:
+        await handler.stream_stream(None, Context())
+    assert refused.value.args == (grpc.StatusCode.PERMISSION_DENIED,)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,9 +27,9 @@ from central.lake.lease import FencedError
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
-from central.models.antagonists import panda
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
+from tests.support import panda_reference
 from whitepanda.common import log
 
 FIRST_DAY = date(2026, 11, 1)
@@ -76,7 +76,7 @@ def fitted(parts):
     """What the model says of all rows (each is a task slot of its own)."""
     columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
     slot = columns["start_unix_ns"] // (300 * 10**9)
-    found = panda.fit(
+    found = panda_reference.fit(
         machine=columns["machine"],
         slot=slot,
         job=columns["job"],

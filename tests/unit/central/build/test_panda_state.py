@@ -12,6 +12,7 @@ import pytest
 from central.build import methods, panda_state
 from central.build.engine import Engine, with_schema
 from central.models.antagonists import panda
+from tests.support import panda_reference
 
 SLOT_NS = 300 * 10**9
 DAY_NS = 86_400 * 10**9
@@ -173,7 +174,7 @@ def test_engine_and_model_agree(duckdb, tmp_path):
         "slot": rows.column("slot_start_ns").to_numpy(),
         "latency_sensitive": rows.column("latency_sensitive").to_numpy(zero_copy_only=False),
     }
-    model = panda.fit(**columns)
+    model = panda_reference.fit(**columns)
     statistics = (
         panda_state.job_statistics(panda_state.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
     )

@@ -13,9 +13,9 @@ import pytest
 
 from central.build import engine, methods, panda_state, whitepanda_state
 from central.build.spark import SparkEngine
-from central.models.antagonists import panda
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
+from tests.support import panda_reference
 
 # PySpark 4.3 says so of pandas 3, which nothing here goes through.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
@@ -103,7 +103,7 @@ def check_panda(opened, rows, folder):
     path = folder / "all.parquet"
     pq.write_table(table_of(rows), path)
     tables = panda_state.fit(opened.read([path]))
-    expected = panda.fit(**rows.columns())
+    expected = panda_reference.fit(**rows.columns())
     found = opened.collect(tables.coefficients.order_by("job")).to_pydict()
     assert found["job"] == expected.coefficients.job.tolist()
     assert found["samples"] == expected.coefficients.samples.tolist()
@@ -175,6 +175,6 @@ def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
         folders.append(folder)
     _, table = methods.solved("panda", spark, folders)
     found = table.sort_by("job").to_pydict()
-    expected = panda.fit(**rows.columns()).coefficients
+    expected = panda_reference.fit(**rows.columns()).coefficients
     assert found["job"] == expected.job.tolist()
     assert found["coefficient"] == pytest.approx(expected.value, rel=1e-9, abs=1e-9)

@@ -104,7 +104,7 @@ def _rows_by_host(lake: Lake) -> dict[str, int]:
 async def test_a_journal_that_has_names_of_megabytes_is_rolled_in_little_memory(tmp_path: Path) -> None:
     journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
     sender = Sender(journal)
-    for sequence in range(1, 41):  # as older releases took them
+    for sequence in range(1, 41):  # the door refuses such names
         task = agent_pb2.Task(vm="v", job="j", name="x" * 4_000_000)
         batch = a_batch(1, spool_id="hostile", sequence=sequence, tasks=[task])
         _submit(sender, batch, "hostile")

@@ -424,7 +424,7 @@ def test_what_is_stored_of_a_batch_has_none_of_its_refused_tasks_reports_and_unk
 
 
 def test_refused_rows_are_never_in_memory_with_names_of_any_length() -> None:
-    # As older releases stored them: 9,999 rows with a name of 4 MB would be 40 GB.
+    # 9,999 rows with a name of 4 MB would be 40 GB.
     tasks = [agent_pb2.Task(vm="good", job="j"), agent_pb2.Task(vm="x" * 4_000_000, job="j")]
     batch = a_batch(10_000, tasks=tasks)
     batch.task_index[:] = [0] + [1] * 9_999

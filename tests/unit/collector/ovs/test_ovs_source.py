@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import InterfaceCounters, InterfaceDevice, Reason, SourceError, VmIdentity
 from collector.inventory.coverage import Coverage

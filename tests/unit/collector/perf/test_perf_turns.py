@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampling.deltas import JoinedVm, PerfDelta, Reading, delta
+from agent.sampling.changes import JoinedVm, PerfDelta, Reading
+from agent.sampling.deltas import delta
 from collector.base import PerfGroup, Reason, SourceError, VmIdentity
 from collector.perf.binding import FLAG_PID_CGROUP, EventAttr, Kernel, open_group
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_RAW, Catalog, Event
