@@ -706,13 +706,17 @@ async def test_nothing_knocks_at_a_central_that_refuses_us_during_the_pauses(
 
         async def noted():
             await close()
+            # Connections are accepted in their order: once ours is, all that were made before are counted.
+            _reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await until(lambda: writer.get_extra_info("sockname") in connections)
+            writer.close()
             closed.append(len(connections))
 
         channel.close = noted
         return channel
 
     async def refuse(_reader, writer):
-        connections.append(writer)
+        connections.append(writer.get_extra_info("peername"))
         writer.close()
 
     monkeypatch.setattr(grpc.aio, "secure_channel", counted)

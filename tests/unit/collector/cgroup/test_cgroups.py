@@ -629,25 +629,25 @@ def real_group():
 
 
 def test_a_real_group_of_this_kernel(real_group):
-    """Values of real files: a quota of 0.2 cores is found and throttles, memory is charged, pressures are there."""
+    """Values of real files: a quota throttles (also on a busy machine), memory is charged, pressures are there."""
     pid, folders = real_group
     groups = CgroupTree("/proc", "/").find(pid)
     assert groups.any
     assert {groups.v2, groups.cpu_v1, groups.memory_v1} - {None} == {str(folder) for folder in folders}
     cpu = Path(groups.cpu_v1 or groups.v2)
     if (cpu / "cpu.cfs_quota_us").exists():
-        (cpu / "cpu.cfs_quota_us").write_text("20000")
+        (cpu / "cpu.cfs_quota_us").write_text("2000")
     elif (cpu / "cpu.max").exists():
-        (cpu / "cpu.max").write_text("20000 100000")
+        (cpu / "cpu.max").write_text("2000 100000")
     else:
         pytest.skip("needs the cpu controller: it is not delegated to new groups here")
     quota = quota_of(str(cpu), (), is_v1=groups.cpu_v1 is not None)
-    assert quota.cores == pytest.approx(0.2)
+    assert quota.cores == pytest.approx(0.02)
     source = CgroupSource(Inventory("/nonexistent"), root="/")
-    group = source._open_group(groups, Quota(0.2, (str(cpu),)), str(cpu))
+    group = source._open_group(groups, Quota(0.02, (str(cpu),)), str(cpu))
     vm = cgroups._Vm("e", group)
     before = source._counters_or_reason(vm)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
 
     def moved(counters):
         charged = group.charged is None or counters.memory_bytes > 1 << 20
@@ -656,7 +656,7 @@ def test_a_real_group_of_this_kernel(real_group):
     while not moved(after := source._counters_or_reason(vm)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert after.quota_cores == 0.2
+    assert after.quota_cores == 0.02
     if Path("/proc/pressure/cpu").exists() and group.cpu is not None:
         assert after.cpu_some_ns >= before.cpu_some_ns
         assert None not in (after.memory_some_ns, after.io_full_ns)

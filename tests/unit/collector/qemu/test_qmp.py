@@ -89,7 +89,7 @@ def serve(tmp_path):
         server.close()
 
 
-def query(server, *commands, deadline_s=5.0):
+def query(server, *commands, deadline_s=60.0):
     return ask(
         server.path, commands or ["query-status"], pid=os.getpid(), uid=os.getuid(), deadline_s=deadline_s
     )
