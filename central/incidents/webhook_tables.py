@@ -138,7 +138,7 @@ def change(
         connection: of the holder of its lease.
         receiver: who is to be told.
         as_messages: makes incidents of rows.
-        open_since_unix_ns: an incident is told while it is open (`tables.is_open`). That it is over is told
+        open_since_unix_ns: an incident is sent while it is open (`tables.is_open`). That it is over is sent
             once its last report is from before then, not as soon as the host says so: VMs that suffer again within
             the quiet gap are no news.
         now_unix_ns: the time.

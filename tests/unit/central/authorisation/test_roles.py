@@ -99,12 +99,12 @@ async def test_an_rpc_without_a_role_is_refused_to_all(
 
 
 async def test_a_method_whose_request_grpc_reads_before_the_door_is_refused() -> None:
-    class Refused(Exception):  # noqa: N818 - what happened to the call
+    class RefusedError(Exception):
         pass
 
     class Context:
         async def abort(self, code: grpc.StatusCode, _detail: str) -> None:
-            raise Refused(code)
+            raise RefusedError(code)
 
     async def unary(_details: object) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
@@ -112,7 +112,7 @@ async def test_a_method_whose_request_grpc_reads_before_the_door_is_refused() ->
     details = SimpleNamespace(method="/whitepanda.v1.Fleet/ListHosts")
     handler = await grpc_interceptor.Authorisation(door=None).intercept_service(unary, details)
     assert handler.unary_unary is None
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         await handler.stream_stream(None, Context())
     assert refused.value.args == (grpc.StatusCode.PERMISSION_DENIED,)
 
