@@ -138,8 +138,8 @@ class Room:
         """Whether nothing more is read for now."""
         return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
 
-    def _is_slow(self) -> bool:
-        """Whether agents wait between batches: while commits fail, or from half of what may be pending to a quarter.
+    def _note_whether_busy(self) -> None:
+        """Note whether agents are to wait between batches: from half of what may be pending until it is a quarter.
 
         With one limit alone each batch near it would bring its agent a message, and the next one the opposite.
         """
@@ -147,11 +147,11 @@ class Room:
             self._is_busy = True
         elif self.pending <= self._many // 2 and self.pending_bytes <= _PENDING_BYTES // 4:
             self._is_busy = False
-        return self._is_busy or bool(self._journal.failure)
 
     def _tell_pace(self, flow: Flow) -> None:
-        """Tell a stream, where it does not know yet, whether to slow down."""
-        pace_ms = max(_SLOW_DOWN_MS if self._is_slow() else 0, flow.pace_ms)
+        """Tell a stream, where it does not know yet, whether to slow down: also while commits fail."""
+        self._note_whether_busy()
+        pace_ms = max(_SLOW_DOWN_MS if self._is_busy or self._journal.failure else 0, flow.pace_ms)
         if flow.stream.min_batch_interval_ms == pace_ms:
             return
         slow_down = agent_pb2.SlowDown(min_batch_interval_ms=pace_ms)

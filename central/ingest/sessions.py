@@ -23,7 +23,7 @@ __all__ = ["MAX_QUEUED_BYTES", "MAX_QUEUED_MESSAGES", "HostStream", "StreamRegis
 #: Messages (without acknowledgements, which merge) that may wait for one host that does not read.
 MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
-_ACK_WAITS_S = 0.02  # for other batches of the stream to be acknowledged with; agents wait for a minute
+_ACK_WAITS_S = 0.2  # for other batches of the stream: two commits or three of an overloaded central
 
 
 @dataclass(slots=True)
