@@ -445,3 +445,21 @@ def test_tables_are_bounded_by_the_bytes_of_their_texts() -> None:
     assert pa.concat_tables(tables).equals(whole)
     assert [table.num_rows for table in samples_tables(batches, 1)] == [100] * 6
     assert not list(samples_tables([], 1))
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize("letter", ["a", "ä", "\U0001f43c"])
+def test_no_table_has_more_bytes_of_texts_than_asked_for(rows: int, letter: str) -> None:
+    # Each VM once, as agents send them.
+    tasks = [agent_pb2.Task(vm=f"{n}" + letter * 60, epoch="e" * 20, job=letter * 30) for n in range(rows)]
+    batches = [
+        StoredBatch("h" * 40, "P" * 30, "s" * 36, n, a_batch(rows, tasks=tasks).SerializeToString())
+        for n in range(1, 41)
+    ]
+    most_bytes = 4 * len(batches[0].payload) + 4 * rows * 4 * 146
+    tables = list(samples_tables(batches, most_bytes))
+    assert pa.concat_tables(tables).equals(samples_table(batches))
+    assert len(tables) < len(batches)
+    for table in tables:
+        texts = [column for column in table.columns if pa.types.is_string(column.type)]
+        assert sum(len(text.as_py().encode()) for column in texts for text in column) <= most_bytes
