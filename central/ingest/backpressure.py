@@ -23,8 +23,6 @@ _PENDING_BYTES_PER_STREAM = 1 << 20  # or one larger message: so much of one hos
 _OWED_PER_STREAM = 1024  # batches whose acknowledgement the host has not read
 _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
-_ACK_WAITS_S = 0.02  # for the stream's other batches that are under way
-_BUSY_ACK_WAITS_S = 0.2  # two commits or three of a busy central
 
 
 class Flow:
@@ -111,12 +109,6 @@ class Room:
             self._let_next_go()
         if flow.stream.min_batch_interval_ms:
             self._tell_pace(flow)
-
-    def ack_wait_s(self, flow: Flow) -> float:
-        """Return how long a batch's acknowledgement may wait for those of the stream's other batches."""
-        if not flow.pending:
-            return 0.0
-        return _BUSY_ACK_WAITS_S if self._is_busy else _ACK_WAITS_S
 
     async def _wait_for_room(self) -> None:
         """Wait until more may be read; who waits longest goes first, and lets the next one go if there is more room."""

@@ -154,7 +154,7 @@ class Intake:
             layout.spool_id,
             sequence,
             accepted_rows=layout.rows if is_new else 0,
-            wait_s=self._room.ack_wait_s(flow),
+            under_way=flow.pending,
         )
 
     def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
@@ -197,7 +197,7 @@ class Intake:
                 accepted_rows=read.accepted_rows if is_new else 0,
                 rejected_rows=read.rejected_rows if is_new else None,
                 rejected_batch=_rejected(read) if refused and is_new else None,
-                wait_s=self._room.ack_wait_s(flow),
+                under_way=flow.pending,
             )
 
         self._journal.submit(

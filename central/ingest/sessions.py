@@ -23,6 +23,9 @@ __all__ = ["MAX_QUEUED_BYTES", "MAX_QUEUED_MESSAGES", "HostStream", "StreamRegis
 #: Messages (without acknowledgements, which merge) that may wait for one host that does not read.
 MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
+_ACK_WAITS_S = 0.02  # for other batches of the stream
+_MANY = 8  # of a stream that works off what it held are under way
+_MANY_ACKS_WAIT_S = 0.2  # its acknowledgements: two commits or three of an overloaded central
 
 
 @dataclass(slots=True)
@@ -82,13 +85,13 @@ class HostStream:
         accepted_rows: int = 0,
         rejected_rows: Mapping[str, int] | None = None,
         rejected_batch: agent_pb2.RejectedBatch | None = None,
-        wait_s: float = 0.0,
+        under_way: int = 0,
     ) -> None:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
         Sequence 0 is no batch's number: it is told as rejected but not put into the ranges. Where other batches of the
-        stream are on their way to the disk it may wait for them, `wait_s` from the first one on: a message of its own
-        costs more than all else that is done for a batch.
+        stream are `under_way` to the disk it waits for them a little, but not for ever: a message of its own costs more
+        than all else that is done for a batch.
         """
         if self.closed:
             return
@@ -103,7 +106,8 @@ class HostStream:
             ack.rejected_rows = (ack.rejected_rows or Counter()) + Counter(rejected_rows)
         if rejected_batch is not None:
             ack.rejected_batches.append(rejected_batch)
-        if not wait_s or time.monotonic() - ack.since_s >= wait_s:
+        wait_s = _MANY_ACKS_WAIT_S if under_way >= _MANY else _ACK_WAITS_S if under_way else 0.0
+        if time.monotonic() - ack.since_s >= wait_s:
             self._wake.set()
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:

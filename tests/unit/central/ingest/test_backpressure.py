@@ -23,16 +23,3 @@ async def test_agents_slow_down_from_half_of_what_may_be_pending_to_a_quarter() 
     assert paces[6:] == [(7, 0), (8, 1000), (7, 1000), (8, 1000), (7, 1000), (6, 1000), (5, 1000), (4, 0)]
     # One message each way, not one per batch near the limit.
     assert [message.slow_down.min_batch_interval_ms for message in flow.stream.drain()] == [1000, 0]
-
-
-async def test_acknowledgements_wait_for_others_under_way_and_longer_where_central_is_busy() -> None:
-    journal = SimpleNamespace(failure="", on_failure=[])
-    room = Room(IngestSection(max_pending_batches=4), cast("Journal", journal))
-    flow, other = (Flow(HostStream(h), HostRecord(h), Peers().enter(frozenset({h}))) for h in ("h1", "h2"))
-    assert room.ack_wait_s(flow) == 0.0
-    room.begin(flow, 10)
-    quiet_s = room.ack_wait_s(flow)
-    room.begin(other, 10)
-    assert 0.0 < quiet_s < room.ack_wait_s(flow)
-    room.end(flow, 10)
-    assert room.ack_wait_s(flow) == 0.0

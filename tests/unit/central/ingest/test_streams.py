@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+
+import pytest
 
 from central.ingest.sessions import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
 from whitepanda.v1 import agent_pb2
@@ -27,6 +30,24 @@ def test_acknowledgements_that_wait_leave_as_merged_ranges() -> None:
     assert second.rejected_batches == [refused]
     assert [(r.first, r.last) for r in second.ranges] == [(1, 1), (8, 8)]
     assert stream.drain() == []
+
+
+@pytest.mark.parametrize(
+    ("under_way", "later_s", "leaves"),
+    [(0, 0.0, True), (1, 0.01, False), (1, 0.03, True), (7, 0.03, True), (8, 0.15, False), (31, 0.25, True)],
+)
+async def test_an_acknowledgement_waits_a_little_for_others_of_its_stream(
+    under_way: int, later_s: float, *, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = HostStream("h")
+    stream.acknowledge("s", 1, under_way=31)
+    now_s = stream._acks["s"].since_s + later_s
+    monkeypatch.setattr("central.ingest.sessions.time", SimpleNamespace(monotonic=lambda: now_s))
+    stream.acknowledge("s", 2, under_way=under_way)
+    waiting = asyncio.create_task(stream.wait())
+    await asyncio.sleep(0)
+    assert waiting.done() is leaves
+    waiting.cancel()
 
 
 def test_a_batch_without_a_number_is_refused_outside_the_ranges() -> None:
