@@ -70,7 +70,7 @@ class Room:
         self.pending = 0
         self.pending_bytes = 0
         self._most = section.max_pending_batches
-        self._many = max(1, self._most // 2)
+        self._many = max(2, self._most // 2)  # else each lone batch would have its stream slow down
         self._is_busy = False
         self._journal = journal
         self._waiting: deque[asyncio.Future[None]] = deque()  # streams that wait for room, in their order

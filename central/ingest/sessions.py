@@ -6,7 +6,6 @@ Everything here belongs to the one asyncio loop; nothing is safe to call from an
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +23,8 @@ __all__ = ["MAX_QUEUED_BYTES", "MAX_QUEUED_MESSAGES", "HostStream", "StreamRegis
 MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
 _ACK_WAITS_S = 0.02  # for other batches of the stream
-_MANY = 8  # of a stream that works off what it held are under way
-_MANY_ACKS_WAIT_S = 0.2  # its acknowledgements: two commits or three of an overloaded central
+_MANY = 8  # batches of one stream under way, from which on its acknowledgements wait longer
+_MANY_ACKS_WAIT_S = 0.2  # two or three commits of an overloaded central
 
 
 @dataclass(slots=True)
@@ -34,7 +33,6 @@ class _PendingAck:
     accepted_rows: int = 0
     rejected_rows: Counter[str] | None = None
     rejected_batches: list[agent_pb2.RejectedBatch] = field(default_factory=list)
-    since_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +63,7 @@ class HostStream:
     _acks: dict[str, _PendingAck] = field(default_factory=dict)
     _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _timer: asyncio.TimerHandle | None = None  # wakes for acknowledgements that wait
 
     def send(self, message: agent_pb2.CentralMessage) -> bool:
         """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
@@ -90,8 +89,8 @@ class HostStream:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
         Sequence 0 is no batch's number: it is told as rejected but not put into the ranges. Where other batches of the
-        stream are `under_way` to the disk it waits for them a little, but not for ever: a message of its own costs more
-        than all else that is done for a batch.
+        stream are `under_way` to the disk it waits for them a little: a message of its own costs more than all else
+        that is done for a batch.
         """
         if self.closed:
             return
@@ -107,8 +106,10 @@ class HostStream:
         if rejected_batch is not None:
             ack.rejected_batches.append(rejected_batch)
         wait_s = _MANY_ACKS_WAIT_S if under_way >= _MANY else _ACK_WAITS_S if under_way else 0.0
-        if time.monotonic() - ack.since_s >= wait_s:
+        if not wait_s:
             self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
         """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
@@ -126,6 +127,9 @@ class HostStream:
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         messages = []
         self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}

@@ -1,4 +1,4 @@
-"""How long batches take from their arrival to their acknowledgement, as a histogram since central's start."""
+"""How long batches take from their arrival until they are on disk, as a histogram since central's start."""
 
 from __future__ import annotations
 

@@ -441,11 +441,11 @@ class _Read:
 
     @property
     def text_bytes(self) -> int:
-        """How many characters its rows' texts have, four bytes each, or another number no smaller than their bytes."""
+        """An upper bound of the bytes of its rows' texts."""
         stored, index = self.stored, self.task_index
         own = len(stored.host) + len(stored.spool_id) + len(stored.host) + len(stored.platform)
         if len(index) == len(self.tasks) and np.bincount(index).max(initial=0) <= 1:
-            return 4 * own * len(index) + len(stored.payload)  # each text is in the message as often: quicker
+            return 4 * own * len(index) + len(stored.payload)  # which has each text as often
         sizes = [
             len(t.vm) + len(t.epoch) + len(t.job) + len(t.machine) + len(t.platform) + own for t in self.tasks
         ]

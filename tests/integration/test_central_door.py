@@ -88,6 +88,32 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypa
     ]  # its Hello, and its batch here and there
 
 
+async def test_an_acknowledgement_does_not_wait_for_a_large_message_to_be_read(make) -> None:
+    central = await make.central()
+    large, go = central.ingest._large, threading.Event()
+    exchange = large._exchange
+
+    def exchanged(process: subprocess.Popen[bytes], raw: bytes, sender: Sender) -> Answer:
+        go.wait(60)
+        return exchange(process, raw, sender)
+
+    large._exchange = exchanged
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.batch(1)
+    await peer.batch(2, rows=3000)
+    assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(1, 1)]
+    go.set()
+    assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(2, 2)]
+    # Nor for one that is never acknowledged.
+    go.clear()
+    await peer.batch(3)
+    jobs = [f"{'j' * 28}-{n}" for n in range(3000)]
+    await peer.send(agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=jobs)))
+    assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(3, 3)]
+    go.set()
+
+
 @pytest.mark.parametrize("rows", [2, 3000])
 async def test_a_batch_like_the_last_one_is_owed_for_where_it_is_bad(make, monkeypatch, rows: int) -> None:
     owed = []

@@ -447,19 +447,47 @@ def test_tables_are_bounded_by_the_bytes_of_their_texts() -> None:
     assert not list(samples_tables([], 1))
 
 
-@pytest.mark.parametrize("rows", [1, 50])
+def bytes_of_texts(table: pa.Table) -> int:
+    texts = [column for column in table.columns if pa.types.is_string(column.type)]
+    return sum(len((text.as_py() or "").encode()) for column in texts for text in column)
+
+
 @pytest.mark.parametrize("letter", ["a", "ä", "\U0001f43c"])
-def test_no_table_has_more_bytes_of_texts_than_asked_for(rows: int, letter: str) -> None:
-    # Each VM once, as agents send them.
-    tasks = [agent_pb2.Task(vm=f"{n}" + letter * 60, epoch="e" * 20, job=letter * 30) for n in range(rows)]
+@pytest.mark.parametrize(
+    ("tasks", "index", "kept"),
+    [
+        (1, [0], None),
+        (50, list(range(50)), None),  # each VM once, as agents send them
+        (50, list(range(50)), [True] * 20 + [False] * 30),
+        (3, [0, 0, 0, 1, 2], [True] * 3 + [False] * 2),  # as many rows as tasks, all of one
+        (2, [0] * 40 + [1], None),
+    ],
+)
+def test_no_table_has_more_bytes_of_texts_than_asked_for(
+    letter: str, tasks: int, index: list[int], kept: list[bool] | None
+) -> None:
+    importer = letter * 25 if kept else ""  # speaks for other machines
+    named = [
+        agent_pb2.Task(
+            vm=letter * (9 if n else 900), epoch=f"{n}", job=letter * 9, machine=importer, platform=importer
+        )
+        for n in range(tasks)
+    ]
+    mask = None if kept is None else np.array(kept)
     batches = [
-        StoredBatch("h" * 40, "P" * 30, "s" * 36, n, a_batch(rows, tasks=tasks).SerializeToString())
+        StoredBatch(
+            letter * 40,
+            letter * 30,
+            letter * 16,
+            n,
+            a_batch(len(index), tasks=named, task_index=index).SerializeToString(),
+            mask,
+        )
         for n in range(1, 41)
     ]
-    most_bytes = 4 * len(batches[0].payload) + 4 * rows * 4 * 146
+    most_bytes = 30 * bytes_of_texts(samples_table(batches[:1]))
     tables = list(samples_tables(batches, most_bytes))
     assert pa.concat_tables(tables).equals(samples_table(batches))
     assert len(tables) < len(batches)
     for table in tables:
-        texts = [column for column in table.columns if pa.types.is_string(column.type)]
-        assert sum(len(text.as_py().encode()) for column in texts for text in column) <= most_bytes
+        assert bytes_of_texts(table) <= most_bytes
