@@ -149,7 +149,7 @@ class Room:
             self._is_busy = False
 
     def _tell_pace(self, flow: Flow) -> None:
-        """Tell a stream, where it does not know yet, whether to slow down: also while commits fail."""
+        """Send a stream its pace, if it changed; while commits fail it is to slow down too."""
         self._note_whether_busy()
         pace_ms = max(_SLOW_DOWN_MS if self._is_busy or self._journal.failure else 0, flow.pace_ms)
         if flow.stream.min_batch_interval_ms == pace_ms:

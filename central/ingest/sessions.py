@@ -88,8 +88,8 @@ class HostStream:
     ) -> None:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
-        Sequence 0 is no batch's number: it is told as rejected but not put into the ranges. Where other batches of the
-        stream are `under_way` to the disk it waits for them a little: a message of its own costs more than all else
+        Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. Where other batches of
+        the stream are `under_way` to the disk it waits for them a little: a message of its own costs more than all else
         that is done for a batch.
         """
         if self.closed:

@@ -44,6 +44,9 @@ def central(tmp_path):
     process.end()
 
 
+BUILD_WAITS_S = 1200  # builds give way to whatever else runs
+
+
 def command(central, trace, *more):
     where = ["--central", central.address, "--tls", str(central.pki)]
     return [sys.executable, *MAIN, "replay", str(trace), *where, "--json", *more]
@@ -62,7 +65,7 @@ def replay(central, trace, *more):
 
 def lake(central, rows):
     """All rows of the segment files themselves (a view would hide what is there twice), once there are so many."""
-    deadline = time.monotonic() + 1200  # builds give way to whatever else runs
+    deadline = time.monotonic() + BUILD_WAITS_S
     while True:
         files = sorted((central.lake_dir / "samples").glob("*/*.parquet"))
         if sum(pq.read_metadata(file).num_rows for file in files) >= rows:
@@ -138,7 +141,7 @@ def statistics_of(central, rows):
     tls = channel_credentials(central.client("operator"))
     with grpc.secure_channel(central.address, tls) as channel:
         fleet = fleet_pb2_grpc.FleetStub(channel)
-        deadline = time.monotonic() + 1200  # builds give way to whatever else runs
+        deadline = time.monotonic() + BUILD_WAITS_S
         while True:
             status = fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), timeout=20)
             in_force = status.coefficient_version
@@ -253,7 +256,7 @@ def test_both_ends_killed_in_the_middle_and_every_row_is_still_there_once(centra
         env=ENVIRONMENT,
     )
     for _ in range(2):
-        deadline = time.monotonic() + 1200  # builds give way to whatever else runs
+        deadline = time.monotonic() + BUILD_WAITS_S
         while connections(central) == before:
             assert time.monotonic() < deadline, "the importer does not connect"
             time.sleep(0.02)
