@@ -6,6 +6,8 @@ Everything here belongs to the one asyncio loop; nothing is safe to call from an
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +41,8 @@ class _PendingAck:
 class HostStream:
     """One agent's open stream. `jobs` and `coefficient_version` are what the agent last said.
 
-    `held_tags` are the tags, by job, of the rows that it held when it connected.
+    `held_tags` are the tags, by job, of the rows that it held when it connected. `clock_s` is read for how long
+    acknowledgements wait.
     """
 
     host: str
@@ -63,7 +66,8 @@ class HostStream:
     _acks: dict[str, _PendingAck] = field(default_factory=dict)
     _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _timer: asyncio.TimerHandle | None = None  # wakes for acknowledgements that wait
+    _acks_since_s: float = math.inf  # since when the oldest acknowledgement waits; inf: none does
+    clock_s: Callable[[], float] = time.monotonic
 
     def send(self, message: agent_pb2.CentralMessage) -> bool:
         """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
@@ -89,8 +93,8 @@ class HostStream:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
         Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. Where other batches of
-        the stream are `under_way` to the disk it waits for them a little: a message of its own costs more than all else
-        that is done for a batch.
+        the stream are `under_way` to the disk it waits a little and leaves with one of theirs: a message of its own
+        costs more than all else that is done for a batch. `wake_late` is for those that none of theirs follows.
         """
         if self.closed:
             return
@@ -106,10 +110,15 @@ class HostStream:
         if rejected_batch is not None:
             ack.rejected_batches.append(rejected_batch)
         wait_s = _MANY_ACKS_WAIT_S if under_way >= _MANY else _ACK_WAITS_S if under_way else 0.0
-        if not wait_s:
+        now_s = self.clock_s()
+        self._acks_since_s = min(self._acks_since_s, now_s)
+        if now_s - self._acks_since_s >= wait_s:
             self._wake.set()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
+
+    def wake_late(self) -> None:
+        """Have acknowledgements leave that have waited longer than any should, for others that have not come."""
+        if self.clock_s() - self._acks_since_s >= _MANY_ACKS_WAIT_S:
+            self._wake.set()
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
         """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
@@ -127,9 +136,7 @@ class HostStream:
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._acks_since_s = math.inf
         messages = []
         self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -35,29 +33,47 @@ def test_acknowledgements_that_wait_leave_as_merged_ranges() -> None:
 
 @pytest.mark.parametrize(("under_way", "wait_s"), [(1, 0.02), (7, 0.02), (8, 0.2), (31, 0.2)])
 async def test_acknowledgements_wait_a_little_for_others_of_their_stream_and_then_leave(
-    under_way: int, wait_s: float, monkeypatch: pytest.MonkeyPatch
+    under_way: int, wait_s: float
 ) -> None:
-    timers: list[tuple[float, Callable[[], None]]] = []
-    handle = SimpleNamespace(cancel=timers.clear)
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or handle)
-    stream = HostStream("h")
+    now_s = 100.0
+    stream = HostStream("h", clock_s=lambda: now_s)
     waiting = asyncio.create_task(stream.wait())
-    for spool in ("s", "t", "u"):  # whoever comes later leaves with the first
-        stream.acknowledge(spool, 1, under_way=under_way)
+    stream.acknowledge("s", 1, under_way=under_way)
+    now_s += wait_s - 0.001
+    stream.acknowledge("t", 1, under_way=under_way)
     await asyncio.sleep(0)
     assert not waiting.done()
-    [(seconds, wake)] = timers
-    assert seconds == wait_s
-    wake()
+    now_s += 0.002
+    stream.acknowledge(
+        "u", 1, under_way=under_way
+    )  # the first has waited long enough, and the others leave with it
     await waiting
     assert [ack.spool_id for ack in acks(stream)] == ["s", "t", "u"]
-    assert not timers  # cancelled: what comes next waits for its own time
-    stream.acknowledge("s", 2, under_way=under_way)
-    assert len(timers) == 1
+    stream.acknowledge("s", 2, under_way=under_way)  # waits for its own time
+    waiting = asyncio.create_task(stream.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
     stream.acknowledge("s", 3)  # nothing more is under way
-    await stream.wait()
+    await waiting
     assert [(r.first, r.last) for ack in acks(stream) for r in ack.ranges] == [(2, 3)]
+
+
+async def test_an_acknowledgement_that_no_other_follows_leaves_when_all_streams_are_looked_at() -> None:
+    now_s = 100.0
+    stream = HostStream("h", clock_s=lambda: now_s)
+    stream.acknowledge("s", 1, under_way=1)
+    waiting = asyncio.create_task(stream.wait())
+    for seconds in (0.0, 0.19):
+        now_s = 100.0 + seconds
+        stream.wake_late()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    now_s += 0.02
+    stream.wake_late()
+    await waiting
+    assert len(acks(stream)) == 1
+    stream.wake_late()  # nothing waits
+    assert not stream.drain()
 
 
 def test_a_batch_without_a_number_is_refused_outside_the_ranges() -> None:
