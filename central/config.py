@@ -110,7 +110,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_events: int = 100_000  # kept of those that hosts report; the oldest go first
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
-    journal_reserve_mib: int = 32  # held to drain a full journal, at most a tenth of the disk; 0 = none
+    journal_reserve_mib: int = 64  # held to drain a full journal, at most a tenth of the disk; 0 = none
 
 
 class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
