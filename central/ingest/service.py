@@ -37,7 +37,7 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Ingest"]
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
-_LOOK_S = 0.2  # how often all streams are looked at
+_LOOK_S = 1.0  # how often it is seen whether hosts read
 _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 64 bits
 
 
@@ -101,12 +101,10 @@ class Ingest:
         self._large.close()
 
     async def watch(self) -> None:
-        """Look after all streams, until cancelled: hosts that do not read, acknowledgements that wait."""
+        """End the streams of hosts that do not read, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.drop_unread()
-            for flow in self.room.flows:
-                flow.stream.wake_late()
 
     def drop_unread(self) -> None:
         """End the streams of hosts that have not read for `ingest.unread_s`."""

@@ -26,6 +26,7 @@ MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
 _ACK_WAITS_S = 0.02  # for other batches of the stream
 _MANY = 8  # batches of one stream under way, from which on its acknowledgements wait longer
+_LOOK_S = 0.1  # how often those are looked for that none follows
 _MANY_ACKS_WAIT_S = 0.2  # two or three commits of an overloaded central
 
 
@@ -37,12 +38,33 @@ class _PendingAck:
     rejected_batches: list[agent_pb2.RejectedBatch] = field(default_factory=list)
 
 
+class LateAcknowledgements:
+    """The streams whose acknowledgements wait for others, which may not come: one look at these few, while any wait."""
+
+    def __init__(self) -> None:
+        self._streams: set[HostStream] = set()
+
+    def add(self, stream: HostStream) -> None:
+        """Look at a stream until its acknowledgements have left."""
+        if not self._streams:
+            self._look_later()
+        self._streams.add(stream)
+
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._streams = {stream for stream in self._streams if not stream.wake_if_due(stream.clock_s())}
+        if self._streams:
+            self._look_later()
+
+
 @dataclass(slots=True, eq=False)
 class HostStream:
     """One agent's open stream. `jobs` and `coefficient_version` are what the agent last said.
 
-    `held_tags` are the tags, by job, of the rows that it held when it connected. `clock_s` is read for how long
-    acknowledgements wait.
+    `held_tags` are the tags, by job, of the rows that it held when it connected. `late` wakes it for acknowledgements
+    that none follows; `clock_s` says how long they have waited.
     """
 
     host: str
@@ -60,14 +82,15 @@ class HostStream:
     closed: bool = False
     close_reason: str = ""
     close_code: grpc.StatusCode = grpc.StatusCode.ABORTED
+    late: LateAcknowledgements = field(default_factory=LateAcknowledgements)
+    clock_s: Callable[[], float] = time.monotonic
     owed: int = 0  # batches whose acknowledgement waits to be written
     writing_since_s: float = 0.0  # since when the host has not read what is being written; 0: nothing is
     _queued_bytes: int = 0
     _acks: dict[str, _PendingAck] = field(default_factory=dict)
     _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _acks_since_s: float = math.inf  # since when the oldest acknowledgement waits; inf: none does
-    clock_s: Callable[[], float] = time.monotonic
+    _acks_due_s: float = math.inf  # when acknowledgements are to leave; inf: none waits
 
     def send(self, message: agent_pb2.CentralMessage) -> bool:
         """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
@@ -93,8 +116,9 @@ class HostStream:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
         Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. Where other batches of
-        the stream are `under_way` to the disk it waits a little and leaves with one of theirs: a message of its own
-        costs more than all else that is done for a batch. `wake_late` is for those that none of theirs follows.
+        the stream are `under_way` to the disk it waits 0.02 s, of many 0.2 s, and leaves with the next of theirs: a
+        message of its own costs more than all else that is done for a batch. Where none of theirs follows it leaves
+        at most 0.1 s later.
         """
         if self.closed:
             return
@@ -111,14 +135,16 @@ class HostStream:
             ack.rejected_batches.append(rejected_batch)
         wait_s = _MANY_ACKS_WAIT_S if under_way >= _MANY else _ACK_WAITS_S if under_way else 0.0
         now_s = self.clock_s()
-        self._acks_since_s = min(self._acks_since_s, now_s)
-        if now_s - self._acks_since_s >= wait_s:
-            self._wake.set()
+        self._acks_due_s = min(self._acks_due_s, now_s + wait_s)
+        if not self.wake_if_due(now_s):
+            self.late.add(self)
 
-    def wake_late(self) -> None:
-        """Have acknowledgements leave that have waited longer than any should, for others that have not come."""
-        if self.clock_s() - self._acks_since_s >= _MANY_ACKS_WAIT_S:
+    def wake_if_due(self, now_s: float) -> bool:
+        """Have acknowledgements leave that have waited long enough; return whether they have, or none waits."""
+        if now_s >= self._acks_due_s:
             self._wake.set()
+            return True
+        return math.isinf(self._acks_due_s)
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
         """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
@@ -136,7 +162,7 @@ class HostStream:
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
-        self._acks_since_s = math.inf
+        self._acks_due_s = math.inf
         messages = []
         self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}
@@ -173,6 +199,7 @@ class StreamRegistry:
             Counter()
         )  # streams and handshakes that were refused since the start, by reason
         self.vm_names = VmNames()
+        self._late = LateAcknowledgements()
         self._streams: dict[str, HostStream] = {}
 
     def __len__(self) -> int:
@@ -192,6 +219,7 @@ class StreamRegistry:
         if earlier is not None:
             earlier.close(f"replaced by a newer stream of host {stream.host!r}")
         self._streams[stream.host] = stream
+        stream.late = self._late
         self._changed(stream)
         return earlier
 

@@ -56,7 +56,8 @@ class Reserve:
 
     def prepare(self) -> None:
         """Draw it where the disk is almost full: opening the journal needs some space, too."""
-        if self.is_held and free_bytes(self._path.parent) < self.size_bytes // 4:
+        # A smaller one of another setting may be all that there is room for: it is not given up for a larger one.
+        if self.is_held and free_bytes(self._path.parent) < min(self.size_bytes, self._held) // 4:
             self.draw()
 
     def draw(self) -> bool:

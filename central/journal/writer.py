@@ -70,7 +70,7 @@ from whitepanda.common.errors import UnavailableError
 
 __all__ = ["HostRecord", "Journal", "JournalStats", "Roll", "Submission"]
 
-_GROUP_LIMIT = 1024  # batches in one transaction
+GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
 _NOTES_WAIT_S = 1.0  # for a batch to be committed with
 _HOST_INTERVAL_S = 60.0  # what a host says of itself is written no more often
@@ -155,7 +155,9 @@ class Journal:
         self._clock_unix_ns = clock_unix_ns
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._held: deque[_Item] = deque()  # came while a commit failed
-        self._group_bytes = reserve_bytes // 8 or 1 << 62  # of one commit: half of what the log may be
+        self._group_bytes = (
+            reserve_bytes // 8 or 1 << 62
+        )  # of a commit's batches; the log's file is kept at twice that
         self._stopping = threading.Event()
         self._ranges: dict[tuple[str, str], SequenceRanges] = {}
         self._log = log.get("journal")
@@ -405,7 +407,7 @@ class Journal:
         until = 0.0
         size = 0
         is_waiting = True
-        while len(items) < _GROUP_LIMIT and size < self._group_bytes:
+        while len(items) < GROUP_LIMIT and size < self._group_bytes:
             patience_s = None if not items else max(0.0, until - time.monotonic()) if is_waiting else 0.0
             try:
                 item = self._held.popleft() if self._held else self._queue.get(timeout=patience_s)

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import psutil
@@ -21,6 +22,7 @@ from central.ingest.handshake import RefusedError
 from central.ingest.large_messages import Answer
 from central.ingest.peers import Peer
 from central.ingest.quotas import OverQuotaError
+from central.ingest.sessions import HostStream
 from central.journal import writer
 from central.journal.writer import HostRecord
 from central.validation.reader import Sender
@@ -89,7 +91,7 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypa
 
 
 async def test_an_acknowledgement_does_not_wait_for_a_large_message_to_be_read(make) -> None:
-    central = await make.central()
+    central = await make.central(commit_interval_ms=2000)  # so that both are under way
     large, go = central.ingest._large, threading.Event()
     exchange = large._exchange
 
@@ -102,6 +104,7 @@ async def test_an_acknowledgement_does_not_wait_for_a_large_message_to_be_read(m
     await peer.hello("h1")
     await peer.batch(1)
     await peer.batch(2, rows=3000)
+    await until(lambda: central.ingest.room.pending == 2)
     assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(1, 1)]
     go.set()
     assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(2, 2)]
@@ -110,8 +113,26 @@ async def test_an_acknowledgement_does_not_wait_for_a_large_message_to_be_read(m
     await peer.batch(3)
     jobs = [f"{'j' * 28}-{n}" for n in range(3000)]
     await peer.send(agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=jobs)))
+    await until(lambda: central.ingest.room.pending == 2)
     assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(3, 3)]
     go.set()
+
+
+async def test_a_lone_batch_is_acknowledged_at_once(make, monkeypatch) -> None:
+    waited_for = []
+    acknowledge = HostStream.acknowledge
+
+    def noting(stream: HostStream, spool_id: str, sequence: int, **facts: Any) -> None:
+        waited_for.append(facts["under_way"])
+        acknowledge(stream, spool_id, sequence, **facts)
+
+    monkeypatch.setattr(HostStream, "acknowledge", noting)
+    peer = make.peer(await make.central(), "h1")
+    await peer.hello("h1")
+    for sequence in (1, 2):  # the second is like the first
+        await peer.batch(sequence)
+        await peer.ack()
+    assert waited_for == [0, 0]
 
 
 @pytest.mark.parametrize("rows", [2, 3000])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -37,43 +38,49 @@ async def test_acknowledgements_wait_a_little_for_others_of_their_stream_and_the
 ) -> None:
     now_s = 100.0
     stream = HostStream("h", clock_s=lambda: now_s)
-    waiting = asyncio.create_task(stream.wait())
     stream.acknowledge("s", 1, under_way=under_way)
     now_s += wait_s - 0.001
     stream.acknowledge("t", 1, under_way=under_way)
-    await asyncio.sleep(0)
-    assert not waiting.done()
+    assert not stream._wake.is_set()
     now_s += 0.002
     stream.acknowledge(
         "u", 1, under_way=under_way
     )  # the first has waited long enough, and the others leave with it
-    await waiting
+    assert stream._wake.is_set()
     assert [ack.spool_id for ack in acks(stream)] == ["s", "t", "u"]
     stream.acknowledge("s", 2, under_way=under_way)  # waits for its own time
-    waiting = asyncio.create_task(stream.wait())
-    await asyncio.sleep(0)
-    assert not waiting.done()
+    assert not stream._wake.is_set()
     stream.acknowledge("s", 3)  # nothing more is under way
-    await waiting
+    assert stream._wake.is_set()
     assert [(r.first, r.last) for ack in acks(stream) for r in ack.ranges] == [(2, 3)]
 
 
-async def test_an_acknowledgement_that_no_other_follows_leaves_when_all_streams_are_looked_at() -> None:
+async def test_an_acknowledgement_that_none_follows_leaves_by_one_look_at_all_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s = 100.0
-    stream = HostStream("h", clock_s=lambda: now_s)
-    stream.acknowledge("s", 1, under_way=1)
-    waiting = asyncio.create_task(stream.wait())
-    for seconds in (0.0, 0.19):
-        now_s = 100.0 + seconds
-        stream.wake_late()
-        await asyncio.sleep(0)
-        assert not waiting.done()
-    now_s += 0.02
-    stream.wake_late()
-    await waiting
-    assert len(acks(stream)) == 1
-    stream.wake_late()  # nothing waits
-    assert not stream.drain()
+    timers: list[tuple[float, Callable[[], None]]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *timer: timers.append(timer))
+    registry = StreamRegistry()
+    one, many, gone = (HostStream(name, clock_s=lambda: now_s) for name in ("one", "many", "gone"))
+    for stream in (one, many, gone):
+        registry.add(stream)
+    one.acknowledge("s", 1, under_way=1)
+    many.acknowledge("s", 1, under_way=8)
+    gone.acknowledge("s", 1, under_way=8)
+    registry.remove(gone)
+    assert acks(gone)
+    for later_s, wakes in ((0.0, (False, False)), (0.1, (True, False)), (0.11, (False, True))):
+        now_s += later_s
+        [(wait_s, look)] = timers  # one for all streams
+        assert wait_s == 0.1
+        timers.clear()
+        look()
+        assert (one._wake.is_set(), many._wake.is_set()) == wakes
+        for stream in (one, many):
+            if stream._wake.is_set():
+                assert len(acks(stream)) == 1
+    assert not timers  # nothing waits
 
 
 def test_a_batch_without_a_number_is_refused_outside_the_ranges() -> None:

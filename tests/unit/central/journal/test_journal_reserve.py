@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from central.config import IngestSection
+from central.journal import reserve, writer
 from central.journal.reserve import Reserve, reserve_bytes
 from central.journal.writer import Journal
 
@@ -61,6 +63,24 @@ def test_a_smaller_reserve_gives_space_back_at_the_next_start(tmp_path: Path) ->
     assert path.stat().st_size == 2 * MIB
     Reserve(path, 0)
     assert not path.exists()
+
+
+def test_a_larger_reserve_does_not_give_up_the_one_that_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.reserve"
+    assert Reserve(path, 4 * MIB).take()
+    monkeypatch.setattr(
+        reserve, "free_bytes", lambda _folder: 3 * MIB
+    )  # less than a quarter of the larger one
+    larger = Reserve(path, 16 * MIB)
+    larger.prepare()
+    assert larger.is_held
+
+
+def test_by_default_a_commit_takes_as_many_batches_as_it_may() -> None:
+    batch_bytes = 7_500  # 50 VMs with all columns
+    assert (IngestSection().journal_reserve_mib << 20) // 8 >= writer.GROUP_LIMIT * batch_bytes
 
 
 async def test_that_it_is_held_again_is_logged_whenever_that_is(tmp_path: Path) -> None:
