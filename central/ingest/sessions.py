@@ -26,7 +26,7 @@ MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
 _ACK_WAITS_S = 0.02  # for other batches of the stream
 _MANY = 8  # batches of one stream under way, from which on its acknowledgements wait longer
-_LOOK_S = 0.1  # how often those are looked for that none follows
+_LATE_S, _LOOK_S = 0.3, 0.1  # those that none follows leave after so long, and are looked for so often
 _MANY_ACKS_WAIT_S = 0.2  # two or three commits of an overloaded central
 
 
@@ -54,7 +54,7 @@ class LateAcknowledgements:
         asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._streams = {stream for stream in self._streams if not stream.wake_if_due(stream.clock_s())}
+        self._streams = {stream for stream in self._streams if not stream.wake_if_late()}
         if self._streams:
             self._look_later()
 
@@ -90,7 +90,7 @@ class HostStream:
     _acks: dict[str, _PendingAck] = field(default_factory=dict)
     _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _acks_due_s: float = math.inf  # when acknowledgements are to leave; inf: none waits
+    _acks_since_s: float = math.inf  # since when the oldest acknowledgement waits; inf: none does
 
     def send(self, message: agent_pb2.CentralMessage) -> bool:
         """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
@@ -118,7 +118,7 @@ class HostStream:
         Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. Where other batches of
         the stream are `under_way` to the disk it waits 0.02 s, of many 0.2 s, and leaves with the next of theirs: a
         message of its own costs more than all else that is done for a batch. Where none of theirs follows it leaves
-        at most 0.1 s later.
+        after 0.4 s at the latest.
         """
         if self.closed:
             return
@@ -135,16 +135,19 @@ class HostStream:
             ack.rejected_batches.append(rejected_batch)
         wait_s = _MANY_ACKS_WAIT_S if under_way >= _MANY else _ACK_WAITS_S if under_way else 0.0
         now_s = self.clock_s()
-        self._acks_due_s = min(self._acks_due_s, now_s + wait_s)
-        if not self.wake_if_due(now_s):
+        if is_first := self._acks_since_s == math.inf:
+            self._acks_since_s = now_s
+        if now_s - self._acks_since_s >= wait_s:
+            self._wake.set()
+        elif is_first:
             self.late.add(self)
 
-    def wake_if_due(self, now_s: float) -> bool:
-        """Have acknowledgements leave that have waited long enough; return whether they have, or none waits."""
-        if now_s >= self._acks_due_s:
+    def wake_if_late(self) -> bool:
+        """Have acknowledgements leave that none has followed; return whether they have, or none waits."""
+        if self.clock_s() - self._acks_since_s >= _LATE_S:
             self._wake.set()
             return True
-        return math.isinf(self._acks_due_s)
+        return math.isinf(self._acks_since_s)
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
         """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
@@ -162,7 +165,7 @@ class HostStream:
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
-        self._acks_due_s = math.inf
+        self._acks_since_s = math.inf
         messages = []
         self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}
