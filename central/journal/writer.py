@@ -155,9 +155,8 @@ class Journal:
         self._clock_unix_ns = clock_unix_ns
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._held: deque[_Item] = deque()  # came while a commit failed
-        self._group_bytes = (
-            reserve_bytes // 8 or 1 << 62
-        )  # of a commit's batches; the log's file is kept at twice that
+        # A commit's batches; the log's file is kept at twice that.
+        self._group_bytes = reserve_bytes // 8 or 1 << 62
         self._stopping = threading.Event()
         self._ranges: dict[tuple[str, str], SequenceRanges] = {}
         self._log = log.get("journal")
