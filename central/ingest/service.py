@@ -37,7 +37,7 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Ingest"]
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
-_LOOK_S = 1.0  # how often it is seen whether hosts read
+_LOOKS = 10  # in `ingest.unread_s`, for hosts that do not read
 _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 64 bits
 
 
@@ -103,7 +103,7 @@ class Ingest:
     async def watch(self) -> None:
         """End the streams of hosts that do not read, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._config.ingest.unread_s / _LOOKS)
             self.drop_unread()
 
     def drop_unread(self) -> None:

@@ -45,7 +45,7 @@ _SPARE_CONNECTIONS = (
     1024  # beside the agents' own: operators, and those that are being opened or have broken off
 )
 _SPARE_FILES = 1024  # for files, pipes and processes; a quarter where the system allows few
-_IDLE_CONNECTION_MS = 60_000
+_IDLE_CONNECTION_MS = 600_000  # gRPC looks at each connection once in it: ten times the CPU at 60 s
 _HANDSHAKE_MS = 20_000  # as long as clients try
 
 
