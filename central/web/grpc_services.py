@@ -35,10 +35,11 @@ _FLEET_BYTES = 512 << 10  # of a request: 10,000 names of 50 characters
 _SMALL_BYTES = 4 << 10  # of a request to health and reflection, which return it or keep it
 _MOST_CALLS = 64  # of one certificate at a time
 _MOST_WAITING = 256  # of them, to be refused; further ones are refused at once
-_MOST_STREAMS = 4  # of them to reflection and Health.Watch
+_MOST_STREAMS = 4  # of them to reflection and Health.Watch, and as many to Health.Check
 _READ_S = 10.0  # for a request to come
 _IDLE_S = 60.0  # for the next one on a stream, and for an answer to be read there
 _OWED_S = 0.01  # for a call that is refused, or of a kind that every certificate may ask
+_LARGE_BYTES_PER_S = 4 << 20  # of requests that are too large: gRPC takes 16 MiB before it is asked
 
 _CONNECTION_STREAMS = 100  # at a time on one connection: agents have one stream each
 _SPARE_CONNECTIONS = (
@@ -62,7 +63,7 @@ class Doorkeeper:
         self.peers = Peers()
         self._access = access
         self._refused = refused
-        self._streams: Counter[frozenset[str]] = Counter()
+        self._streams: Counter[tuple[frozenset[str], str]] = Counter()
 
     @contextlib.asynccontextmanager
     async def call(self, method: str, context: Context) -> AsyncIterator[None]:
@@ -87,17 +88,17 @@ class Doorkeeper:
             self.peers.leave(peer)
 
     @contextlib.asynccontextmanager
-    async def stream(self, context: Context) -> AsyncIterator[None]:
-        """Count a call that was let in as a stream while this lasts, or end it with a status."""
-        names = peer_names(context)
-        self._streams[names] += 1
+    async def stream(self, context: Context, kind: str = "streams") -> AsyncIterator[None]:
+        """Count a call that was let in as one of its kind while this lasts, or end it with a status."""
+        counted = peer_names(context), kind
+        self._streams[counted] += 1
         try:
-            if self._streams[names] > _MOST_STREAMS:
-                detail = f"{_MOST_STREAMS} streams of this certificate are open"
+            if self._streams[counted] > _MOST_STREAMS:
+                detail = f"{_MOST_STREAMS} {kind} of this certificate are open"
                 await self._refuse(context, "too_many_calls", detail)
             yield
         finally:
-            self._streams[names] -= 1
+            self._streams[counted] -= 1
             self._streams += Counter()  # without those that have none
 
     async def request(self, context: Context, kind: Any, most_bytes: int, within_s: float) -> Any:
@@ -114,6 +115,9 @@ class Doorkeeper:
             del (
                 raw
             )  # gRPC keeps the exception that ends a call, and this frame with it, until cycles are collected
+            peer = self.peers.enter(peer_names(context))
+            peer.owe(size / _LARGE_BYTES_PER_S)
+            self.peers.leave(peer)
             await self._refuse(
                 context, "large_request", f"a request of {size} bytes; {most_bytes} are allowed"
             )
@@ -159,7 +163,7 @@ def handlers(
         )
         for method in fleet_service.methods
     }
-    checked = _unary(door, health_pb2.HealthCheckRequest, told.Check, _SMALL_BYTES)
+    checked = _unary(door, health_pb2.HealthCheckRequest, told.Check, _SMALL_BYTES, "health checks")
     watched = _stream(_watch(door, told))
     names = (*services, health_service.full_name, reflection.SERVICE_NAME)
     reflected = _stream(_reflect(door, names))
@@ -176,9 +180,11 @@ def _unary(
     kind: Any,
     answer: Callable[[Any, Context], Awaitable[Any]],
     most_bytes: int,
+    counted: str = "",
 ) -> Any:
     async def answered(_requests: object, context: Context) -> bytes:
-        request = await door.request(context, kind, most_bytes, _READ_S)
+        async with door.stream(context, counted) if counted else contextlib.nullcontext():
+            request = await door.request(context, kind, most_bytes, _READ_S)
         if request is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
         try:

@@ -28,6 +28,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 COMPARE = "/whitepanda.v1.Fleet/CompareSides"
 STATUS = "/whitepanda.v1.Fleet/GetFleetStatus"
+CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
@@ -69,6 +70,26 @@ async def test_a_request_is_small_and_comes_in_time(make, monkeypatch) -> None:
     assert central.registry.refused == {"large_request": 3, "slow_request": 1}
     answer = await fleet_pb2_grpc.FleetStub(channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
     assert answer.protocol_version == 1
+
+
+async def test_large_health_checks_of_a_host_are_few_and_it_waits_for_them(make) -> None:
+    central = await make.central()
+    channel = make.peer(central, "h1").channel
+    silent = [channel.stream_stream(CHECK)() for _ in range(4)]
+    await until(lambda: sum(central.door._streams.values()) == 4)
+    assert await ended(channel.stream_stream(CHECK)()) == (
+        "RESOURCE_EXHAUSTED",
+        "4 health checks of this certificate are open",
+    )
+    [peer] = central.door.peers._peers.values()
+    now_s = peer._clock_s() + 10.0  # nothing is owed any more
+    peer._clock_s = lambda: now_s
+    await silent[0].write(bytes(6 << 20))
+    assert await ended(silent[0]) == ("RESOURCE_EXHAUSTED", f"a request of {6 << 20} bytes; 4096 are allowed")
+    assert peer.until_s == now_s + 1.5
+    assert central.registry.refused == {"large_request": 1, "too_many_calls": 1}
+    for call in silent:
+        call.cancel()
 
 
 async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
