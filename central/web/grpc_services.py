@@ -39,14 +39,14 @@ _MOST_STREAMS = 4  # of them to reflection and Health.Watch, and as many to Heal
 _READ_S = 10.0  # for a request to come
 _IDLE_S = 60.0  # for the next one on a stream, and for an answer to be read there
 _OWED_S = 0.01  # for a call that is refused, or of a kind that every certificate may ask
-_LARGE_BYTES_PER_S = 4 << 20  # of requests that are too large: gRPC takes 16 MiB before it is asked
+_LARGE_BYTES_PER_S = 4 << 20  # of requests that are too large, which gRPC reads up to 16 MiB of
 
 _CONNECTION_STREAMS = 100  # at a time on one connection: agents have one stream each
 _SPARE_CONNECTIONS = (
     1024  # beside the agents' own: operators, and those that are being opened or have broken off
 )
 _SPARE_FILES = 1024  # for files, pipes and processes; a quarter where the system allows few
-_IDLE_CONNECTION_MS = 600_000  # gRPC looks at each connection once in it: ten times the CPU at 60 s
+_IDLE_CONNECTION_MS = 600_000  # gRPC looks at each connection so often: with 60 s, twice the CPU
 _HANDSHAKE_MS = 20_000  # as long as clients try
 
 
@@ -141,14 +141,14 @@ class Doorkeeper:
 
 
 def handlers(
-    door: Doorkeeper, fleet: Any, told: health.HealthServicer, services: Iterable[str]
+    door: Doorkeeper, fleet: Any, servicer: health.HealthServicer, services: Iterable[str]
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return what a grpc.aio server registers for the fleet API, health and reflection.
 
     Args:
         door: decides who comes in.
         fleet: has the methods of `whitepanda.v1.Fleet`.
-        told: what health tells.
+        servicer: answers questions about health.
         services: names of the others, for reflection.
 
     """
@@ -163,8 +163,8 @@ def handlers(
         )
         for method in fleet_service.methods
     }
-    checked = _unary(door, health_pb2.HealthCheckRequest, told.Check, _SMALL_BYTES, "health checks")
-    watched = _stream(_watch(door, told))
+    checked = _unary(door, health_pb2.HealthCheckRequest, servicer.Check, _SMALL_BYTES, "health checks")
+    watched = _stream(_watch(door, servicer))
     names = (*services, health_service.full_name, reflection.SERVICE_NAME)
     reflected = _stream(_reflect(door, names))
     by_name = grpc.method_handlers_generic_handler
@@ -200,12 +200,12 @@ def _stream(serve: Callable[[object, Context], Awaitable[None]]) -> Any:
     return grpc.stream_stream_rpc_method_handler(cast("Any", serve))
 
 
-def _watch(door: Doorkeeper, told: health.HealthServicer) -> Callable[[object, Context], Awaitable[None]]:
+def _watch(door: Doorkeeper, servicer: health.HealthServicer) -> Callable[[object, Context], Awaitable[None]]:
     async def watched(_requests: object, context: Context) -> None:
         async with door.stream(context):
             request = await door.request(context, health_pb2.HealthCheckRequest, _SMALL_BYTES, _READ_S)
             if request is not None:
-                await told.Watch(request, cast("Any", _Written(context)))
+                await servicer.Watch(request, cast("Any", _Written(context)))
 
     return watched
 

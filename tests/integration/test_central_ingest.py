@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import msgspec
@@ -502,6 +503,26 @@ async def test_a_journal_that_cannot_go_on_ends_central_with_its_reason(make, mo
     await peer.batch(1)
     with pytest.raises(UnavailableError, match=r"journal .*TypeError.*nothing further is acknowledged"):
         await asyncio.wait_for(central.wait(), 5)
+
+
+async def test_hosts_that_do_not_read_are_looked_for_ten_times_in_the_time_that_they_have(
+    make, monkeypatch
+) -> None:
+    central = await make.central(unread_s=30.0)
+    waits_s, looks = [], []
+
+    async def sleep(seconds: float) -> None:
+        waits_s.append(seconds)
+        if len(waits_s) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(central.ingest, "drop_unread", lambda: looks.append(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest_module, "asyncio", SimpleNamespace(sleep=sleep))
+        with pytest.raises(asyncio.CancelledError):
+            await central.ingest.watch()
+    assert waits_s == [3.0] * 3
+    assert len(looks) == 2
 
 
 async def test_a_host_that_has_said_its_last_word_and_does_not_read_is_dropped(make) -> None:
