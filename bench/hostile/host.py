@@ -13,6 +13,7 @@ import itertools
 import json
 import resource
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ HOST = "hostile"
 LOADS = (
     "rows", "rows_in_pieces", "bad_rows", "tasks", "jobs", "heartbeats", "long_heartbeats", "wide_heartbeats", "hellos",
     "wide_hellos", "long_spools", "spools", "reports", "events", "nested", "unread", "fleet", "reflection", "watch",
-    "opens", "connections",
+    "opens", "checks", "connections", "settings", "pings",
 )  # fmt: skip
 
 _CONNECT = "/whitepanda.v1.AgentStream/Connect"
@@ -40,8 +41,14 @@ _CALLS = {  # what is no stream of an agent: the method, how many at a time, whe
     "reflection": ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", 120, True),
     "watch": ("/grpc.health.v1.Health/Watch", 1000, True),
     "opens": (_CONNECT, 200, False),
+    "checks": ("/grpc.health.v1.Health/Check", 16, True),
 }
 _UNREAD = ("long_spools", "unread")  # whose answers are not read
+_FRAMES = {  # of HTTP/2, sent again and again
+    "settings": b"\0\0\6\4\0\0\0\0\0" + b"\0\4\0\1\x11\x70",  # a window of 70,000
+    "pings": b"\0\0\x08\6\0\0\0\0\0" + b"12345678",
+}
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # of HTTP/2, and no settings
 _MIB = 1 << 20
 
 
@@ -179,7 +186,11 @@ async def openings(channel: grpc.aio.Channel, load: str) -> None:
 async def calls(channel: grpc.aio.Channel, load: str) -> None:
     """Begin call after call, so many at a time. Answers are not read; a call that central keeps stays open for 10 s."""
     method, at_once, is_sent = _CALLS[load]
-    raw = b"" if load == "watch" else b"\x0a\x00" * (15 * _MIB // 2) if load == "fleet" else reflected()
+    raw = {
+        "fleet": lambda: b"\x0a\x00" * (15 * _MIB // 2),
+        "reflection": lambda: long_text(b"\x22"),
+        "checks": lambda: long_text(b"\x0a"),
+    }.get(load, bytes)()
 
     async def again() -> None:
         while True:
@@ -194,10 +205,10 @@ async def calls(channel: grpc.aio.Channel, load: str) -> None:
     await asyncio.gather(*(again() for _ in range(at_once)))
 
 
-def reflected() -> bytes:
-    """Return a request to reflection of 15 MiB, which its answer has in it."""
-    symbol = b"x" * (15 * _MIB)
-    return b"\x22" + varint(len(symbol)) + symbol
+def long_text(tag: bytes) -> bytes:
+    """Return a request with 15 MiB of text in one field; the answer of reflection has it in it."""
+    text = b"x" * (15 * _MIB)
+    return tag + varint(len(text)) + text
 
 
 async def connections(port: int) -> None:
@@ -212,6 +223,32 @@ async def connections(port: int) -> None:
         opened[-1].setblocking(False)
         opened[-1].connect_ex(("127.0.0.1", port))
         await asyncio.sleep(0.001)
+
+
+async def frames(port: int, files: TlsFiles, load: str) -> None:
+    """Send frames of HTTP/2 on four connections, and read the answers."""
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+                answers = asyncio.create_task(_forget_bytes(reader))
+                writer.write(_GREETING)
+                while not answers.done():
+                    writer.write(_FRAMES[load] * 500)
+                    await writer.drain()
+            await asyncio.sleep(0.01)
+
+    await asyncio.gather(*(again() for _ in range(4)))
+
+
+async def _forget_bytes(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(_MIB):
+            continue
 
 
 async def send(channel: grpc.aio.Channel, load: str, said: Iterator[bytes]) -> None:
@@ -244,6 +281,9 @@ async def run(options: dict[str, Any]) -> None:
     if options["load"] == "connections":
         print("ready", flush=True)
         await connections(options["port"])
+    if options["load"] in _FRAMES:
+        print("ready", flush=True)
+        await frames(options["port"], files, options["load"])
     said = iter([b""]) if options["load"] in _CALLS else messages(options["load"])
     first = next(said)
     said = itertools.chain([first], said)

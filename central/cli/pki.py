@@ -140,8 +140,11 @@ def revoke_(
     for certificate in certificates:
         file = into or certificate.parent / REVOKED
         is_new = revoke(certificate, file)
-        what = "goes to central, as central.revoked_serials names it" if is_new else "has it already"
-        console.print(f"{certificate}: serial {describe(certificate).serial}; {file} {what}", soft_wrap=True)
+        serial = describe(certificate).serial
+        what = (
+            "copy it to where central.revoked_serials of central says" if is_new else "it was there already"
+        )
+        console.print(f"{certificate}: serial {serial} is in {file}; {what}", soft_wrap=True)
 
 
 @app.command("show")

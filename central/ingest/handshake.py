@@ -24,7 +24,7 @@ from central.validation.reader import ReadBatch, Sender
 from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree, version_span
-from whitepanda.common.tls import peer_serial, shown_names
+from whitepanda.common.tls import shown_names
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
@@ -81,18 +81,16 @@ class Greeter:
         self._warn = LogLimit(self._log.warning)
         self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
 
-    def admit(
-        self, context: Context, names: frozenset[str], hello: agent_pb2.Hello
-    ) -> tuple[HostStream, HostRecord]:
+    def admit(self, peer: Peer, hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
         """Agree on a version.
 
         Raises:
-            RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
+            RefusedError: the Hello is for a host that is not in its certificate, or of another protocol; or the
                 certificate is revoked.
 
         """
         now = self._clock()
-        serial = peer_serial(context)
+        names, serial = peer.names, peer.serial
         if serial in self._revoked:
             raise self.refuse(
                 grpc.StatusCode.UNAUTHENTICATED, "revoked", revoked_text(serial), host=someone(names)
@@ -199,7 +197,7 @@ class Greeter:
             raise self.refuse(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "no_hello",
-                "the stream ended without a Hello",
+                "the stream ended without a Hello, or with one that gRPC drops because it unpacks to too much",
                 host=someone(names),
             )
         self.check_size(raw, someone(names))

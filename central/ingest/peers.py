@@ -11,7 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["Peer", "Peers"]
+__all__ = ["Certificate", "Peer", "Peers"]
+
+Certificate = tuple[frozenset[str], str]  # its names and its serial
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
 _GREETS_AT_ONCE = 4  # streams whose Hello is read: what has come of it is held meanwhile
@@ -25,15 +27,15 @@ _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
 
 class Peer:
-    """What a certificate has open and owes.
+    """What a certificate (its names and serial) has open and owes.
 
     `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
     """
 
-    __slots__ = ("_clock_s", "greets", "names", "open", "reads_large", "until_s")
+    __slots__ = ("_clock_s", "greets", "names", "open", "reads_large", "serial", "until_s")
 
-    def __init__(self, names: frozenset[str], clock_s: Callable[[], float]) -> None:
-        self.names = names
+    def __init__(self, certificate: Certificate, clock_s: Callable[[], float]) -> None:
+        self.names, self.serial = certificate
         self.open = 0  # streams
         self.reads_large = asyncio.Lock()
         self.greets = asyncio.Semaphore(_GREETS_AT_ONCE)
@@ -83,7 +85,9 @@ class Peer:
 
 
 class Peers:
-    """All certificates that have streams open or owe something, by their names.
+    """All certificates that have streams open or owe something.
+
+    The serial tells a host's new certificate from its revoked one, which must not take its places.
 
     Args:
         clock_s: seconds of a clock that never goes back, for tests.
@@ -92,16 +96,16 @@ class Peers:
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._peers: dict[frozenset[str], Peer] = {}
+        self._peers: dict[Certificate, Peer] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
 
-    def enter(self, names: frozenset[str]) -> Peer:
+    def enter(self, certificate: Certificate) -> Peer:
         """Count a stream that begins, which must `leave`, and return whose it is."""
-        peer = self._peers.get(names)
+        peer = self._peers.get(certificate)
         if peer is None:
-            peer = self._peers[names] = Peer(names, self._clock_s)
+            peer = self._peers[certificate] = Peer(certificate, self._clock_s)
         peer.open += 1
         return peer
 
@@ -109,4 +113,4 @@ class Peers:
         """Count a stream that ended. Who owes something stays known until its next stream ends."""
         peer.open -= 1
         if not peer.open and not peer.wait_s():
-            del self._peers[peer.names]
+            del self._peers[peer.names, peer.serial]

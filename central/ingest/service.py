@@ -31,7 +31,7 @@ from central.journal.writer import Journal
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log
-from whitepanda.common.tls import peer_names
+from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Ingest"]
@@ -116,7 +116,7 @@ class Ingest:
 
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
-        peer = self._peers.enter(peer_names(context))
+        peer = self._peers.enter(peer_certificate(context))
         is_counted = peer.open <= peer.allowed  # the others are open only until they are refused
         self._open += is_counted
         try:
@@ -149,7 +149,7 @@ class Ingest:
             hello = await self._greeter.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
-        stream, record = self._greeter.admit(context, peer.names, hello)
+        stream, record = self._greeter.admit(peer, hello)
         peer.owe_for(time.perf_counter() - began_s)
         await self._greeter.welcome(context, stream)
         flow = Flow(stream, record, peer)

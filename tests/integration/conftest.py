@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +96,18 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
     make_ca(folder)
     files = {name: issue(folder, name) for name in ("h1", "h2", "importer", "operator")}
     return files | {"central": issue(folder, "central", server=True, addresses=["localhost"])}
+
+
+@pytest.fixture
+def renewed(tmp_path: Path, pki: dict[str, TlsFiles]) -> Callable[[str], TlsFiles]:
+    """Issue a second certificate of a name."""
+
+    def issued(name: str) -> TlsFiles:
+        folder = tmp_path / "renewed"
+        shutil.copytree(Path(pki[name].ca).parent, folder)
+        return issue(folder, name, force=True)
+
+    return issued
 
 
 @pytest.fixture

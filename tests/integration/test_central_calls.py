@@ -8,6 +8,7 @@ import gc
 import logging
 import resource
 import socket
+import ssl
 from pathlib import Path
 
 import grpc
@@ -92,7 +93,7 @@ async def test_large_health_checks_of_a_host_are_few_and_it_waits_for_them(make)
         call.cancel()
 
 
-async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
+async def test_a_certificate_has_few_calls_at_a_time(make, renewed, monkeypatch) -> None:
     monkeypatch.setattr(grpc_services, "_MOST_CALLS", 6)
     central = await make.central()
     channel = make.peer(central, "operator").channel
@@ -106,6 +107,10 @@ async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
         "RESOURCE_EXHAUSTED",
         "6 calls of this certificate are open",
     )
+    again = make.peer(central, renewed("operator")).channel
+    assert (
+        await fleet_pb2_grpc.FleetStub(again).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
+    ).central_version
     other = make.peer(central, "h1").channel
     assert (await health_pb2_grpc.HealthStub(other).Check(health_pb2.HealthCheckRequest())).status == 1
     for call in (*streams, *calls):
@@ -188,6 +193,22 @@ async def test_a_connection_has_few_streams(make, monkeypatch) -> None:
     await make.peer(central, "h2").hello("h2")
     for call in calls:
         call.cancel()
+
+
+async def test_a_flood_of_pings_does_not_end_its_connection(pki, make) -> None:
+    """Central's gRPC ends connections in a time that grows with the square of the pings that are still to be read."""
+    central = await make.central()
+    context = ssl.create_default_context(cafile=pki["h1"].ca)
+    context.load_cert_chain(pki["h1"].certificate, pki["h1"].key)
+    context.set_alpn_protocols(["h2"])
+    reader, writer = await asyncio.open_connection("localhost", central.port, ssl=context)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    pings, answered = 5000, b""
+    writer.write(b"\0\0\x08\6\0\0\0\0\0whipanda" * pings)
+    async with asyncio.timeout(60):
+        while answered.count(b"\0\0\x08\6\1\0\0\0\0whipanda") < pings:
+            answered += await reader.readexactly(17)
+    writer.close()
 
 
 async def test_connections_that_are_not_used_end(make, monkeypatch) -> None:

@@ -126,7 +126,10 @@ async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -
     assert await first.refused() == ("FAILED_PRECONDITION", "the first message must be a Hello, it was batch")
     empty = make.peer(central, "h1")
     await empty.call.done_writing()
-    assert await empty.refused() == ("FAILED_PRECONDITION", "the stream ended without a Hello")
+    assert await empty.refused() == (
+        "FAILED_PRECONDITION",
+        "the stream ended without a Hello, or with one that gRPC drops because it unpacks to too much",
+    )
     silent = make.peer(central, "h1")
     assert (await silent.refused())[0] == "DEADLINE_EXCEEDED"
     other = make.peer(central, "h1")

@@ -133,9 +133,9 @@ class Centrals:
         self._started.append(central)
         return central
 
-    def peer(self, central: Central, name: str, kind: type[Peer] = Peer) -> Peer:
+    def peer(self, central: Central, name: str | TlsFiles, kind: type[Peer] = Peer) -> Peer:
         """Open a stream with the certificate of that name."""
-        peer = kind(central, self._pki[name])
+        peer = kind(central, self._pki[name] if isinstance(name, str) else name)
         self._peers.append(peer)
         return peer
 

@@ -30,8 +30,7 @@ __all__ = [
     "channel_credentials",
     "is_of_another_ca",
     "not_grpc",
-    "peer_names",
-    "peer_serial",
+    "peer_certificate",
     "problems",
     "serial_text",
     "server_credentials",
@@ -427,21 +426,25 @@ def serial_text(serial: int | str) -> str:
     return f"{int(serial, 16) if isinstance(serial, str) else serial:x}"
 
 
-def peer_serial(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> str:
-    """Return the serial number of the client's verified certificate, as `serial_text` has it; "" without TLS."""
+def peer_certificate(
+    context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object],
+) -> tuple[frozenset[str], str]:
+    """Return the client's verified certificate: its DNS alternative names, and its serial as `serial_text` has it.
+
+    Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
+    Without TLS there are no names, and the serial is "".
+    """
+    names = context.auth_context().get("peer_dns") or ()
+    return frozenset(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes)), _serial(
+        context
+    )
+
+
+def _serial(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> str:
     for pem in context.auth_context().get("x509_pem_cert") or ():
         if isinstance(pem, bytes):
             return serial_text(int.from_bytes(_signed(pem.decode("ascii"))[0][1]))
     return ""
-
-
-def peer_names(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> frozenset[str]:
-    """Return the DNS alternative names of the client's verified certificate; empty without TLS.
-
-    Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
-    """
-    names = context.auth_context().get("peer_dns") or ()
-    return frozenset(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes))
 
 
 def shown_names(names: Iterable[str]) -> str:

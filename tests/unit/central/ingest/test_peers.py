@@ -6,7 +6,7 @@ import pytest
 
 from central.ingest.peers import Peers
 
-ONE, OTHER = frozenset({"h1"}), frozenset({"h2", "h3"})
+ONE, OTHER = (frozenset({"h1"}), "1"), (frozenset({"h2", "h3"}), "2")
 
 
 class Clock:
@@ -78,3 +78,12 @@ def test_so_many_streams_wait_to_be_refused() -> None:
     peers = Peers(Clock())
     opened = [peers.enter(ONE).may_wait for _ in range(300)]
     assert opened == [True] * 265 + [False] * 35
+
+
+def test_a_revoked_key_does_not_take_the_places_of_its_successor() -> None:
+    peers = Peers(Clock())
+    names, _ = ONE
+    for _ in range(300):
+        peers.enter(ONE).owe_for_hello()
+    successor = peers.enter((names, "3"))
+    assert successor.may_wait and successor.open == 1 and successor.wait_s() == 0
