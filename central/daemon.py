@@ -42,7 +42,6 @@ from central.journal.writer import Journal
 from central.lake.replicas import other_journals, replica_of
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
-from central.web import starved
 from central.web.grpc_services import Doorkeeper, channel_options, handlers
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
@@ -152,8 +151,6 @@ class Central:
             self._spawn(self.webhooks.run(), "webhooks")
         self._spawn(gc_tuning.collect_rarely(lambda: self.registry.ended), "garbage")
         self._spawn(_watchdog(), "watchdog")
-        if not starved.takes_turns():
-            self._spawn(starved.watch(), "starved")
         stats = self.journal.stats
         self._log.info(
             "listening", address=config.central.listen, port=self.port, journal=self.journal.origin,
@@ -182,11 +179,10 @@ class Central:
             )
             self._log.warning(told, replicas=others)
 
-    async def stop(self, *, gently: bool = True) -> None:
-        """Stop taking batches, commit and, if `gently`, acknowledge what was taken; close everything."""
-        if gently:
-            await self.ingest.drain()
-        await self._stop_server(_STOP_GRACE_S if gently else 0.0)
+    async def stop(self) -> None:
+        """Stop taking batches, commit and acknowledge what was taken, and close everything."""
+        await self.ingest.drain()
+        await self._stop_server(_STOP_GRACE_S)
         self.ingest.close()
         for task in self._tasks:
             task.cancel()
@@ -304,8 +300,7 @@ class Central:
             await self._http.stop()
             self._http = None
         if self._server is not None:
-            with contextlib.suppress(TimeoutError):  # where a flood keeps gRPC's thread
-                await asyncio.wait_for(self._server.stop(grace_s), grace_s + 1.0)
+            await self._server.stop(grace_s)
             self._server = None
 
 
@@ -322,11 +317,8 @@ async def run(config: CentralConfig) -> None:
         loop.add_signal_handler(number, stopping.set)
     central = Central(config)
     refusals = Refusals(central.registry.refused)
-    try:
-        with reading_standard_error(lambda told: _on_loop(loop, refusals.note, told)):
-            await _run(central, stopping)
-    except starved.StarvedError:
-        starved.begin_again()
+    with reading_standard_error(lambda told: _on_loop(loop, refusals.note, told)):
+        await _run(central, stopping)
 
 
 async def _run(central: Central, stopping: asyncio.Event) -> None:
@@ -336,19 +328,15 @@ async def _run(central: Central, stopping: asyncio.Event) -> None:
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())
-    gently = True
     try:
         await asyncio.wait((waiter, stopper), return_when=asyncio.FIRST_COMPLETED)
         if waiter.done():
             await waiter  # raises what went wrong
-    except starved.StarvedError:
-        gently = False  # nothing can be said to agents
-        raise
     finally:
         sdnotify.notify("STOPPING=1")
         for task in (waiter, stopper):
             task.cancel()
-        await central.stop(gently=gently)
+        await central.stop()
         log.get("central").info("stopped", accepted_rows=central.journal.stats.accepted_rows)
 
 

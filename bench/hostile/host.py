@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 
 from bench.ingest.agents import varint
+from tests.support.firewall import HOSTILE_ADDRESS
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2
@@ -44,7 +45,7 @@ _CALLS = {  # what is no stream of an agent: the method, how many at a time, whe
     "checks": ("/grpc.health.v1.Health/Check", 16, True),
 }
 _UNREAD = ("long_spools", "unread")  # whose answers are not read
-_FRAMES = {  # of HTTP/2, sent again and again
+FLOODS = {  # frames of HTTP/2, sent again and again
     "settings": b"\0\0\6\4\0\0\0\0\0" + b"\0\4\0\1\x11\x70",  # a window of 70,000
     "pings": b"\0\0\x08\6\0\0\0\0\0" + b"12345678",
 }
@@ -226,7 +227,7 @@ async def connections(port: int) -> None:
 
 
 async def frames(port: int, files: TlsFiles, load: str) -> None:
-    """Send frames of HTTP/2 on four connections, and read the answers."""
+    """Send frames of HTTP/2 on four connections from an address of its own, and read the answers."""
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])
@@ -234,11 +235,17 @@ async def frames(port: int, files: TlsFiles, load: str) -> None:
     async def again() -> None:
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1",
+                    port,
+                    ssl=context,
+                    server_hostname="localhost",
+                    local_addr=(HOSTILE_ADDRESS, 0),
+                )
                 answers = asyncio.create_task(_forget_bytes(reader))
                 writer.write(_GREETING)
                 while not answers.done():
-                    writer.write(_FRAMES[load] * 500)
+                    writer.write(FLOODS[load] * 500)
                     await writer.drain()
             await asyncio.sleep(0.01)
 
@@ -281,7 +288,7 @@ async def run(options: dict[str, Any]) -> None:
     if options["load"] == "connections":
         print("ready", flush=True)
         await connections(options["port"])
-    if options["load"] in _FRAMES:
+    if options["load"] in FLOODS:
         print("ready", flush=True)
         await frames(options["port"], files, options["load"])
     said = iter([b""]) if options["load"] in _CALLS else messages(options["load"])

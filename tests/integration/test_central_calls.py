@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import resource
+import shutil
 import socket
 import ssl
 from pathlib import Path
@@ -17,11 +18,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
+from bench.hostile import study
 from central.authorisation.roles import Access
 from central.config import CentralConfig, CentralSection, HttpSection
+from central.pki import issue
 from central.web import grpc_services
+from tests.support import firewall
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
+from tests.support.honest_host import HonestHost
 from tests.support.spoken_streams import CONNECT
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import channel_credentials
@@ -209,6 +214,20 @@ async def test_a_flood_of_pings_does_not_end_its_connection(pki, make) -> None:
         while answered.count(b"\0\0\x08\6\1\0\0\0\0whipanda") < pings:
             answered += await reader.readexactly(17)
     writer.close()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(shutil.which("iptables") is None, reason="no iptables")
+def test_a_flood_of_frames_from_a_bounded_address(tmp_path: Path) -> None:
+    central = CentralProcess(tmp_path)
+    issue(central.pki, study.HOST)
+    with contextlib.ExitStack() as stack:
+        stack.callback(central.end)
+        central.start()
+        honest = stack.enter_context(contextlib.closing(HonestHost(central, 5)))
+        stack.enter_context(firewall.bounded(central.port))
+        stack.enter_context(study.hostile(central, "settings"))
+        honest.latencies_ms(5.0, 0.1)  # fails where one is not acknowledged within a minute
 
 
 async def test_connections_that_are_not_used_end(make, monkeypatch) -> None:

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 PACKAGES=(
     qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system libvirt-clients
-    openvswitch-switch iproute2 ethtool iputils-ping busybox-static cpio # hosts with real VMs
+    openvswitch-switch iproute2 iptables ethtool iputils-ping busybox-static cpio # hosts with real VMs
     qemu-system-arm                                                      # a guest with a PMU
     systemd-container                                                    # the units under a real systemd
     python3-fusepy libfuse2 intel-cmt-cat                                # a look-alike of resctrl; libpqos
