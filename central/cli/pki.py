@@ -141,9 +141,7 @@ def revoke_(
         file = into or certificate.parent / REVOKED
         is_new = revoke(certificate, file)
         serial = describe(certificate).serial
-        what = (
-            "copy it to where central.revoked_serials of central says" if is_new else "it was there already"
-        )
+        what = "central.revoked_serials must name this file or a copy" if is_new else "it was there already"
         console.print(f"{certificate}: serial {serial} is in {file}; {what}", soft_wrap=True)
 
 
