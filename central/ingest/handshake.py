@@ -24,7 +24,7 @@ from central.validation.reader import ReadBatch, Sender
 from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree, version_span
-from whitepanda.common.tls import shown_names
+from whitepanda.common.tls import peer_certificate, shown_names
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
@@ -81,20 +81,20 @@ class Greeter:
         self._warn = LogLimit(self._log.warning)
         self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
 
-    def admit(self, peer: Peer, hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
+    def admit(
+        self, context: Context, names: frozenset[str], hello: agent_pb2.Hello
+    ) -> tuple[HostStream, HostRecord]:
         """Agree on a version.
 
         Raises:
-            RefusedError: the Hello is for a host that is not in its certificate, or of another protocol; or the
+            RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
                 certificate is revoked.
 
         """
         now = self._clock()
-        names, serial = peer.names, peer.serial
+        _, serial = peer_certificate(context)
         if serial in self._revoked:
-            raise self.refuse(
-                grpc.StatusCode.UNAUTHENTICATED, "revoked", revoked_text(serial), host=someone(names)
-            )
+            raise self.refuse_revoked(names, serial)
         if hello.host not in names:
             raise self.refuse(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -197,7 +197,7 @@ class Greeter:
             raise self.refuse(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "no_hello",
-                "the stream ended without a Hello, or with one that gRPC drops because it unpacks to too much",
+                "the stream ended without a Hello, or gRPC dropped one that is too large uncompressed",
                 host=someone(names),
             )
         self.check_size(raw, someone(names))
@@ -258,6 +258,11 @@ class Greeter:
             return agent_pb2.AgentMessage.FromString(raw)
         except DecodeError:
             raise self._malformed(raw, host) from None
+
+    def refuse_revoked(self, names: frozenset[str], serial: str) -> RefusedError:
+        """As `refuse`, for a revoked certificate."""
+        code = grpc.StatusCode.UNAUTHENTICATED
+        return self.refuse(code, "revoked", revoked_text(serial), host=someone(names))
 
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
         """Count and tell a refusal, and return what is to be raised."""

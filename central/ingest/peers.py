@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 __all__ = ["Certificate", "Peer", "Peers"]
 
-Certificate = tuple[frozenset[str], str]  # its names and its serial
+Certificate = tuple[frozenset[str], str]  # its names and, of a revoked one, its serial; else ""
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
 _GREETS_AT_ONCE = 4  # streams whose Hello is read: what has come of it is held meanwhile
@@ -27,7 +27,7 @@ _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
 
 class Peer:
-    """What a certificate (its names and serial) has open and owes.
+    """What the certificates of the same names have open and owe, or a revoked one.
 
     `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
     """
@@ -87,7 +87,7 @@ class Peer:
 class Peers:
     """All certificates that have streams open or owe something.
 
-    The serial tells a host's new certificate from its revoked one, which must not take its places.
+    A revoked one counts by itself, so that it takes no place of the one issued after it.
 
     Args:
         clock_s: seconds of a clock that never goes back, for tests.
@@ -112,5 +112,5 @@ class Peers:
     def leave(self, peer: Peer) -> None:
         """Count a stream that ended. Who owes something stays known until its next stream ends."""
         peer.open -= 1
-        if not peer.open and not peer.wait_s():
+        if not peer.open and peer.until_s <= self._clock_s():
             del self._peers[peer.names, peer.serial]

@@ -31,7 +31,6 @@ from central.journal.writer import Journal
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log
-from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Ingest"]
@@ -74,7 +73,8 @@ class Ingest:
         self._clock_s = clock_s
         self._large = LargeMessages()
         self._peers = Peers()
-        self._greeter = Greeter(config, journal, registry.refused, revoked or Revoked(), clock, self._large)
+        self._revoked = revoked or Revoked()
+        self._greeter = Greeter(config, journal, registry.refused, self._revoked, clock, self._large)
         self._intake = Intake(config, journal, registry, self.room, self.quotas, clock, self._large)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
@@ -116,7 +116,7 @@ class Ingest:
 
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
-        peer = self._peers.enter(peer_certificate(context))
+        peer = self._peers.enter(self._revoked.known_as(context))
         is_counted = peer.open <= peer.allowed  # the others are open only until they are refused
         self._open += is_counted
         try:
@@ -149,7 +149,7 @@ class Ingest:
             hello = await self._greeter.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
-        stream, record = self._greeter.admit(peer, hello)
+        stream, record = self._greeter.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
         await self._greeter.welcome(context, stream)
         flow = Flow(stream, record, peer)
@@ -193,6 +193,8 @@ class Ingest:
         if peer.may_wait:  # also to be refused: who opens streams without end waits for each
             peer.owe_for_hello()
             await peer.wait()
+        if peer.serial:
+            raise self._greeter.refuse_revoked(peer.names, peer.serial)
         if is_extra:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
             raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))

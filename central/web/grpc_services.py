@@ -25,7 +25,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from central.authorisation.roles import ROLES, Access, Role
 from central.config import CentralConfig
 from central.ingest.peers import Certificate, Peers
-from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["Doorkeeper", "channel_options", "handlers"]
@@ -48,9 +47,6 @@ _SPARE_CONNECTIONS = (
 _SPARE_FILES = 1024  # for files, pipes and processes; a quarter where the system allows few
 _IDLE_CONNECTION_MS = 600_000  # gRPC looks at each connection so often: with 60 s, twice the CPU
 _HANDSHAKE_MS = 20_000  # as long as clients try
-_READ_BYTES = (
-    32 << 10
-)  # of a connection at once: gRPC's 4 MiB of small frames keep its other connections waiting
 
 
 class Doorkeeper:
@@ -71,7 +67,7 @@ class Doorkeeper:
     @contextlib.asynccontextmanager
     async def call(self, method: str, context: Context) -> AsyncIterator[None]:
         """Let a call of a method ("/service/name") in while this lasts, or end it with a status."""
-        peer, role = self.peers.enter(peer_certificate(context)), ROLES[method]
+        peer, role = self.peers.enter(self._access.revoked.known_as(context)), ROLES[method]
         try:
             refusal = self._access.refusal(role, peer.names, peer.serial)
             is_extra = refusal is None and peer.open > _MOST_CALLS
@@ -93,7 +89,7 @@ class Doorkeeper:
     @contextlib.asynccontextmanager
     async def stream(self, context: Context, kind: str = "streams") -> AsyncIterator[None]:
         """Count a call that was let in as one of its kind while this lasts, or end it with a status."""
-        counted = peer_certificate(context), kind
+        counted = self._access.revoked.known_as(context), kind
         self._streams[counted] += 1
         try:
             if self._streams[counted] > _MOST_STREAMS:
@@ -118,7 +114,7 @@ class Doorkeeper:
             del (
                 raw
             )  # gRPC keeps the exception that ends a call, and this frame with it, until cycles are collected
-            peer = self.peers.enter(peer_certificate(context))
+            peer = self.peers.enter(self._access.revoked.known_as(context))
             peer.owe(size / _LARGE_BYTES_PER_S)
             self.peers.leave(peer)
             await self._refuse(
@@ -254,7 +250,6 @@ def channel_options(config: CentralConfig) -> tuple[tuple[str, int], ...]:
         ("grpc.max_allowed_incoming_connections", most),
         ("grpc.max_connection_idle_ms", _IDLE_CONNECTION_MS),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.experimental.tcp_max_read_buffer_size", _READ_BYTES),
         ("grpc.http2.max_ping_strikes", 0),  # the end of such a connection takes gRPC minutes of CPU
     )
 

@@ -37,7 +37,7 @@ _STAT_BYTES = 1024
 # One list waits so long for the command lines of new processes, and so many may hang.
 _PATIENCE_S = 0.5
 _MAX_HUNG = 16
-_MAX_STATUS_BYTES = 8 << 20  # of a VM with a thousand disks: 1 MB
+_MAX_STATUS_BYTES = 2 << 20  # of a VM with a thousand disks: 1 MB; to parse it takes up to 40 times its size
 _MAX_ARGUMENTS_BYTES = 1 << 20
 # A status file that is none: a folder, a pipe, a ring of links, too large.
 _NO_STATUS = frozenset({errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.EFBIG})

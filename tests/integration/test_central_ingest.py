@@ -128,7 +128,7 @@ async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -
     await empty.call.done_writing()
     assert await empty.refused() == (
         "FAILED_PRECONDITION",
-        "the stream ended without a Hello, or with one that gRPC drops because it unpacks to too much",
+        "the stream ended without a Hello, or gRPC dropped one that is too large uncompressed",
     )
     silent = make.peer(central, "h1")
     assert (await silent.refused())[0] == "DEADLINE_EXCEEDED"

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["HOSTILE_ADDRESS", "bounded", "rules"]
+__all__ = ["HOSTILE_ADDRESS", "bounded", "is_there"]
 
 HOSTILE_ADDRESS = "127.0.0.66"
 _DOCS = Path(__file__).parents[2] / "docs" / "security.md"
 
 
-def rules() -> list[list[str]]:
-    """Return the arguments of iptables in docs/security.md, without what they are appended to."""
-    found = re.findall(r"^iptables -A INPUT (.+)$", _DOCS.read_text(), re.MULTILINE)
-    return [rule.split() for rule in found]
+def is_there() -> bool:
+    """Return whether rules can be set."""
+    return os.geteuid() == 0 and shutil.which("iptables") is not None
+
+
+def _rules() -> list[list[str]]:
+    """Return the arguments of iptables in docs/security.md, without what they are inserted into."""
+    connections, rate = re.findall(r"^iptables -I INPUT (.+)$", _DOCS.read_text(), re.MULTILINE)
+    return [connections.split(), rate.split()]
 
 
 @contextmanager
 def bounded(port: int) -> Iterator[None]:
     """Have the kernel bound what comes from that address to a port. As root; there must be iptables."""
     with ExitStack() as stack:
-        for rule in rules():
+        for rule in _rules():
             own = [str(port) if word == "7443" else word for word in rule]
             arguments = ["INPUT", "--source", HOSTILE_ADDRESS, *own]
-            subprocess.run(["iptables", "-A", *arguments], check=True)
-            stack.callback(subprocess.run, ["iptables", "-D", *arguments], check=True)
+            subprocess.run(["iptables", "-w", "-I", *arguments], check=True)
+            stack.callback(subprocess.run, ["iptables", "-w", "-D", *arguments], check=True)
         yield

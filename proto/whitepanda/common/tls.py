@@ -397,7 +397,8 @@ def _signed(pem: str) -> list[tuple[int, bytes]]:
     return signed[1:] if signed[0][0] == _DER_VERSION else signed
 
 
-_DER_VERSION, _DER_UTC_TIME = 0xA0, 0x17
+_DER_VERSION, _DER_EXTENSIONS, _DER_DNS_NAME, _DER_UTC_TIME = 0xA0, 0xA3, 0x82, 0x17
+_ALTERNATIVE_NAME = bytes((0x55, 0x1D, 0x11))  # 2.5.29.17
 
 
 def _parts(data: bytes) -> list[tuple[int, bytes]]:
@@ -427,24 +428,31 @@ def serial_text(serial: int | str) -> str:
 
 
 def peer_certificate(
-    context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object],
+    context: grpc.ServicerContext | grpc.aio.ServicerContext[Any, Any],
 ) -> tuple[frozenset[str], str]:
     """Return the client's verified certificate: its DNS alternative names, and its serial as `serial_text` has it.
 
     Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
-    Without TLS there are no names, and the serial is "".
+    gRPC ends a name at its first NUL, so names are read from the certificate; those with control characters do not
+    count. Without TLS there are no names, and the serial is "".
     """
-    names = context.auth_context().get("peer_dns") or ()
-    return frozenset(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes)), _serial(
-        context
-    )
-
-
-def _serial(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> str:
     for pem in context.auth_context().get("x509_pem_cert") or ():
         if isinstance(pem, bytes):
-            return serial_text(int.from_bytes(_signed(pem.decode("ascii"))[0][1]))
-    return ""
+            signed = _signed(pem.decode("ascii"))
+            names = (name.decode("ascii", "replace") for name in _alternative_names(signed))
+            return frozenset(name for name in names if name.isprintable()), serial_text(
+                int.from_bytes(signed[0][1])
+            )
+    return frozenset(), ""
+
+
+def _alternative_names(signed: list[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the DNS names of RFC 5280, 4.2.1.6."""
+    for extensions in (value for tag, value in signed if tag == _DER_EXTENSIONS):
+        for _, extension in _parts(_parts(extensions)[0][1]):
+            (_, kind), *_, (_, value) = _parts(extension)
+            if kind == _ALTERNATIVE_NAME:
+                yield from (name for tag, name in _parts(_parts(value)[0][1]) if tag == _DER_DNS_NAME)
 
 
 def shown_names(names: Iterable[str]) -> str:

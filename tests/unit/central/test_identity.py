@@ -27,6 +27,8 @@ OTHERS = {  # what a certificate may say beside DNS names; each names somebody w
     "address": lambda _name: [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))],
     "other_dns": lambda name: [x509.DNSName(f"{name}.example.net")],
     "common_name": lambda _name: [],
+    "nul": lambda name: [x509.DNSName(f"{name}\0.example.net")],
+    "control": lambda name: [x509.DNSName(f"{name}\n")],
 }
 
 
