@@ -9,6 +9,7 @@ import logging
 import resource
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import grpc
@@ -236,8 +237,12 @@ def test_a_flood_of_frames_from_a_bounded_address(tmp_path: Path, load: str) -> 
         with pytest.raises(ConnectionError):
             connected(central.port)
         for each in held:
-            with contextlib.suppress(BlockingIOError):  # but no ConnectionResetError
-                each.recv(1, socket.MSG_DONTWAIT)
+            each.setblocking(False)
+            each.send(b"\x16")
+        time.sleep(0.2)  # for resets to come
+        for each in held:
+            with pytest.raises(BlockingIOError):  # it is open still
+                each.recv(1)
             each.close()
         stack.enter_context(study.hostile(central, load))
         assert honest.latencies_ms(5.0, 0.1).max() < 20_000
