@@ -49,7 +49,7 @@ FLOODS = {  # frames of HTTP/2, sent again and again
     "settings": b"\0\0\6\4\0\0\0\0\0" + b"\0\4\0\1\x11\x70",  # a window of 70,000
     "pings": b"\0\0\x08\6\0\0\0\0\0" + b"12345678",
 }
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # of HTTP/2, and no settings
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # of HTTP/2, and no settings
 _MIB = 1 << 20
 
 
@@ -243,10 +243,11 @@ async def frames(port: int, files: TlsFiles, load: str) -> None:
                     local_addr=(HOSTILE_ADDRESS, 0),
                 )
                 answers = asyncio.create_task(_forget_bytes(reader))
-                writer.write(_GREETING)
+                writer.write(GREETING)
                 while not answers.done():
                     writer.write(FLOODS[load] * 500)
                     await writer.drain()
+                writer.close()
             await asyncio.sleep(0.01)
 
     await asyncio.gather(*(again() for _ in range(4)))

@@ -128,6 +128,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=2, help="of the three measurements")
     arguments = parser.parse_args()
+    if not FLOODS.keys().isdisjoint(arguments.loads.split(",")) and not firewall.is_there():
+        sys.exit(
+            f"--loads {arguments.loads}: {', '.join(FLOODS)} need root and iptables; leave them out, or run as root"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     _FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="whitepanda-bench-", dir=_FOLDER) as folder, ExitStack() as stack:

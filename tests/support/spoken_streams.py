@@ -134,7 +134,7 @@ class Centrals:
         return central
 
     def peer(self, central: Central, name: str | TlsFiles, kind: type[Peer] = Peer) -> Peer:
-        """Open a stream with the certificate of that name."""
+        """Open a stream with the certificate of that name, or with that one."""
         peer = kind(central, self._pki[name] if isinstance(name, str) else name)
         self._peers.append(peer)
         return peer

@@ -439,10 +439,12 @@ def peer_certificate(
     for pem in context.auth_context().get("x509_pem_cert") or ():
         if isinstance(pem, bytes):
             signed = _signed(pem.decode("ascii"))
-            names = (name.decode("ascii", "replace") for name in _alternative_names(signed))
-            return frozenset(name for name in names if name.isprintable()), serial_text(
-                int.from_bytes(signed[0][1])
-            )
+            serial = serial_text(int.from_bytes(signed[0][1]))
+            try:
+                names = [name.decode("ascii", "replace") for name in _alternative_names(signed)]
+            except (IndexError, ValueError):  # the CA signed what are no names
+                names = []
+            return frozenset(name for name in names if name.isprintable()), serial
     return frozenset(), ""
 
 

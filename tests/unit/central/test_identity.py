@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import ipaddress
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -18,7 +19,7 @@ from central.config import CentralConfig, CentralSection
 from central.daemon import Central
 from central.pki import issue, make_ca
 from tests.support.spoken_streams import https, said_to_hello
-from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.common.tls import TlsFiles, channel_credentials, peer_certificate
 from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc
 
 OTHERS = {  # what a certificate may say beside DNS names; each names somebody whom central knows
@@ -32,7 +33,7 @@ OTHERS = {  # what a certificate may say beside DNS names; each names somebody w
 }
 
 
-def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName]) -> TlsFiles:
+def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName] | bytes) -> TlsFiles:
     """Make a client's certificate of the CA in `pki`, as another CA's tools might."""
     ca = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes())
     ca_key = serialization.load_pem_private_key((pki / "ca.key").read_bytes(), password=None)
@@ -51,7 +52,10 @@ def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName]
             critical=False,
         )
     )
-    if alternative:
+    if isinstance(alternative, bytes):
+        names = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, alternative)
+        builder = builder.add_extension(names, critical=False)
+    elif alternative:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternative), critical=False)
     signed = builder.sign(ca_key, hashes.SHA256())  # type: ignore[arg-type]
     crt, key_file = pki / "client.crt", pki / "client.key"
@@ -139,3 +143,13 @@ async def test_a_certificate_without_dns_names_is_refused_with_the_reason(
 ) -> None:
     files = certificate(tmp_path / "pki", "operator", [])
     assert "(none: only DNS alternative names count)" in await may_ask(central, files)
+
+
+@pytest.mark.parametrize("names", [b"", b"\x30\x20\x82"])
+def test_a_certificate_whose_names_cannot_be_read_has_none(tmp_path: Path, names: bytes) -> None:
+    """Our clients refuse to load it, and so does OpenSSL; others may not."""
+    make_ca(tmp_path)
+    pem = Path(certificate(tmp_path, "h1", names).certificate).read_bytes()
+    context = SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [pem]})
+    found, serial = peer_certificate(context)
+    assert found == frozenset() and serial

@@ -17,7 +17,7 @@ from central.journal.writer import HostRecord, Journal
 def a_room(max_pending_batches: int) -> tuple[Room, Flow]:
     journal = SimpleNamespace(failure="", on_failure=[])
     room = Room(IngestSection(max_pending_batches=max_pending_batches), cast("Journal", journal))
-    return room, Flow(HostStream("h1"), HostRecord("h1"), Peers().enter((frozenset({"h1"}), "1")))
+    return room, Flow(HostStream("h1"), HostRecord("h1"), Peers().enter((frozenset({"h1"}), "")))
 
 
 async def test_agents_slow_down_from_half_of_what_may_be_pending_to_a_quarter() -> None:

@@ -40,7 +40,7 @@ def large() -> Iterator[LargeMessages]:
 
 @pytest.fixture
 def peer() -> Peer:
-    return Peers().enter((frozenset({"h"}), "1"))
+    return Peers().enter((frozenset({"h"}), ""))
 
 
 def batch(rows: int = 3000, **columns) -> agent_pb2.CpiBatch:
@@ -182,7 +182,7 @@ async def test_for_want_of_memory_a_message_is_not_said_to_be_malformed(large, p
 async def dying(large: LargeMessages, raw: bytes, *, waiting: int = 0) -> list[asyncio.Task]:
     """Have the process die of a message, while so many of other hosts wait."""
     peers = Peers()
-    first, *others = (peers.enter((frozenset({f"h{number}"}), "1")) for number in range(1 + waiting))
+    first, *others = (peers.enter((frozenset({f"h{number}"}), "")) for number in range(1 + waiting))
     await large.read(raw, SENDER, first)
     process = large._process
     os.kill(process.pid, signal.SIGSTOP)
