@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError
-from whitepanda.common.tls import peer_certificate, serial_text
+from whitepanda.common.tls import serial_text
 
 __all__ = ["LOOK_S", "Revoked", "read_serials", "revoked_text"]
 
@@ -61,11 +60,6 @@ class Revoked:
         self._path = path
         self.serials: frozenset[str] = frozenset()
         self.problem = ""
-
-    def known_as(self, context: Any) -> tuple[frozenset[str], str]:
-        """Return a client's names, and its serial if that is revoked, else ""."""
-        names, serial = peer_certificate(context)
-        return names, serial if serial in self else ""
 
     def __contains__(self, serial: object) -> bool:
         return serial in self.serials

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 
 __all__ = ["Certificate", "Peer", "Peers"]
 
-Certificate = tuple[frozenset[str], str]  # its names and, of a revoked one, its serial; else ""
+Certificate = tuple[frozenset[str], str]  # its names and its serial
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
 _GREETS_AT_ONCE = 4  # streams whose Hello is read: what has come of it is held meanwhile
@@ -32,11 +33,24 @@ class Peer:
     `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
     """
 
-    __slots__ = ("_clock_s", "greets", "names", "open", "reads_large", "serial", "until_s")
+    __slots__ = (
+        "_clock_s",
+        "calls",
+        "greets",
+        "names",
+        "open",
+        "reads_large",
+        "revoked",
+        "serials",
+        "until_s",
+    )
 
-    def __init__(self, certificate: Certificate, clock_s: Callable[[], float]) -> None:
-        self.names, self.serial = certificate
-        self.open = 0  # streams
+    def __init__(self, names: frozenset[str], revoked: str, clock_s: Callable[[], float]) -> None:
+        self.names = names
+        self.revoked = revoked  # its serial, "" where it is not
+        self.serials: set[str] = set()  # of the certificates that came with these names
+        self.open = 0  # streams, or calls of the fleet API
+        self.calls: Counter[str] = Counter()  # open ones by kind, of those that are counted by kind
         self.reads_large = asyncio.Lock()
         self.greets = asyncio.Semaphore(_GREETS_AT_ONCE)
         self.until_s = 0.0  # when nothing is owed any more; 0: nothing is
@@ -87,30 +101,42 @@ class Peer:
 class Peers:
     """All certificates that have streams open or owe something.
 
-    A revoked one counts by itself, so that it takes no place of the one issued after it.
+    A revoked one counts by itself, so that it takes no place of the one issued after it. What the same names had
+    open or owed before is left behind as well.
 
     Args:
+        revoked: serials.
         clock_s: seconds of a clock that never goes back, for tests.
 
     """
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, revoked: Container[str] = (), clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._revoked = revoked
         self._clock_s = clock_s
-        self._peers: dict[Certificate, Peer] = {}
+        self._peers: dict[Certificate, Peer] = {}  # with a serial only where that is revoked
 
     def __len__(self) -> int:
         return len(self._peers)
 
     def enter(self, certificate: Certificate) -> Peer:
         """Count a stream that begins, which must `leave`, and return whose it is."""
-        peer = self._peers.get(certificate)
-        if peer is None:
-            peer = self._peers[certificate] = Peer(certificate, self._clock_s)
+        peer = self.of(certificate)
         peer.open += 1
+        return peer
+
+    def of(self, certificate: Certificate) -> Peer:
+        """Return what a certificate has open and owes."""
+        names, serial = certificate
+        revoked = serial if serial in self._revoked else ""
+        peer = self._peers.get((names, revoked))
+        if peer is None or (not revoked and any(serial in self._revoked for serial in peer.serials)):
+            peer = self._peers[names, revoked] = Peer(names, revoked, self._clock_s)
+        peer.serials.add(serial)
         return peer
 
     def leave(self, peer: Peer) -> None:
         """Count a stream that ended. Who owes something stays known until its next stream ends."""
         peer.open -= 1
-        if not peer.open and peer.until_s <= self._clock_s():
-            del self._peers[peer.names, peer.serial]
+        name = peer.names, peer.revoked
+        if not peer.open and peer.until_s <= self._clock_s() and self._peers.get(name) is peer:
+            del self._peers[name]

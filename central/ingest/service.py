@@ -31,6 +31,7 @@ from central.journal.writer import Journal
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log
+from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Ingest"]
@@ -72,9 +73,9 @@ class Ingest:
         self._clock = clock
         self._clock_s = clock_s
         self._large = LargeMessages()
-        self._peers = Peers()
-        self._revoked = revoked or Revoked()
-        self._greeter = Greeter(config, journal, registry.refused, self._revoked, clock, self._large)
+        revoked = revoked or Revoked()
+        self._peers = Peers(revoked)
+        self._greeter = Greeter(config, journal, registry.refused, revoked, clock, self._large)
         self._intake = Intake(config, journal, registry, self.room, self.quotas, clock, self._large)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
@@ -116,15 +117,13 @@ class Ingest:
 
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
-        peer = self._peers.enter(self._revoked.known_as(context))
+        peer = self._peers.enter(peer_certificate(context))
         is_counted = peer.open <= peer.allowed  # the others are open only until they are refused
         self._open += is_counted
         try:
             if (refused := await self._refused(context, peer)) is not None:
-                await context.abort(*refused)  # a client that does not read may keep it waiting here
-        except (
-            grpc.aio.InternalError
-        ):  # the connection ended during a write or that; gRPC would log a traceback
+                await self._abort(context, *refused)
+        except grpc.aio.InternalError:  # the connection ended during a write; gRPC would log a traceback
             raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)
@@ -151,7 +150,11 @@ class Ingest:
         began_s = time.perf_counter()
         stream, record = self._greeter.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
-        await self._greeter.welcome(context, stream)
+        try:
+            async with asyncio.timeout(self._config.ingest.unread_s):
+                await self._greeter.welcome(context, stream)
+        except TimeoutError:
+            raise self._unread(stream) from None
         flow = Flow(stream, record, peer)
         self.room.flows.add(flow)
         if self._registry.add(stream) is not None:
@@ -193,8 +196,8 @@ class Ingest:
         if peer.may_wait:  # also to be refused: who opens streams without end waits for each
             peer.owe_for_hello()
             await peer.wait()
-        if peer.serial:
-            raise self._greeter.refuse_revoked(peer.names, peer.serial)
+        if peer.revoked:
+            raise self._greeter.refuse_revoked(peer.names, peer.revoked)
         if is_extra:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
             raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))
@@ -203,6 +206,14 @@ class Ingest:
                 f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
             )
             raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
+
+    async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
+        """End a stream with a status; without one if the client does not read what was sent before."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await context.abort(code, detail)
+        except TimeoutError:
+            raise asyncio.CancelledError from None
 
     def _raise_end(
         self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]

@@ -24,7 +24,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from central.authorisation.roles import ROLES, Access, Role
 from central.config import CentralConfig
-from central.ingest.peers import Certificate, Peers
+from central.ingest.peers import Peers
+from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["Doorkeeper", "channel_options", "handlers"]
@@ -59,17 +60,16 @@ class Doorkeeper:
     """
 
     def __init__(self, access: Access, refused: Counter[str]) -> None:
-        self.peers = Peers()
+        self.peers = Peers(access.revoked)
         self._access = access
         self._refused = refused
-        self._streams: Counter[tuple[Certificate, str]] = Counter()
 
     @contextlib.asynccontextmanager
     async def call(self, method: str, context: Context) -> AsyncIterator[None]:
         """Let a call of a method ("/service/name") in while this lasts, or end it with a status."""
-        peer, role = self.peers.enter(self._access.revoked.known_as(context)), ROLES[method]
+        peer, role = self.peers.enter(peer_certificate(context)), ROLES[method]
         try:
-            refusal = self._access.refusal(role, peer.names, peer.serial)
+            refusal = self._access.refusal(role, peer.names, peer.revoked)
             is_extra = refusal is None and peer.open > _MOST_CALLS
             if (refusal or is_extra or role is Role.ANYONE) and peer.open <= _MOST_WAITING:
                 peer.owe(_OWED_S)
@@ -89,16 +89,15 @@ class Doorkeeper:
     @contextlib.asynccontextmanager
     async def stream(self, context: Context, kind: str = "streams") -> AsyncIterator[None]:
         """Count a call that was let in as one of its kind while this lasts, or end it with a status."""
-        counted = self._access.revoked.known_as(context), kind
-        self._streams[counted] += 1
+        calls = self.peers.of(peer_certificate(context)).calls
+        calls[kind] += 1
         try:
-            if self._streams[counted] > _MOST_STREAMS:
+            if calls[kind] > _MOST_STREAMS:
                 detail = f"{_MOST_STREAMS} {kind} of this certificate are open"
                 await self._refuse(context, "too_many_calls", detail)
             yield
         finally:
-            self._streams[counted] -= 1
-            self._streams += Counter()  # without those that have none
+            calls[kind] -= 1
 
     async def request(self, context: Context, kind: Any, most_bytes: int, within_s: float) -> Any:
         """Return a call's next request, or None after its last one; what is none, or is late, ends the call."""
@@ -114,9 +113,7 @@ class Doorkeeper:
             del (
                 raw
             )  # gRPC keeps the exception that ends a call, and this frame with it, until cycles are collected
-            peer = self.peers.enter(self._access.revoked.known_as(context))
-            peer.owe(size / _LARGE_BYTES_PER_S)
-            self.peers.leave(peer)
+            self.peers.of(peer_certificate(context)).owe(size / _LARGE_BYTES_PER_S)
             await self._refuse(
                 context, "large_request", f"a request of {size} bytes; {most_bytes} are allowed"
             )
@@ -216,7 +213,14 @@ class _Written:
         self._context = context
 
     async def write(self, message: Any) -> None:
-        await self._context.write(message.SerializeToString())
+        await _write(self._context, message)
+
+
+async def _write(context: Context, message: Any) -> None:
+    try:
+        await asyncio.wait_for(context.write(message.SerializeToString()), _IDLE_S)
+    except TimeoutError:  # a status would wait for the client as well
+        raise asyncio.CancelledError from None
 
 
 def _reflect(door: Doorkeeper, names: Iterable[str]) -> Callable[[object, Context], Awaitable[None]]:
@@ -230,10 +234,7 @@ def _reflect(door: Doorkeeper, names: Iterable[str]) -> Callable[[object, Contex
             kind = reflection_pb2.ServerReflectionRequest
             while (request := await door.request(context, kind, _SMALL_BYTES, _IDLE_S)) is not None:
                 async for answer in servicer.ServerReflectionInfo(one(request), context):
-                    try:
-                        await asyncio.wait_for(context.write(answer.SerializeToString()), _IDLE_S)
-                    except TimeoutError:  # a status would wait for the client as well
-                        raise asyncio.CancelledError from None
+                    await _write(context, answer)
 
     return reflected
 

@@ -81,7 +81,7 @@ async def test_large_health_checks_of_a_host_are_few_and_it_waits_for_them(make)
     central = await make.central()
     channel = make.peer(central, "h1").channel
     silent = [channel.stream_stream(CHECK)() for _ in range(4)]
-    await until(lambda: sum(central.door._streams.values()) == 4)
+    await until(lambda: held(central) == 4)
     assert await ended(channel.stream_stream(CHECK)()) == (
         "RESOURCE_EXHAUSTED",
         "4 health checks of this certificate are open",
@@ -97,12 +97,17 @@ async def test_large_health_checks_of_a_host_are_few_and_it_waits_for_them(make)
         call.cancel()
 
 
+def held(central) -> int:
+    """How many calls count by their kind."""
+    return sum(sum(peer.calls.values()) for peer in central.door.peers._peers.values())
+
+
 async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
     monkeypatch.setattr(grpc_services, "_MOST_CALLS", 6)
     central = await make.central()
     channel = make.peer(central, "operator").channel
     streams = [channel.stream_stream(WATCH)() for _ in range(4)]
-    await until(lambda: sum(central.door._streams.values()) == 4)
+    await until(lambda: held(central) == 4)
     late = channel.stream_stream(REFLECTION)()
     assert await ended(late) == ("RESOURCE_EXHAUSTED", "4 streams of this certificate are open")
     calls = [channel.stream_stream(STATUS)() for _ in range(2)]
@@ -116,7 +121,7 @@ async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
     for call in (*streams, *calls):
         call.cancel()
     peers = central.door.peers._peers
-    await until(lambda: not any(peer.open for peer in peers.values()) and not central.door._streams)
+    await until(lambda: not any(peer.open for peer in peers.values()))
     assert central.registry.refused == {"too_many_calls": 2}
 
 
@@ -135,8 +140,22 @@ async def test_a_revoked_certificate_reaches_nothing(make, pki, renewed) -> None
     again = make.peer(central, renewed("operator")).channel
     status = await fleet_pb2_grpc.FleetStub(again).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
     assert status.central_version
-    assert any(peer.serial and peer.open for peer in peers.values()), "others wait, it does not"
+    assert any(peer.revoked and peer.open for peer in peers.values()), "others wait, it does not"
     for call in calls:
+        call.cancel()
+
+
+async def test_calls_from_before_a_revocation_take_no_place_of_the_successor(make, pki, renewed) -> None:
+    central = await make.central()
+    thief = make.peer(central, "operator").channel
+    watches = [thief.stream_stream(WATCH)() for _ in range(4)]
+    await until(lambda: held(central) == 4)
+    central.revoked.serials = frozenset({describe(pki["operator"].certificate).serial})
+    again = make.peer(central, renewed("operator")).channel
+    watch = again.stream_stream(WATCH)()
+    await watch.write(health_pb2.HealthCheckRequest().SerializeToString())
+    assert health_pb2.HealthCheckResponse.FromString(await watch.read()).status == 1
+    for call in (*watches, watch):
         call.cancel()
 
 

@@ -29,7 +29,7 @@ from central.pki import describe
 from central.validation.reader import Sender
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
-from tests.support.spoken_streams import CONNECT
+from tests.support.spoken_streams import CONNECT, unread_hellos
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2
@@ -287,7 +287,7 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
     stream = central.registry.get("h1")
 
     async def flood() -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for sequence in range(100_000):
                 await peer.batch(sequence + 1, spool_id="\x1b" * 20)
 
@@ -372,8 +372,27 @@ async def test_a_revoked_key_takes_no_place_of_its_successor(make, pki, renewed)
     peers = central.ingest._peers._peers
     await until(lambda: any(peer.open > 20 for peer in peers.values()))
     await make.peer(central, renewed("h1")).hello("h1")
-    assert [peer.open for peer in peers.values() if not peer.serial] == [1]
+    assert [peer.open for peer in peers.values() if not peer.revoked] == [1]
     assert {await call.code() for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
+
+
+async def test_streams_from_before_a_revocation_take_no_place_either(make, pki, renewed) -> None:
+    central = await make.central()
+    connection = await unread_hellos(central, pki["h1"], "h1", 9)
+    await until(lambda: central.ingest._open == 9)
+    central.revoked.serials = frozenset({describe(pki["h1"].certificate).serial})
+    await make.peer(central, renewed("h1")).hello("h1")
+    connection.transport.abort()
+
+
+async def test_streams_that_read_nothing_end(make, pki, monkeypatch) -> None:
+    monkeypatch.setattr(ingest_module, "_DRAIN_S", 0.1)
+    central = await make.central(unread_s=1.0)
+    connection = await unread_hellos(central, pki["h1"], "h1", 9)
+    await until(lambda: central.ingest.refused_streams["unread"] == 9)
+    await until(lambda: central.ingest._open == 0 and len(central.ingest._peers) == 0)
+    await make.peer(central, "h1").hello("h1")
+    connection.transport.abort()
 
 
 async def test_a_stream_that_is_refused_is_owed_for_too(make, monkeypatch) -> None:

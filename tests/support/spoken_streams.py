@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import ssl
+import struct
 import time
 from pathlib import Path
 
@@ -107,6 +108,33 @@ async def said_to_hello(central: Central, files: TlsFiles, host: str) -> str:
         if raw is grpc.aio.EOF:
             return (await call.code()).name
         return str(agent_pb2.CentralMessage.FromString(raw).WhichOneof("body"))
+
+
+async def unread_hellos(central: Central, files: TlsFiles, host: str, count: int) -> asyncio.StreamWriter:
+    """Open streams that say Hello and take no byte of data (RFC 9113, 6.9.2); return their connection."""
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    reader, writer = await asyncio.open_connection("localhost", central.port, ssl=context)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, 0)))
+    await reader.readexactly(9)
+    writer.write(_frame(4, 1, 0, b""))
+    fields = {":method": "POST", ":scheme": "https", ":path": CONNECT, ":authority": "localhost"}
+    fields |= {"content-type": "application/grpc", "te": "trailers"}
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    hello = agent_pb2.Hello(host=host, protocol_version=1, min_protocol_version=1)
+    said = agent_pb2.AgentMessage(hello=hello).SerializeToString()
+    for stream in range(1, 2 * count, 2):
+        message = _frame(0, 0, stream, b"\0" + struct.pack(">I", len(said)) + said)
+        writer.write(_frame(1, 4, stream, head) + message)
+    return writer
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 
 def https(central: Central, files: TlsFiles) -> http.client.HTTPSConnection:

@@ -412,6 +412,8 @@ def _parts(data: bytes) -> list[tuple[int, bytes]]:
             size = int.from_bytes(data[at + 2 : begin])
         found.append((tag, data[begin : begin + size]))
         at = begin + size
+    if at > len(data):
+        raise ValueError("DER that is cut off")
     return found
 
 
@@ -433,18 +435,18 @@ def peer_certificate(
     """Return the client's verified certificate: its DNS alternative names, and its serial as `serial_text` has it.
 
     Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
-    gRPC ends a name at its first NUL, so names are read from the certificate; those with control characters do not
-    count. Without TLS there are no names, and the serial is "".
+    gRPC ends a name at its first NUL, so names are read from the certificate; those with control characters or
+    others than ASCII's do not count. Without TLS there are no names, and the serial is "".
     """
     for pem in context.auth_context().get("x509_pem_cert") or ():
         if isinstance(pem, bytes):
             signed = _signed(pem.decode("ascii"))
             serial = serial_text(int.from_bytes(signed[0][1]))
             try:
-                names = [name.decode("ascii", "replace") for name in _alternative_names(signed)]
+                names = [name.decode() for name in _alternative_names(signed) if name.isascii()]
             except (IndexError, ValueError):  # the CA signed what are no names
                 names = []
-            return frozenset(name for name in names if name.isprintable()), serial
+            return frozenset(name for name in names if name and name.isprintable()), serial
     return frozenset(), ""
 
 

@@ -145,7 +145,10 @@ async def test_a_certificate_without_dns_names_is_refused_with_the_reason(
     assert "(none: only DNS alternative names count)" in await may_ask(central, files)
 
 
-@pytest.mark.parametrize("names", [b"", b"\x30\x20\x82"])
+@pytest.mark.parametrize(
+    "names",
+    [b"", b"\x30\x20\x82", b"\x30\x02\x82\x00", b"\x30\x04\x82\x82\xff\xff", b"\x30\x04\x82\x02h\xe9"],
+)
 def test_a_certificate_whose_names_cannot_be_read_has_none(tmp_path: Path, names: bytes) -> None:
     """Our clients refuse to load it, and so does OpenSSL; others may not."""
     make_ca(tmp_path)

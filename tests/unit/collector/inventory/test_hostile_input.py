@@ -50,9 +50,12 @@ def test_a_status_file_that_is_absurd_or_none_costs_no_other_vm(host, inventory)
     (host.state / "folder.xml").mkdir()
     with (host.state / "large.xml").open("wb") as file:
         file.truncate(1 << 40)
+    status = STATUS.format(pid=12, tid=13).encode()
+    (host.state / "a_byte_more.xml").write_bytes(status.ljust((2 << 20) + 1))
     (host.state / "ring.xml").symlink_to("ring.xml")
     assert inventory.probe().available
     assert [vm.name for vm in inventory.vms()] == ["a"]
+    assert parse_status(status.ljust(2 << 20)).pid == 12
 
 
 @given(
