@@ -10,6 +10,7 @@ import resource
 import socket
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import psutil
@@ -121,7 +122,7 @@ async def test_a_certificate_has_few_calls_at_a_time(make, monkeypatch) -> None:
     for call in (*streams, *calls):
         call.cancel()
     peers = central.door.peers._peers
-    await until(lambda: not any(peer.open for peer in peers.values()))
+    await until(lambda: not any(peer.open for peer in peers.values()) and not held(central))
     assert central.registry.refused == {"too_many_calls": 2}
 
 
@@ -157,6 +158,14 @@ async def test_calls_from_before_a_revocation_take_no_place_of_the_successor(mak
     assert health_pb2.HealthCheckResponse.FromString(await watch.read()).status == 1
     for call in (*watches, watch):
         call.cancel()
+
+
+async def test_a_watch_that_reads_nothing_ends(monkeypatch) -> None:
+    """Else it holds up all others of the same service, which gRPC's servicer writes to in turn."""
+    monkeypatch.setattr(grpc_services, "_IDLE_S", 0.01)
+    unread = SimpleNamespace(write=lambda _raw: asyncio.Event().wait())
+    with pytest.raises(asyncio.CancelledError):
+        await grpc_services._Written(unread).write(health_pb2.HealthCheckResponse())
 
 
 async def test_a_reflection_stream_that_breaks_off_is_no_error(make, caplog) -> None:

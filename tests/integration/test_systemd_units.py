@@ -464,28 +464,31 @@ def test_nothing_is_logged_as_an_error(machine):
 
 
 def test_the_watchdog_restarts_what_hangs(machine, override):
-    units, limit_s = (
-        ("whitepanda-agent", "whitepanda-central"),
-        10,
-    )  # pings are half of it apart: 5 s to spare
+    units = ("whitepanda-agent", "whitepanda-central")
+    limit_s = 10  # pings are half of it apart: 5 s to spare
     for unit in units:
         override(unit, f"WatchdogSec={limit_s}")
     pids = {unit: machine.show(unit, "MainPID") for unit in units}
 
-    def pinged_s(unit):
-        """For how long it has pinged since it was ready."""
-        at = [int(machine.show(unit, f"{name}TimestampMonotonic")) for name in ("Watchdog", "ActiveEnter")]
-        return (at[0] - at[1]) / 1e6
+    def has_lived(unit):
+        """Whether it has pinged for longer than the limit since it was ready."""
+        last, ready = (
+            int(machine.show(unit, f"{name}TimestampMonotonic")) for name in ("Watchdog", "ActiveEnter")
+        )
+        return last - ready > limit_s * 1e6
+
+    def reaches(unit, condition, timeout_s):
+        eventually(lambda: condition(unit), lambda: machine.journal(unit), timeout_s)
 
     for unit in units:  # one that lives is left alone
-        eventually(lambda: pinged_s(unit) > limit_s, lambda: machine.journal(unit), 60)  # noqa: B023 - called within the loop's turn
+        reaches(unit, has_lived, 60)
         assert machine.show(unit, "MainPID") == pids[unit]
         assert machine.show(unit, "NRestarts") == "0"
     for unit in units:
         machine.run("kill", "-STOP", pids[unit])
     for unit in units:
-        eventually(lambda: machine.show(unit, "NRestarts") == "1", lambda: machine.journal(unit), 90)  # noqa: B023 - called within the loop's turn
-        eventually(lambda: machine.is_active(unit) == "active", lambda: machine.journal(unit), 60)  # noqa: B023 - called within the loop's turn
+        reaches(unit, lambda unit: machine.show(unit, "NRestarts") == "1", 90)
+        reaches(unit, lambda unit: machine.is_active(unit) == "active", 60)
         assert machine.show(unit, "MainPID") not in {pids[unit], "0"}
         assert f"{unit}.service: Watchdog timeout (limit {limit_s}s)!" in machine.journal(unit)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 
+from bench.hostile.host import GREETING
 from central.config import CentralConfig, CentralSection, IngestSection, QuotaSection
 from central.daemon import Central
 from tests.support.fake_central import until
@@ -116,7 +117,7 @@ async def unread_hellos(central: Central, files: TlsFiles, host: str, count: int
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])
     reader, writer = await asyncio.open_connection("localhost", central.port, ssl=context)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, 0)))
+    writer.write(GREETING + _frame(4, 0, 0, struct.pack(">HI", 4, 0)))
     await reader.readexactly(9)
     writer.write(_frame(4, 1, 0, b""))
     fields = {":method": "POST", ":scheme": "https", ":path": CONNECT, ":authority": "localhost"}
