@@ -1,13 +1,9 @@
 """The host's two clocks, injected so that tests make time: monotonic for durations, Unix time for labels."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
 from typing import Protocol
-
-__all__ = ["Clock", "SystemClock", "boot_id"]
 
 # The event loop's timers are as coarse as epoll, 1 ms, and woken late on an idle CPU. So the loop wakes this much too
 # early and the thread itself sleeps the rest: that lets other tasks wait, but no longer than one more timer would.

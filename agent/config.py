@@ -1,7 +1,5 @@
 """The agent's configuration: a TOML file into frozen structs. docs/configuration.md is made from this file."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re
@@ -15,17 +13,6 @@ import msgspec
 from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
 from whitepanda.common.config import MAX_PORT, Range, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
-
-__all__ = [
-    "MAX_WORKERS",
-    "RANGES",
-    "ActSection",
-    "AgentConfig",
-    "JobRule",
-    "Mode",
-    "load",
-    "without_real_sources",
-]
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -374,9 +361,7 @@ def _source_problems(sources: Sources) -> Iterator[str]:
         remedy = 'set mode = "auto" for one, such as [sources.procfs]'
         yield f"all sources are off, so nothing would be measured; {remedy}"
     if sources.pqos.mode == sources.resctrl.mode == "required":
-        remedy = (
-            'set [sources.resctrl] mode = "off" where the kernel has no resctrl, else that of [sources.pqos]'
-        )
+        remedy = 'set [sources.resctrl] mode = "off" where the kernel has no resctrl, else that of [sources.pqos]'
         yield f"sources.pqos.mode and sources.resctrl.mode must not both be 'required'; {remedy}"
     for user in sources.qemu.users:
         if not user or user != user.strip() or not user.isprintable():
@@ -443,10 +428,7 @@ def _name_problems(agent: AgentSection) -> Iterator[str]:
         allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
         yield f"agent.host must be {allowed} (value {agent.host[:60]!r})"
     if len(agent.platform) > _MAX_PLATFORM or not agent.platform.isprintable():
-        yield (
-            f"agent.platform must be at most {_MAX_PLATFORM} printable characters "
-            f"(value {agent.platform[:60]!r})"
-        )
+        yield (f"agent.platform must be at most {_MAX_PLATFORM} printable characters (value {agent.platform[:60]!r})")
     yield from _socket_problems("agent.socket", agent.socket)
 
 

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from agent.uplink.client import Uplink
     from whitepanda.v1 import agent_pb2
 
-__all__ = ["Daemon", "run"]
 
 _log = log.get("agent")
 
@@ -174,10 +173,7 @@ class Daemon:
         """Wait until the required sources were opened; the others join when they can."""
         required = [slot for slot in self._slots if slot.plan.mode == "required"]
         await wait_for(
-            required,
-            lambda slot: slot.tried or self._stop.is_set(),
-            clock=self._clock,
-            timeout_s=_START_WAIT_S,
+            required, lambda slot: slot.tried or self._stop.is_set(), clock=self._clock, timeout_s=_START_WAIT_S
         )
         check_required(required, _START_WAIT_S)
 
@@ -224,9 +220,7 @@ class Daemon:
         step_ns = self.state.counters.clock.observe(mono_ns, self._clock.unix_ns())
         if step_ns is not None and mono_ns >= self._clock_quiet_until_ns:
             self._clock_quiet_until_ns = mono_ns + _CLOCK_QUIET_NS
-            _log.warning(
-                "the wall clock stepped; windows near it may be short", seconds=round(step_ns / 1e9, 3)
-            )
+            _log.warning("the wall clock stepped; windows near it may be short", seconds=round(step_ns / 1e9, 3))
 
     async def _feed_watchdog(self) -> None:
         """Tell the service manager that we live, as long as no tick is overdue by more than the interval."""
@@ -386,9 +380,7 @@ class Daemon:
             from agent.detection.degradation_models import load
 
             cloud_white = CloudWhite(section, load(section.models))
-            self._baselines = BaselineFile(
-                Path(self._config.agent.state_dir) / "baselines.json", section.detector
-            )
+            self._baselines = BaselineFile(Path(self._config.agent.state_dir) / "baselines.json", section.detector)
             self._restore(cloud_white, self._baselines)
             self.state.cloud_white = cloud_white
             self._save_due_ns = self._clock.mono_ns() + round(section.save_interval_s * 1e9)
@@ -429,8 +421,7 @@ class Daemon:
 
         names = self.state.names
         jobs = sorted(
-            self.state.pipeline.table.jobs()
-            | (self._host_suspects.jobs if self._host_suspects else frozenset())
+            self.state.pipeline.table.jobs() | (self._host_suspects.jobs if self._host_suspects else frozenset())
         )
         self._asked_jobs.note(jobs)
         return agent_pb2.Hello(
@@ -462,9 +453,7 @@ class Daemon:
             boot_id=self._boot_id,
         )
         self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
-        uplink = self._uplink = Uplink(
-            section, self._hello, spool, self._on_coefficients, refusals=self._refusals
-        )
+        uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients, refusals=self._refusals)
         self.state.uplink = uplink.view
         task = asyncio.create_task(self._keep_running("uplink", uplink.run))
         try:
@@ -512,9 +501,7 @@ class Daemon:
 
         schedule = self.state.schedule
         section, tick_s = self._config.metrics, self._config.agent.tick_s
-        server = MetricsServer(
-            section, self.state.snapshot, lambda: schedule.ticks, tick_s, self._on_refused_scrape
-        )
+        server = MetricsServer(section, self.state.snapshot, lambda: schedule.ticks, tick_s, self._on_refused_scrape)
         await server.start()
         self._metrics = server
         if section.tls.certificate:

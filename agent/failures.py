@@ -1,14 +1,10 @@
 """What fails in the agent costs itself only: it is counted, and logged once per change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import TracebackType
 
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
-
-__all__ = ["CLOUD_WHITE", "EFFECTS", "Failures", "Guard"]
 
 _log = log.get("agent")
 
@@ -46,7 +42,7 @@ class Failures:
         self._on_sink_error = on_sink_error
         self._failing: dict[str, str] = {}
 
-    def guard(self, what: str, *, but: tuple[type[Exception], ...] = ()) -> Guard:
+    def guard(self, what: str, *, but: tuple[type[Exception], ...] = ()) -> "Guard":
         """Return a context manager: what fails inside is counted and noted, and the code behind it goes on.
 
         Exceptions of `but` are raised.

@@ -1,13 +1,9 @@
 """What the agent tells of its host and of itself: CPU model, and what the agent costs."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time
 from pathlib import Path
-
-__all__ = ["cpu_seconds", "open_fds", "platform_name", "resident_bytes", "threads"]
 
 _UNKNOWN = "unknown"
 

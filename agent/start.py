@@ -4,13 +4,9 @@ The agent is a guest on somebody's hypervisor: the command line's libraries (typ
 a tenth of its memory, for nothing after the first second.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
-
-__all__ = ["main"]
 
 _RUN = ["agent", "run"]
 _RUN_WORDS = 4

@@ -1,7 +1,5 @@
 """Central's configuration: a TOML file into frozen structs. docs/configuration.md is made from this file."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Container, Iterator
@@ -15,8 +13,6 @@ from central.authorisation.revoked import Revoked
 from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, problems, warnings
-
-__all__ = ["RANGES", "CentralConfig", "HttpSection", "PlacementSection", "RuntimeSection", "load"]
 
 #: What each number may be; a test sees that none is left out.
 RANGES: tuple[Range, ...] = (

@@ -1,7 +1,5 @@
 """The central daemon: one event loop, one gRPC server over mTLS, the journal's thread, loops that roll and build."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -49,8 +47,6 @@ from whitepanda.common.durable import replacing
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
-
-__all__ = ["Central", "run"]
 
 _SPOOL_MARGIN_DAYS = 31  # for clocks that were wrong
 _STOP_GRACE_S = 3.0
@@ -103,22 +99,15 @@ class Central:
             commit_interval_s=config.ingest.commit_interval_ms / 1e3,
             max_events=config.ingest.max_events,
             max_events_per_host=config.quotas.max_events_per_host,
-            reserve_bytes=reserve_bytes(
-                state, config.ingest.journal_reserve_mib, config.ingest.max_message_bytes
-            ),
+            reserve_bytes=reserve_bytes(state, config.ingest.journal_reserve_mib, config.ingest.max_message_bytes),
             spool_days=config.ingest.max_past_days + config.ingest.max_future_s / 86400 + _SPOOL_MARGIN_DAYS,
         )
         self.journal.start()
         try:
             self.incidents = await in_own_thread(IncidentStore, config.incidents.url, state)
-            self.recorder = IncidentRecorder(
-                config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s
-            )
+            self.recorder = IncidentRecorder(config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s)
             self.webhooks = Webhooks(
-                config.webhooks,
-                self.incidents,
-                holder=self.journal.origin,
-                gap_ns=self.recorder.gap_ns,
+                config.webhooks, self.incidents, holder=self.journal.origin, gap_ns=self.recorder.gap_ns
             )
             self.recorder.on_recorded = self.webhooks.wake
             self.ingest = Ingest(config, self.journal, self.registry, revoked=self.revoked)
@@ -127,10 +116,7 @@ class Central:
             follower = VersionFollower(VersionStore(self.lake.objects))
             self.builder = BuildProcess(config, self.lake, follower, self.journal.origin)
             self.publisher = Publisher(
-                self.registry,
-                follower,
-                ttl_s=config.build.ttl_s,
-                min_samples=config.build.min_samples,
+                self.registry, follower, ttl_s=config.build.ttl_s, min_samples=config.build.min_samples
             )
             access = Access(config.central.operators, self.revoked)
             await self._listen(credentials, access)
@@ -174,9 +160,7 @@ class Central:
             self._log.warning(told, replica=name, journal=own, others=namesakes, lake=self.lake.name)
         others = sorted({replica_of(each) for each in found} - {name})
         if others and not self.config.incidents.url:
-            told = (
-                "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
-            )
+            told = "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
             self._log.warning(told, replicas=others)
 
     async def stop(self) -> None:
@@ -206,9 +190,7 @@ class Central:
         parts: set[asyncio.Future[Any]] = {fatal, *self._tasks}
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         if fatal in done:
-            raise UnavailableError(
-                f"{fatal.result()}; nothing further is acknowledged, agents keep their windows"
-            )
+            raise UnavailableError(f"{fatal.result()}; nothing further is acknowledged, agents keep their windows")
         for task in done:
             await task
 
@@ -217,9 +199,7 @@ class Central:
             told = "changed certificate files cannot be used; the ones before stay in force"
             self._log.error(told, problem=problem)
         else:
-            self._log.info(
-                "changed certificate files are in force", certificate=self.config.central.tls.certificate
-            )
+            self._log.info("changed certificate files are in force", certificate=self.config.central.tls.certificate)
 
     async def _watch_revoked(self) -> None:
         while True:
@@ -283,14 +263,7 @@ class Central:
         central = self.config.central
         if not central.http_listen:
             return
-        http = HttpApi(
-            self.fleet,
-            central.http_listen,
-            central.tls,
-            access,
-            self.config.http,
-            self.registry.refused,
-        )
+        http = HttpApi(self.fleet, central.http_listen, central.tls, access, self.config.http, self.registry.refused)
         await http.start()
         self._http = http
         _write_port(Path(central.state_dir) / "http_port", http.port)

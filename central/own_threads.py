@@ -3,8 +3,6 @@
 Questions, however many, cannot use them up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import time
@@ -12,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, ParamSpec, TypeVar
-
-__all__ = ["SharedAnswer", "in_own_thread"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

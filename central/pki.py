@@ -5,8 +5,6 @@ for an agent, `operator` and `importer` for tools. Keys are readable by their ow
 unless told so.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 import re
@@ -25,18 +23,6 @@ from central.authorisation.revoked import read_serials
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, serial_text
-
-__all__ = [
-    "CA_DAYS",
-    "LEAF_DAYS",
-    "REVOKED",
-    "CertificateInfo",
-    "describe",
-    "issue",
-    "make_ca",
-    "renew",
-    "revoke",
-]
 
 CA_DAYS = 3650
 LEAF_DAYS = 825
@@ -153,16 +139,14 @@ def issue(
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=not subject)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
     crt, key_path = _store(directory, name, key, certificate, force=force)
     return TlsFiles(ca=str(directory / "ca.crt"), certificate=str(crt), key=str(key_path))
 
 
-def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> CertificateInfo:
+def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> "CertificateInfo":
     """Replace `NAME.crt` by one that is valid from now on: of the same names, purpose and key, so `NAME.key` stays.
 
     Args:
@@ -198,9 +182,7 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> Certifi
         raise TlsError(
             f"{path}: not issued by the CA in {directory / 'ca.crt'}; issue a new one with {anew}"
         ) from error
-    builder = (
-        _valid_from_now(directory, ca, days).subject_name(before.subject).public_key(before.public_key())
-    )
+    builder = _valid_from_now(directory, ca, days).subject_name(before.subject).public_key(before.public_key())
     for extension in before.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     pem = builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -256,18 +238,14 @@ def revoke(certificate: Path, into: Path) -> bool:
         raise TlsError(f"{certificate}: a folder; give a certificate file, as in {certificate / 'NAME.crt'}")
     told = describe(certificate)
     if told.is_ca:
-        raise TlsError(
-            f"{certificate}: a CA; make a new one with `whitepanda pki init --force`, and new certificates"
-        )
+        raise TlsError(f"{certificate}: a CA; make a new one with `whitepanda pki init --force`, and new certificates")
     try:
         before = into.read_text(encoding="utf-8") if into.exists() else ""
         if before and told.serial in read_serials(into):
             return False
         line = f"{told.serial}  # {', '.join(told.names)}, valid until {told.not_after:%Y-%m-%d}\n"
         with replacing(into, mode=0o644) as file:
-            file.write(
-                (before if not before or before.endswith("\n") else before + "\n").encode() + line.encode()
-            )
+            file.write((before if not before or before.endswith("\n") else before + "\n").encode() + line.encode())
     except OSError as error:
         raise TlsError(f"{error.filename or into}: cannot write: {error.strerror}") from error
     return True
@@ -307,9 +285,7 @@ def describe(path: Path | str) -> CertificateInfo:
             names = [str(name.value) for name in value]
         elif isinstance(value, x509.ExtendedKeyUsage):
             purposes = [
-                {"1.3.6.1.5.5.7.3.1": "server", "1.3.6.1.5.5.7.3.2": "client"}.get(
-                    o.dotted_string, o.dotted_string
-                )
+                {"1.3.6.1.5.5.7.3.1": "server", "1.3.6.1.5.5.7.3.2": "client"}.get(o.dotted_string, o.dotted_string)
                 for o in value
             ]
         elif isinstance(value, x509.BasicConstraints):
@@ -335,9 +311,7 @@ def _check_days(days: int) -> None:
 
 def _alternative_names(name: str, addresses: Sequence[str]) -> list[x509.GeneralName]:
     if not _NAME.fullmatch(name) or name in _RESERVED:
-        raise TlsError(
-            f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', not 'ca' (value {name!r})"
-        )
+        raise TlsError(f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', not 'ca' (value {name!r})")
     found: list[x509.GeneralName] = [x509.DNSName(name)]
     for address in addresses:
         try:

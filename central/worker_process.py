@@ -4,8 +4,6 @@ What asks central to stop often goes to all of its processes: the terminal's SIG
 leave it to central, which ends them once it has done with them; else their ends would look to it like crashes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -15,15 +13,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["FRUGAL", "begin", "bound_memory", "start"]
-
 #: In the environment of a helper whose memory is bounded: one BLAS thread, and no allocator that takes address space
 #: ahead, as all of it counts.
-FRUGAL = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_ARENA_MAX": "2",
-}
+FRUGAL = {"OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 
 _PR_SET_PDEATHSIG = 1
 _CENTRALS = (signal.SIGTERM, signal.SIGINT)

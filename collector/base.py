@@ -8,42 +8,12 @@ Counters and samples are not to be changed once made. Those of every VM and tick
 makes each four to six times as dear to make.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from whitepanda.common.texts import clean_name
-
-__all__ = [
-    "LIBVIRT_MANAGERS",
-    "MAX_PID",
-    "PERF_EVENTS",
-    "VM_PARTS",
-    "CgroupCounters",
-    "DiskCounters",
-    "DiskDevice",
-    "HostCounters",
-    "InterfaceCounters",
-    "InterfaceDevice",
-    "NumaPlacement",
-    "PerfCounters",
-    "PerfGroup",
-    "Probe",
-    "ProcessCounters",
-    "RdtCounters",
-    "RdtDomain",
-    "Reason",
-    "Source",
-    "SourceError",
-    "SourceSample",
-    "Stamp",
-    "ThreadCounters",
-    "VmIdentity",
-    "VmSample",
-]
 
 #: The largest number that a process or a thread can have (PID_MAX_LIMIT of the kernel).
 MAX_PID = 1 << 22

@@ -6,16 +6,12 @@ process, thread or control group and not to the name: it fails when that has end
 The one place where the process's limit of file descriptors is divided, too: `fd_share`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
 from typing import Literal
 
 from collector.base import Reason
-
-__all__ = ["GONE", "NO_FD", "KeptFile", "KeptFiles", "NoFdError", "fd_share", "read_once", "reason_of"]
 
 #: What reading says when a process, thread or control group has ended.
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV})

@@ -1,28 +1,10 @@
 """Parsers of texts of /proc (proc(5)) and sysfs. Pure; a malformed text is a ValueError."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from collector.base import HostCounters
-
-__all__ = [
-    "NS_PER_TICK",
-    "Pressure",
-    "TaskStat",
-    "parse_cpu_list",
-    "parse_flat",
-    "parse_host_stat",
-    "parse_io_stat",
-    "parse_life",
-    "parse_pressure",
-    "parse_process_io",
-    "parse_runs",
-    "parse_schedstat",
-    "parse_task_stat",
-]
 
 #: Length of the clock ticks that /proc/PID/stat and /proc/stat count in.
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

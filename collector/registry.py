@@ -5,8 +5,6 @@ and the source's own settings), because the collector does not know the agent. A
 only when it is on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,6 @@ from typing import Any
 
 from collector.base import Source
 from collector.inventory.inventory import Finder, Inventory
-
-__all__ = ["SOURCES", "SourceSpec", "build_sources", "make_inventory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,7 @@ def _libvirt(section: Any, inventory: Inventory) -> Source:
     from collector.libvirt.source import LibvirtSource
 
     return LibvirtSource(
-        section.uri,
-        inventory=inventory,
-        deadline_s=section.deadline_s,
-        disk_poll_s=section.disk_poll_s,
+        section.uri, inventory=inventory, deadline_s=section.deadline_s, disk_poll_s=section.disk_poll_s
     )
 
 
@@ -92,12 +85,7 @@ def _qemu(section: Any, inventory: Inventory) -> Source:
 def _ovs(section: Any, inventory: Inventory) -> Source:
     from collector.ovs.source import OvsSource
 
-    return OvsSource(
-        inventory,
-        database=section.database,
-        run_dir=section.run_dir,
-        deadline_s=section.deadline_s,
-    )
+    return OvsSource(inventory, database=section.database, run_dir=section.run_dir, deadline_s=section.deadline_s)
 
 
 def _simulated(section: Any, _inventory: Inventory) -> Source:
@@ -116,9 +104,7 @@ def _recorded(section: Any, _inventory: Inventory) -> Source:
 #: are while libvirtd hangs.
 SOURCES: tuple[SourceSpec, ...] = (
     SourceSpec("procfs", _procfs, "guest time and run-queue wait per vCPU thread, the host's CPU time"),
-    SourceSpec(
-        "cgroup", _cgroup, "pressure, throttling, quota and memory of each VM's control group, NUMA placement"
-    ),
+    SourceSpec("cgroup", _cgroup, "pressure, throttling, quota and memory of each VM's control group, NUMA placement"),
     SourceSpec("ovs", _ovs, "network counters of the VMs' ports on Open vSwitch"),
     SourceSpec("libvirt", _libvirt, "VMs and their state, disk and network counters"),
     SourceSpec("qemu", _qemu, "VMs without libvirt (Proxmox, bare QEMU), their disk and network counters"),
@@ -140,17 +126,12 @@ def make_inventory(sections: Any) -> Inventory:
     if sections.qemu.mode != "off":
         from collector.qemu.discovery import QemuFinder
 
-        finders.append(
-            QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir, users=sections.qemu.users)
-        )
+        finders.append(QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir, users=sections.qemu.users))
     return Inventory(sections.libvirt.state_dir, sections.procfs.root, finders, fresh_s=_FRESH_S)
 
 
 def build_sources(
-    sections: Any,
-    inventory: Inventory | None = None,
-    *,
-    specs: Iterable[SourceSpec] = SOURCES,
+    sections: Any, inventory: Inventory | None = None, *, specs: Iterable[SourceSpec] = SOURCES
 ) -> list[tuple[Source, str]]:
     """Make every source whose mode is not `off`, unopened, in the table's order.
 

@@ -1,13 +1,9 @@
 """When counters were read: VM by VM, and those that somebody else reads for us. Pure: no I/O, no clocks of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from collector.base import VM_PARTS, Stamp, VmIdentity, VmSample
-
-__all__ = ["Moments", "read_in_turn"]
 
 # A reading that follows the sampling's beginning this closely has its moment: VMs are read in the same order each time,
 # so that what their lateness changes by, which alone makes rates wrong, is much less than a fiftieth of the usual tick.
@@ -51,10 +47,7 @@ class Moments:
 
 
 def read_in_turn(
-    identities: Iterable[VmIdentity],
-    read: Callable[[VmIdentity], VmSample],
-    begun: Stamp,
-    clock: Callable[[], int],
+    identities: Iterable[VmIdentity], read: Callable[[VmIdentity], VmSample], begun: Stamp, clock: Callable[[], int]
 ) -> dict[str, VmSample]:
     """Read VM after VM; those that had to wait for the ones before them have moments of their own.
 

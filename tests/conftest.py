@@ -1,7 +1,5 @@
 """What all tests share: the skip policy of CI, and where real data is."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Iterator
@@ -24,11 +22,7 @@ hypothesis.settings.load_profile("unhurried")
 
 def _allowed() -> dict[str, str]:
     """Tests that may skip in CI, with the reason, by node id (or the start of it)."""
-    return (
-        {row["test"]: row["reason"] for row in tomllib.loads(SKIPS.read_text())["skip"]}
-        if SKIPS.exists()
-        else {}
-    )
+    return {row["test"]: row["reason"] for row in tomllib.loads(SKIPS.read_text())["skip"]} if SKIPS.exists() else {}
 
 
 class SkipPolicy:

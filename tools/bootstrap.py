@@ -13,8 +13,6 @@ what builds (build.lock). All of base, central and dev installs from binary whee
 is compiled) needs a Java to run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess
@@ -44,9 +42,7 @@ def pip(*arguments: str, tools: str = "") -> None:
     variables = {**os.environ, "PYTHONPATH": tools} if tools else None
     code = subprocess.run(command, check=False, env=variables).returncode
     if code:
-        raise SystemExit(
-            f"whitepanda: pip {arguments[0]} failed (exit {code}); what pip printed above says why"
-        )
+        raise SystemExit(f"whitepanda: pip {arguments[0]} failed (exit {code}); what pip printed above says why")
 
 
 def stamp(extra: str) -> tuple[Path, str]:
@@ -92,10 +88,7 @@ def main(extras: list[str]) -> int:
         return 1
     unknown = [extra for extra in extras if extra not in EXTRAS]
     if unknown or not extras:
-        print(
-            f"usage: bootstrap.py [--copy] EXTRA [EXTRA ...], EXTRA one of {', '.join(EXTRAS)}",
-            file=sys.stderr,
-        )
+        print(f"usage: bootstrap.py [--copy] EXTRA [EXTRA ...], EXTRA one of {', '.join(EXTRAS)}", file=sys.stderr)
         return 2
     if not (VENV / "bin" / "python").exists():
         venv.EnvBuilder(with_pip=False, symlinks=True).create(VENV)

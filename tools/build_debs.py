@@ -9,8 +9,6 @@ the same checkout and index: file times are those of the commit ($SOURCE_DATE_EP
 owners, modes and order are set. How the packages are made is in docs/adr/0014-packages.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import hashlib
@@ -49,10 +47,7 @@ PRIORITIES = {"agent": 40, "central": 60}
 #: The agent's defaults work; central needs certificates first.
 ENABLED = {"agent": "whitepanda-agent.service", "central": ""}
 #: Of packaging/: what a Prometheus and a Grafana take. Each side has its own folder, as both may be on one machine.
-MONITORING = {
-    "agent": ("prometheus/*.yml", "grafana/host.json"),
-    "central": ("prometheus/*.yml", "grafana/*.json"),
-}
+MONITORING = {"agent": ("prometheus/*.yml", "grafana/host.json"), "central": ("prometheus/*.yml", "grafana/*.json")}
 STATE = {"agent": "/var/lib/whitepanda /var/lib/whitepanda-act", "central": "/var/lib/whitepanda-central"}
 SCRIPTS = ("postinst", "prerm", "postrm")
 #: Commands that central's environment does as well or better, although the agent's code has them.
@@ -76,9 +71,7 @@ def run(command: list[str | Path], **variables: str) -> str:
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise fail(
-            f"{' '.join(words[:4])} failed (exit {done.returncode}):\n{done.stdout}{done.stderr}".rstrip()
-        )
+        raise fail(f"{' '.join(words[:4])} failed (exit {done.returncode}):\n{done.stdout}{done.stderr}".rstrip())
     return done.stdout
 
 
@@ -110,9 +103,7 @@ def default_version() -> str:
 def commands_of_agent() -> list[str]:
     """Return the commands that work best in the agent's environment, which has the host's libraries."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    return sorted(
-        n for n, v in points["whitepanda.commands"].items() if v.startswith("agent.") and n not in EITHER
-    )
+    return sorted(n for n, v in points["whitepanda.commands"].items() if v.startswith("agent.") and n not in EITHER)
 
 
 class Package:
@@ -165,8 +156,7 @@ class Package:
     def _environment(self) -> None:
         """Install the wheels that the lock pins, and this checkout, with the bundled pip, which stays outside."""
         self._write(
-            f"{self.home}/pyvenv.cfg",
-            "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11\n",
+            f"{self.home}/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11\n"
         )
         self.site.mkdir(parents=True)
         python = self.tree / self.home / "bin" / "python3"
@@ -185,23 +175,16 @@ class Package:
         # What pip starts to build a wheel finds the locked tools by PYTHONPATH, which pip itself ignores (-I).
         building = {"SOURCE_DATE_EPOCH": str(self.date), "PYTHONPATH": str(tools)}
         report = self.tree.parent / f"{self.name}.report.json"
-        run(
-            [*locked, "--no-build-isolation", "--no-binary", SOURCE_ONLY, "--report", report, "-r", pinned],
-            **building,
-        )
+        run([*locked, "--no-build-isolation", "--no-binary", SOURCE_ONLY, "--report", report, "-r", pinned], **building)
         run([*pip, "--no-index", "--no-build-isolation", ROOT], **building)
-        for (
-            path
-        ) in python.parent.iterdir():  # other libraries' programs, whose first line has this folder's name
+        for path in python.parent.iterdir():  # other libraries' programs, whose first line has this folder's name
             if path != python:
                 path.unlink()
         for place in self.site.glob("*.dist-info"):
             (place / "direct_url.json").unlink(missing_ok=True)  # where the checkout was
             (place / "RECORD").unlink(missing_ok=True)  # dpkg keeps the list; pip's has what is removed below
         files = deb_sbom.installed(report)
-        self._write(
-            str(self.sbom.relative_to(self.tree)), deb_sbom.sbom(self.name, self.site, files, self.date)
-        )
+        self._write(str(self.sbom.relative_to(self.tree)), deb_sbom.sbom(self.name, self.site, files, self.date))
         self._prune()
         if left_out:
             triplet = f"{platform.machine()}-linux-gnu"
@@ -235,17 +218,12 @@ class Package:
             text = (ROOT / "systemd" / name).read_text(encoding="utf-8")
             self._write(f"lib/systemd/system/{name}", text.replace(old, new))
         lines = (ROOT / "systemd" / "sysusers.conf").read_text(encoding="utf-8").splitlines()
-        ours = [
-            x
-            for x in lines
-            if not x.startswith("#") and ("whitepanda-central" in x) == (self.side == "central")
-        ]
+        ours = [x for x in lines if not x.startswith("#") and ("whitepanda-central" in x) == (self.side == "central")]
         self._write(f"usr/lib/sysusers.d/{self.name}.conf", "".join(f"{line}\n" for line in ours))
         tmpfiles = (ROOT / "systemd" / "tmpfiles.conf").read_text(encoding="utf-8")
         self._write(f"usr/lib/tmpfiles.d/{self.name}.conf", tmpfiles)
         self._write(
-            f"etc/whitepanda/{self.side}.toml",
-            (ROOT / "systemd" / f"{self.side}.toml").read_text(encoding="utf-8"),
+            f"etc/whitepanda/{self.side}.toml", (ROOT / "systemd" / f"{self.side}.toml").read_text(encoding="utf-8")
         )
         (self.tree / "etc/whitepanda/tls").mkdir()
 
@@ -258,9 +236,7 @@ class Package:
 
     def _documents(self) -> None:
         doc = f"usr/share/doc/{self.name}"
-        self._write(
-            f"{doc}/copyright", copyright_text(self.site, f"/{self.home}/lib/python3.11/site-packages")
-        )
+        self._write(f"{doc}/copyright", copyright_text(self.site, f"/{self.home}/lib/python3.11/site-packages"))
         self._zip(f"{doc}/changelog.gz", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
         overrides = DEBIAN / f"{self.name}.lintian-overrides"
         self._write(f"usr/share/lintian/overrides/{self.name}", overrides.read_text(encoding="utf-8"))
@@ -304,8 +280,7 @@ class Package:
         text = self._fill(f"{self.name}.control")
         head, _, rest = text.partition("\n")
         self._write(
-            "DEBIAN/control",
-            f"{head}\nVersion: {version}\nArchitecture: {arch}\nInstalled-Size: {kib}\n{rest}",
+            "DEBIAN/control", f"{head}\nVersion: {version}\nArchitecture: {arch}\nInstalled-Size: {kib}\n{rest}"
         )
         for script in SCRIPTS:
             self._write(f"DEBIAN/{script}", self._fill(f"{script}.sh"))
@@ -326,9 +301,7 @@ class Package:
 
     def _changelog(self, version: str) -> None:
         when = datetime.fromtimestamp(self.date, UTC).strftime("%a, %d %b %Y %H:%M:%S +0000")
-        maintainer = re.search(
-            r"(?m)^Maintainer: (.*)$", (DEBIAN / f"{self.name}.control").read_text("utf-8")
-        )
+        maintainer = re.search(r"(?m)^Maintainer: (.*)$", (DEBIAN / f"{self.name}.control").read_text("utf-8"))
         if maintainer is None:
             raise fail(f"{self.name}.control has no Maintainer")
         self._zip(

@@ -5,8 +5,6 @@ python tools/build_docs.py [--docs FOLDER] [--out FOLDER]      by default docs a
 The site is made anew beside the old one and takes its place only if nothing is wrong. Needs the extra `docs`.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil
@@ -29,12 +27,7 @@ def build(docs: Path, out: Path) -> int:
         made = Path(work) / "site"
         strict = ["--quiet", "--fail-on-warning", "--nitpicky", "--fresh-env"]
         steps = (
-            [
-                *("-m", "sphinx", "--builder", "html", *strict, "--conf-dir"),
-                ROOT / "tools" / "site",
-                docs,
-                made,
-            ],
+            [*("-m", "sphinx", "--builder", "html", *strict, "--conf-dir"), ROOT / "tools" / "site", docs, made],
             [ROOT / "tools" / "check_site.py", made],
         )
         for step in steps:

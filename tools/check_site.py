@@ -3,8 +3,6 @@
 python tools/check_site.py FOLDER       a line per problem; exit code 1 if there is one, 2 if FOLDER has no pages
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -64,9 +62,7 @@ class _Page(HTMLParser):
             if name == "style":
                 self.styles.append(value)
             if (tag, name.removeprefix("xlink:")) in _LINKS:
-                self.links.append(
-                    (value.split()[0] if name == "srcset" and value else value, (tag, name) in _FETCHED)
-                )
+                self.links.append((value.split()[0] if name == "srcset" and value else value, (tag, name) in _FETCHED))
 
     def handle_data(self, data: str) -> None:
         if self._is_style:
@@ -83,9 +79,7 @@ def problems(folder: Path) -> Iterator[str]:
     for path, page in pages.items():
         where = path.relative_to(folder.resolve())
         for target, is_fetched in page.links:
-            yield from (
-                f"{where}: {wrong}" for wrong in _link_problems(path, target, pages, is_fetched=is_fetched)
-            )
+            yield from (f"{where}: {wrong}" for wrong in _link_problems(path, target, pages, is_fetched=is_fetched))
         for text in page.styles:
             yield from (f"{where}: a style asks another host: {url}" for url in _CSS_URL.findall(text))
     for path in sorted(folder.rglob("*.css")):

@@ -1,7 +1,5 @@
 """What a package's copyright file says: our licence, and each bundled library's, with where its text lies."""
 
-from __future__ import annotations
-
 import re
 from email.message import Message
 from email.parser import HeaderParser
@@ -45,9 +43,7 @@ def _library(folder: Path, meta: Message, installed: str) -> str:
     texts = sorted(p for p in folder.rglob("*") if p.is_file() and _LICENCE_FILES.match(p.name))
     words = licence(meta) or ("see the files below" if texts else "")
     if not words:
-        raise SystemExit(
-            f"whitepanda: {meta['Name']} {meta['Version']} names no licence; it cannot be bundled"
-        )
+        raise SystemExit(f"whitepanda: {meta['Name']} {meta['Version']} names no licence; it cannot be bundled")
     name = f"{meta['Name']}-{meta['Version']}"
     author = meta["Author"] or meta["Author-email"] or meta["Maintainer"] or meta["Maintainer-email"] or ""
     author = " ".join(author.split()) or f"the authors of {meta['Name']}"

@@ -6,8 +6,6 @@ DIR gets whitepanda.1 (all commands of this environment), whitepanda-COMMAND.1 (
 `completion`. Both are still texts: nothing of ours runs while somebody presses Tab or reads.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -100,9 +98,7 @@ def completion(root: Any) -> str:
     tree = [name for name, inner in rows if hasattr(inner, "commands")]
     for name, inner in sorted(rows, key=lambda row: -len(row[0].split())):
         words = sorted(getattr(inner, "commands", {}))
-        words += [
-            w for one in inner.params if not getattr(one, "hidden", False) for w in one.opts if w[:2] == "--"
-        ]
+        words += [w for one in inner.params if not getattr(one, "hidden", False) for w in one.opts if w[:2] == "--"]
         # What comes after a command without subcommands is its arguments.
         pattern = f'"{name}"' if name in tree else f'"{name}" | "{name} "*'
         lines.append(f'    {pattern}) words="{" ".join([*words, "--help"])}" ;;')

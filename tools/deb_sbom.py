@@ -5,8 +5,6 @@ tools/deb_sbom.py FILE [FILE ...]     are the libraries of an SBOM those that th
 The same environment gives the same bytes. tools/build_debs.py puts it into the package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -169,9 +167,7 @@ def main(paths: list[str]) -> int:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         wrong = unlocked(document, locks)
         for purl in wrong:
-            print(
-                f"whitepanda: {path}: {purl} is not of a file that requirements/*.lock allow", file=sys.stderr
-            )
+            print(f"whitepanda: {path}: {purl} is not of a file that requirements/*.lock allow", file=sys.stderr)
         if not wrong:
             print(f"{path}: {len(document['components'])} components, all locked or of this checkout")
         bad = bad or bool(wrong)

@@ -5,8 +5,6 @@ python tools/demo_screenshots.py
 What the demonstration prints, and `whitepanda top` asking the agent that found the antagonist, while it still runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import re
@@ -84,9 +82,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="wp-") as temporary:
         found, drawn = _take(Path(temporary))
     if not found.correct:
-        sys.exit(
-            f"first suspect {found.first_suspect}, injected {found.injected_antagonist}: no pictures taken"
-        )
+        sys.exit(f"first suspect {found.first_suspect}, injected {found.injected_antagonist}: no pictures taken")
     for name, picture in zip(PICTURES, drawn, strict=True):
         path = IMAGES / f"{name}.svg"
         path.write_text(_FONTS.sub("", picture), encoding="utf-8")

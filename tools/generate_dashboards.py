@@ -6,8 +6,6 @@ python tools/generate_dashboards.py --check   exits 1 and names those that are n
 Only panels of Grafana's core; the data source is a variable. A test runs every expression against a real Prometheus.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib
@@ -73,8 +71,7 @@ def _defaults(panel: Table, kind: str) -> Table:
     }
     if words:
         options = {
-            value: {"text": text, "color": color, "index": number}
-            for number, (value, text, color) in enumerate(words)
+            value: {"text": text, "color": color, "index": number} for number, (value, text, color) in enumerate(words)
         }
         found["mappings"] = [{"type": "value", "options": options}]
     if kind == "timeseries":
@@ -105,14 +102,7 @@ def _panels(listed: Sequence[Table]) -> list[Table]:
         x, line = x + width, max(line, height)
         if "row" in panel:
             found.append(
-                {
-                    "id": number,
-                    "type": "row",
-                    "title": panel["row"],
-                    "collapsed": False,
-                    "gridPos": place,
-                    "panels": [],
-                }
+                {"id": number, "type": "row", "title": panel["row"], "collapsed": False, "gridPos": place, "panels": []}
             )
             continue
         made: Table = {

@@ -4,8 +4,6 @@ python tools/generate_docs.py           writes them
 python tools/generate_docs.py --check   exits 1 and names those that are not fresh
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -98,9 +96,7 @@ def _tables(
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments, ranges)
             continue
-        arguments = [
-            a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)
-        ]
+        arguments = [a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)]
         if arguments:
             nested += _tables(arguments[0], f"[{field.name}]", comments, ranges)
             continue
@@ -113,17 +109,7 @@ def _tables(
         return nested
     title = f"## `[{prefix}]`" if prefix else "## top level"
     doc = inspect.cleandoc(kind.__doc__ or "")
-    return [
-        title,
-        "",
-        doc,
-        "",
-        "| setting | type | default | meaning |",
-        "|---|---|---|---|",
-        *rows,
-        "",
-        *nested,
-    ]
+    return [title, "", doc, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows, "", *nested]
 
 
 def configuration_page() -> str:
@@ -132,12 +118,7 @@ def configuration_page() -> str:
     from central import config as central  # noqa: PLC0415 - the same
 
     shared = _comments(ROOT / "proto" / "whitepanda" / "common" / "tls.py")
-    lines = [
-        "# Configuration",
-        "",
-        "TOML. `whitepanda check-config FILE` checks a file; unknown keys are refused.",
-        "",
-    ]
+    lines = ["# Configuration", "", "TOML. `whitepanda check-config FILE` checks a file; unknown keys are refused.", ""]
     for title, module, kind in (
         ("# The agent: agent.toml", agent, agent.AgentConfig),
         ("# Central: central.toml", central, central.CentralConfig),
@@ -174,9 +155,7 @@ def _helps(commands: Sequence[tuple[str, ...]]) -> list[str]:
         check=True,
         env=environment,
     )
-    return [
-        "\n".join(line.rstrip() for line in text.strip().splitlines()) for text in json.loads(done.stdout)
-    ]
+    return ["\n".join(line.rstrip() for line in text.strip().splitlines()) for text in json.loads(done.stdout)]
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -189,8 +168,7 @@ def commands() -> list[tuple[str, ...]]:
         loaded = point.load()
         if isinstance(loaded, typer.Typer):
             found += [
-                (point.name, c.name or str(getattr(c.callback, "__name__", "")))
-                for c in loaded.registered_commands
+                (point.name, c.name or str(getattr(c.callback, "__name__", ""))) for c in loaded.registered_commands
             ]
     return found
 
@@ -208,11 +186,7 @@ def cli_page() -> str:
 #: Code, what it means of every command, and what of commands with a meaning of their own. A test holds the codes
 #: against the errors' classes, and the commands against those that choose a code by themselves.
 _EXIT_CODES = (
-    (
-        "0",
-        "done",
-        "`act apply`: also where `act.dry_run` kept it from acting; `demo --stay`: ended by Ctrl-C",
-    ),
+    ("0", "done", "`act apply`: also where `act.dry_run` kept it from acting; `demo --stay`: ended by Ctrl-C"),
     (
         "1",
         "failed in a way that has no code of its own; or this installation lacks the command",
@@ -281,9 +255,7 @@ def api_page() -> str:
     lines = [_API_INTRODUCTION]
     for route in ROUTES:
         operation = found["paths"][route.path]["get"]
-        answer = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition(
-            "/"
-        )[2]
+        answer = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         lines += ["", f"### GET {route.path}", ""]
         lines.append(f"{route.summary}. gRPC: `{route.method}`. Answers [{answer}](#{answer.lower()}).")
         if operation["parameters"]:
@@ -336,12 +308,7 @@ def _schema_words(schema: dict[str, Any]) -> str:
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
-PAGES = {
-    "metrics.md": metrics_page,
-    "configuration.md": configuration_page,
-    "cli.md": cli_page,
-    "api.md": api_page,
-}
+PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page, "cli.md": cli_page, "api.md": api_page}
 
 
 def main(arguments: list[str]) -> int:

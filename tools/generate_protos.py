@@ -5,8 +5,6 @@ python tools/generate_protos.py --check    exits 1 where they are not fresh, or 
 python tools/generate_protos.py --release  also makes the present descriptors the baseline of the compatibility check
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

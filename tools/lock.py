@@ -9,8 +9,6 @@ error: a file was replaced, or the version was changed by hand and its old hashe
 docs/packages.md#supply-chain. Needs only Python and the pip wheel beside this file.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -207,9 +205,7 @@ def problems(locks: dict[str, list[Pin]], project: dict) -> list[str]:
             other, same = first.setdefault((pin.name, pin.marker), (name, pin))
             if same != pin:
                 what = "other hashes" if same.version == pin.version else f"another version ({pin.version})"
-                found.append(
-                    f"{name}.lock: {pin.name} has {what} than {other}.lock ({same.version}); pin the same"
-                )
+                found.append(f"{name}.lock: {pin.name} has {what} than {other}.lock ({same.version}); pin the same")
         found += [
             f"{name}.lock: nothing in it satisfies {wanted} of pyproject.toml; pin a version"
             for wanted in direct(name, project)
@@ -243,9 +239,7 @@ def satisfies(pin: Pin, wanted: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Do what the module's text says."""
-    parser = argparse.ArgumentParser(
-        description="Write the hashes of requirements/*.lock, or check the locks."
-    )
+    parser = argparse.ArgumentParser(description="Write the hashes of requirements/*.lock, or check the locks.")
     parser.add_argument("--check", action="store_true", help="check only, without the network")
     asked = parser.parse_args(arguments)
     locks = every_lock()

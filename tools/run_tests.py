@@ -11,8 +11,6 @@ Each process is a pytest of its own with CI's policy for skipped tests. Each tes
     tools/run_tests.py --long                      what `make test-long` promises, likewise
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,10 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}  # each process has a core, not all of them
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each process has a core, not all of them
 #: What is compiled once is kept, also where this is set: hundreds of processes are started from these sources.
 _KEEP_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 #: Central's and the agent's unit tests take longest, so each are halved: files whose names begin with these letters,
@@ -71,9 +66,7 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
         return _run(beside, alone, root, os.environ | _KEEP_COMPILED | {_DEBS: debs})
 
 
-def _run(
-    beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path, environment: dict[str, str]
-) -> int:
+def _run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path, environment: dict[str, str]) -> int:
     began = time.monotonic()
     running = []
     for arguments in beside:

@@ -6,8 +6,6 @@ A made-up fleet of 100 hosts (tests/support/page_fleet.py) is behind central's r
 it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import sys

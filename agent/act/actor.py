@@ -4,8 +4,6 @@ The order is what makes it safe to be killed at any moment: what is to be undone
 changed, and is forgotten only after it was undone. Single-threaded; every method may wait for libvirt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +20,6 @@ from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Pe
 from agent.act.victims import Degradation
 from collector.base import VmIdentity
 from whitepanda.common import log
-
-__all__ = ["SERVICE", "Actor", "Clock"]
 
 #: Who undoes by itself.
 SERVICE = Peer(-1, -1)
@@ -183,13 +179,9 @@ class Actor:
 
     def _meant(self, asked: Undo) -> list[Record]:
         vm = uuid_of(asked.vm, self._named) if asked.vm else ""
-        found = [
-            one for one in self.journal.records if asked.number in {0, one.number} and vm in {"", one.vm}
-        ]
+        found = [one for one in self.journal.records if asked.number in {0, one.number} and vm in {"", one.vm}]
         if asked.number and not found:
-            raise RefusedError(
-                f"no action {asked.number} is in force; `whitepanda act list` has those that are"
-            )
+            raise RefusedError(f"no action {asked.number} is in force; `whitepanda act list` has those that are")
         return found
 
     def tick(self) -> list[Done]:
@@ -243,9 +235,7 @@ class Actor:
             self._audit("begin", record, peer, "begun", record.why)
         except OSError as error:
             self._forget(record)
-            raise ActError(
-                f"nothing was changed: act.state_dir cannot be written: {error.strerror}"
-            ) from error
+            raise ActError(f"nothing was changed: act.state_dir cannot be written: {error.strerror}") from error
         try:
             backend.write(record.vm, record.after)
         except ActError as error:
@@ -281,9 +271,7 @@ class Actor:
         is_worse = now.ratio > before * self.limits.worse_ratio
         watched.worse_looks = watched.worse_looks + 1 if is_worse else 0
         if watched.worse_looks >= _WORSE_LOOKS:
-            watched.why = (
-                f"the victim is worse: {now.ratio:.3g} times as slow as undisturbed, {before:.3g} before"
-            )
+            watched.why = f"the victim is worse: {now.ratio:.3g} times as slow as undisturbed, {before:.3g} before"
 
     def _undo_due(self) -> list[Done]:
         """Undo what is to be undone and was not tried just now.
@@ -316,17 +304,12 @@ class Actor:
             if watched.trouble != said:
                 watched.trouble = said
                 log.get("act").error(
-                    "cannot undo; trying again",
-                    number=record.number,
-                    error=said,
-                    exc_info=None if is_known else error,
+                    "cannot undo; trying again", number=record.number, error=said, exc_info=None if is_known else error
                 )
                 self._try_audit("undo", record, peer, result, detail)
         else:
             self._watched.pop(record.number, None)
-            log.get("act").info(
-                result, number=record.number, vm=record.vm, why=detail, uid=peer.uid, pid=peer.pid
-            )
+            log.get("act").info(result, number=record.number, vm=record.vm, why=detail, uid=peer.uid, pid=peer.pid)
             self._try_audit("undo", record, peer, result, detail)
         return Done(record.number, record.action, record.vm, record.after, record.before, result, detail)
 
@@ -395,9 +378,7 @@ class Actor:
         try:
             self._audit(event, record, peer, result, why)
         except OSError as error:
-            log.get("act").error(
-                "the audit log cannot be written", error=str(error), event_=event, result=result
-            )
+            log.get("act").error("the audit log cannot be written", error=str(error), event_=event, result=result)
 
     def _note(self, event: str, done: Done, peer: Peer, why: str) -> None:
         if not self._allowance.take(self.clock.boot_ns()):

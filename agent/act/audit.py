@@ -1,7 +1,5 @@
 """Who did what to which VM, and what came of it: JSON lines, each on the disk before anything else is done."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -11,8 +9,6 @@ from typing import Literal
 import msgspec
 
 from agent.act.records import Action
-
-__all__ = ["Allowance", "Audit", "Line"]
 
 _MAX_BYTES = 16 << 20  # then it becomes audit.jsonl.1, and that is forgotten
 

@@ -1,10 +1,6 @@
 """What a limit is set by: a backend knows a VM's state as a text, and makes it another one."""
 
-from __future__ import annotations
-
 from typing import Protocol
-
-__all__ = ["Backend"]
 
 
 class Backend(Protocol):

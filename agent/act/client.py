@@ -1,7 +1,5 @@
 """Asks the service over its unix socket; errors say what to do."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from pathlib import Path
@@ -11,8 +9,6 @@ import msgspec
 from agent.act.records import MAX_BYTES, ActError, Answer, RefusedError, Request
 from agent.config import ActSection
 from whitepanda.common.errors import UnavailableError
-
-__all__ = ["ask"]
 
 _DEADLINE_S = 60.0  # libvirt may be asked several times
 
@@ -34,18 +30,14 @@ def ask(path: Path, request: Request) -> Answer:
             line = _line(connection)
             answer = msgspec.json.decode(line, type=Answer)
     except TimeoutError as error:
-        raise UnavailableError(
-            f"the service at {path} gave no answer in {_DEADLINE_S:g} s; see its log"
-        ) from error
+        raise UnavailableError(f"the service at {path} gave no answer in {_DEADLINE_S:g} s; see its log") from error
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
             remedy = f"become root, or join the group that owns it (ls -l {path})"
             raise UnavailableError(f"no permission for {path}: {remedy}") from error
         if error.errno == errno.ECONNREFUSED and not path.is_socket():
             what = "a folder" if path.is_dir() else "a file"
-            raise UnavailableError(
-                f"{path} is {what} and no socket; give the service's with --socket"
-            ) from error
+            raise UnavailableError(f"{path} is {what} and no socket; give the service's with --socket") from error
         remedy = "start it with `systemctl start whitepanda-act`, or give --socket"
         raise UnavailableError(f"no service answers at {path}: {remedy}") from error
     except msgspec.ValidationError as error:

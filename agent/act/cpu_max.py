@@ -6,8 +6,6 @@ none. It limits the whole VM, its vCPUs and QEMU's other threads together. It en
 restart of the VM, and does not move along with a migration.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator
@@ -19,12 +17,10 @@ from collector.base import Reason, VmIdentity
 from collector.cgroup.tree import CgroupTree
 from collector.files import GONE
 
-__all__ = ["CpuMax", "cpu_max_of"]
-
 _MIN_QUOTA_US = 1000  # the kernel takes no less
 
 
-def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> CpuMax:
+def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> "CpuMax":
     """Return what limits a VM that libvirt does not run.
 
     Raises:
@@ -35,9 +31,7 @@ def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> CpuMax:
         is_v1 = any("cpu" in mount.controllers for mount in tree.mounts())
         groups = tree.find(vm.pid)
     except (OSError, ValueError) as error:
-        raise ActError(
-            f"the control group of VM {vm.uuid} (process {vm.pid}) is not known: {error}"
-        ) from error
+        raise ActError(f"the control group of VM {vm.uuid} (process {vm.pid}) is not known: {error}") from error
     if is_v1 or (groups.v2 is None and groups.reason is not Reason.SHARED):
         raise ActError(
             f"VM {vm.uuid} is not of libvirt, so only cpu.max of cgroup v2 could limit it, and the CPU of this host is "
@@ -96,9 +90,7 @@ class CpuMax:
         if has and wanted / int(period) >= has:
             raise ActError(f"VM {vm} may use {has:g} cores already; {amount:g} is no less")
         if not os.access(self._file, os.W_OK):
-            raise ActError(
-                f"{self._file} is not writable: the service must be root, without ProtectControlGroups=yes"
-            )
+            raise ActError(f"{self._file} is not writable: the service must be root, without ProtectControlGroups=yes")
         return f"{wanted} {period}"
 
     def write(self, vm: str, state: str) -> None:

@@ -1,7 +1,5 @@
 """What is in force, on the disk before anything is changed: a kill or a power cut leaves known what to undo."""
 
-from __future__ import annotations
-
 import fcntl
 from pathlib import Path
 from typing import IO
@@ -11,8 +9,6 @@ import msgspec
 from agent.act.records import Record
 from whitepanda.common import durable
 from whitepanda.common.errors import UnavailableError
-
-__all__ = ["Ended", "Journal", "is_empty"]
 
 _FORMAT = 1
 _MAX_ENDED = 1000

@@ -1,7 +1,5 @@
 """Whether an action is within the limits of the configuration. Pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,19 +8,13 @@ from typing import NamedTuple
 from agent.act.records import AMOUNTS, Apply, Limits, Record, RefusedError
 from whitepanda.common.texts import several_named
 
-__all__ = ["Named", "is_uuid", "refusal", "uuid_of"]
-
 _MAX_WHY = 300
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX = {"cap-cpu": 4096.0, "limit-bandwidth": 100.0, "limit-cache": 64.0}
 
 
 def refusal(
-    asked: Apply,
-    limits: Limits,
-    in_force: Iterable[Record],
-    ended_s: Mapping[str, float],
-    running: Callable[[], int],
+    asked: Apply, limits: Limits, in_force: Iterable[Record], ended_s: Mapping[str, float], running: Callable[[], int]
 ) -> str:
     """Tell why an action is refused, with the setting that would have to be another one; "": it is not.
 
@@ -36,11 +28,7 @@ def refusal(
         running: tells how many VMs this host has; asked only where it matters.
 
     """
-    return (
-        _senseless(asked)
-        or _too_much(asked, limits)
-        or _too_many(asked, limits, list(in_force), ended_s, running)
-    )
+    return _senseless(asked) or _too_much(asked, limits) or _too_many(asked, limits, list(in_force), ended_s, running)
 
 
 class Named(NamedTuple):
@@ -104,11 +92,7 @@ def _too_much(asked: Apply, limits: Limits) -> str:
 
 
 def _too_many(
-    asked: Apply,
-    limits: Limits,
-    in_force: list[Record],
-    ended_s: Mapping[str, float],
-    running: Callable[[], int],
+    asked: Apply, limits: Limits, in_force: list[Record], ended_s: Mapping[str, float], running: Callable[[], int]
 ) -> str:
     for record in in_force:
         if record.vm == asked.vm:

@@ -5,8 +5,6 @@ A process of its own for each call, so a libvirt that hangs is ended with it and
 or of the host, undoes the limit too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -15,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 from agent.act.records import ActError
 from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, quota_us
-
-__all__ = ["Quota", "Virsh"]
 
 _VALUE = re.compile(r"^(vcpu_quota|vcpu_period)\s*:\s*(-?\d+)\s*$", re.MULTILINE)
 _VCPUS = re.compile(r"^CPU\(s\):\s*(\d+)\s*$", re.MULTILINE)
@@ -36,10 +32,7 @@ class Virsh:
     """
 
     def __init__(
-        self,
-        uri: str,
-        deadline_s: float,
-        run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+        self, uri: str, deadline_s: float, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
     ) -> None:
         self._uri = uri
         self._deadline_s = deadline_s
@@ -81,11 +74,7 @@ class Virsh:
             uuids = self("list", "--uuid")
             if uuids is not None and arguments[1] not in uuids.split():
                 return None
-        remedy = (
-            f"; does libvirt run, and is {self._uri} (sources.libvirt.uri) its address?"
-            if _is_away(said)
-            else ""
-        )
+        remedy = f"; does libvirt run, and is {self._uri} (sources.libvirt.uri) its address?" if _is_away(said) else ""
         raise ActError(f"virsh {' '.join(arguments)}: {said or f'exit status {done.returncode}'}{remedy}")
 
 
@@ -115,9 +104,7 @@ class Quota:
             return None
         values = {key: int(number) for key, number in _VALUE.findall(said)}
         if values.keys() != {"vcpu_quota", "vcpu_period"}:
-            raise ActError(
-                f"virsh schedinfo {vm}: no vcpu_quota in its answer; has libvirt the cgroup controller cpu?"
-            )
+            raise ActError(f"virsh schedinfo {vm}: no vcpu_quota in its answer; has libvirt the cgroup controller cpu?")
         # 0 and -1 (and libvirt's largest number) all mean none.
         quota = values["vcpu_quota"] if 0 < values["vcpu_quota"] < _NO_QUOTA else -1
         return f"{quota}/{values['vcpu_period'] or QUOTA_PERIOD_US}"

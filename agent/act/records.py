@@ -1,30 +1,10 @@
 """What is asked of the service, and what it keeps: plain values, as JSON on the socket and on the disk."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from whitepanda.common.errors import WhitepandaError
-
-__all__ = [
-    "AMOUNTS",
-    "MAX_BYTES",
-    "ActError",
-    "Action",
-    "Answer",
-    "Apply",
-    "Ask",
-    "Done",
-    "Limits",
-    "Listing",
-    "Peer",
-    "Record",
-    "RefusedError",
-    "Request",
-    "Undo",
-]
 
 Action = Literal["cap-cpu", "limit-bandwidth", "limit-cache"]
 

@@ -7,8 +7,6 @@ is left there. The kernel lets threads inherit their group, so QEMU's new ones f
 them back. The agent's monitoring groups follow by themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -23,8 +21,6 @@ from pathlib import Path
 from agent.act.records import ActError, Action
 from collector.base import SourceError
 from collector.resctrl.tree import NO_CONTROL_GROUPS
-
-__all__ = ["PREFIX", "Resctrl"]
 
 #: Control groups of this prefix are ours.
 PREFIX = "whitepanda-act-"
@@ -222,9 +218,7 @@ class Resctrl:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     if attempt == _LOCK_TRIES - 1:
-                        raise ActError(
-                            f"{self._root} is locked by somebody else; `lslocks` shows by whom"
-                        ) from error
+                        raise ActError(f"{self._root} is locked by somebody else; `lslocks` shows by whom") from error
                     time.sleep(_LOCK_PAUSE_S)
                 else:
                     break

@@ -5,8 +5,6 @@ and goes into the audit log. All work is done by one thread, one request after t
 cannot pass the limits together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -26,18 +24,7 @@ from agent.act.backends import Backend
 from agent.act.cpu_max import cpu_max_of
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
-from agent.act.records import (
-    ActError,
-    Action,
-    Answer,
-    Apply,
-    Ask,
-    Limits,
-    Peer,
-    RefusedError,
-    Request,
-    Undo,
-)
+from agent.act.records import ActError, Action, Answer, Apply, Ask, Limits, Peer, RefusedError, Request, Undo
 from agent.act.resctrl import Resctrl
 from agent.act.victims import degradation_of
 from agent.clock import boot_id
@@ -49,8 +36,6 @@ from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 from whitepanda.common.private_files import group_socket
-
-__all__ = ["Server", "limits_of", "make_actor", "run"]
 
 _MAX_REQUEST_BYTES = 64 << 10
 _REQUEST_S = 5.0
@@ -183,9 +168,7 @@ class Server:
                 self.ready.set()
                 sdnotify.notify("READY=1")
                 limits = self._actor.limits
-                self._log.info(
-                    "act runs", enabled=limits.enabled, dry_run=limits.dry_run, socket=str(self._path)
-                )
+                self._log.info("act runs", enabled=limits.enabled, dry_run=limits.dry_run, socket=str(self._path))
                 await self._stop.wait()
                 sdnotify.notify("STOPPING=1")
                 for task in running:
@@ -282,9 +265,7 @@ async def _within(seconds: float, wanted: Awaitable[_T]) -> _T:
 
 def _peer_of(writer: asyncio.StreamWriter) -> Peer:
     """Return who asks, by the kernel's word."""
-    raw = writer.get_extra_info("socket").getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
+    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _gid = struct.unpack("3i", raw)
     return Peer(uid, pid)
 

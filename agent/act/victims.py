@@ -1,15 +1,11 @@
 """How a victim does, as the agent on this host tells it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.api.client import connect
 from whitepanda.common.errors import WhitepandaError
-
-__all__ = ["Degradation", "degradation_of"]
 
 
 class Degradation(NamedTuple):

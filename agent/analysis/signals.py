@@ -5,29 +5,12 @@ metrics too they mean what docs/metrics.md says. A value that is not known is Na
 the rates it was made from.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = [
-    "IDLE",
-    "INDEX",
-    "OTHERS",
-    "SIGNALS",
-    "SUMS",
-    "Tick",
-    "Values",
-    "VmKey",
-    "load_factors",
-    "set_idle",
-    "set_others",
-    "signals_of",
-]
 
 #: A VM's own metrics, as the agent has them.
 _OWN = (
@@ -112,9 +95,7 @@ def load_factors(vms: Sequence[VmKey]) -> Values:
     return np.array([vm.vcpus / min(vm.workers or vm.vcpus, vm.vcpus) if vm.vcpus else 1.0 for vm in vms])
 
 
-def signals_of(
-    vms: Sequence[Mapping[str, float]], host: Mapping[str, float], factors: Values | float = 1.0
-) -> Values:
+def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float], factors: Values | float = 1.0) -> Values:
     """Make the matrix of a tick from the metrics that are known.
 
     Args:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
 
-__all__ = ["Advisor", "Coefficients", "State", "limits_of"]
-
 
 class Now(Protocol):
     """The moment of a state."""

@@ -9,8 +9,6 @@ what a CPI can be, only rows of jobs that this host asked for are taken, and a v
 future is not used, so that no update can shut out later ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -27,8 +25,6 @@ from whitepanda.common import durable, log
 from whitepanda.common.bounded_files import read_bounded
 from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Coefficient", "CoefficientStore"]
 
 _FORMAT = 1
 _MAX_TIME = 2**64 - 1  # what the protocol can carry
@@ -246,9 +242,7 @@ class CoefficientStore:
         try:
             self._write(data)
         except OSError as error:
-            self._log.warning(
-                "coefficients are not kept over a restart", path=str(self._path), error=error.strerror
-            )
+            self._log.warning("coefficients are not kept over a restart", path=str(self._path), error=error.strerror)
         self._take(held)
         return True
 
@@ -278,10 +272,7 @@ class CoefficientStore:
         if jobs > self._max_jobs:
             return "jobs", f"{jobs} jobs would be held; at most {self._max_jobs} (uplink.max_jobs); {remedy}"
         if size > self._max_file_bytes:
-            return (
-                "size",
-                f"{size} bytes would be kept; at most {self._max_file_bytes}, 2 KiB a job; {remedy}",
-            )
+            return ("size", f"{size} bytes would be kept; at most {self._max_file_bytes}, 2 KiB a job; {remedy}")
         return None
 
     def _merged(self, update: agent_pb2.CoefficientUpdate) -> _Held:

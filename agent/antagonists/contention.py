@@ -3,8 +3,6 @@
 A host whose domains are not known, or that has one, is one domain. Nothing here reads a clock.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,8 +12,6 @@ from agent.analysis.antagonists.panda import SlotState, TaskSlot
 from agent.analysis.antagonists.trigger import NoiseScaledTrigger
 from agent.config import AnalysisSection
 from agent.sampling.windows import CpiWindow
-
-__all__ = ["MIN_COVERAGE", "Contention"]
 
 #: What was watched for less than this share of its length is not compared with whole ones.
 MIN_COVERAGE = 0.5
@@ -107,9 +103,7 @@ class Contention:
         rise = max(0.0, min(past)) if past else math.inf
         return min(panda.CERTAIN_MN_CPI, floor + rise)
 
-    def watch(
-        self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int
-    ) -> None:
+    def watch(self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int) -> None:
         """Give the live trigger mnCPI of the windows that have just ended.
 
         Args:

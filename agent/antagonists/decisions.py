@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
 
-__all__ = ["Decisions", "decide"]
 
 #: The last estimate counts for the verdict so long after the model cannot estimate any more, and is shown so long.
 _ESTIMATE_NS = 30 * 10**9
@@ -37,14 +36,7 @@ _SHOWN_NS = 5 * 10**9
 _NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
 
 
-def decide(
-    behaviour: Held,
-    known: Sequence[Degradation] | None,
-    least: float,
-    *,
-    waited_for: bool,
-    was: Held,
-) -> Held:
+def decide(behaviour: Held, known: Sequence[Degradation] | None, least: float, *, waited_for: bool, was: Held) -> Held:
     """Return the verdict on a VM.
 
     A victim stays one while it suffers and an estimate itself is above the limit: the lower end of an interval moves
@@ -93,9 +85,7 @@ class Decisions:
 
     """
 
-    def __init__(
-        self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None
-    ) -> None:
+    def __init__(self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None) -> None:
         self._least = config.analysis.least_slow_down
         self.cloud_white = cloud_white
         self.analysis = analysis

@@ -14,7 +14,6 @@ from agent.sampling.vms import Vm
 if TYPE_CHECKING:
     from agent.antagonists.vm_decision import VmDecision
 
-__all__ = ["Events", "VmEvent"]
 
 _ACTIVE = frozenset({"inflicting", "affected", "victim"})
 _SUFFERS = frozenset({"affected", "victim"})
@@ -130,9 +129,7 @@ class Events:
         for uuid in sorted(self._told.keys() - seen):
             self._end(uuid, self._told.pop(uuid), mono_ns, unix_ns, "the VM is gone from this host")
 
-    def _change(
-        self, told: _Told, now: VmDecision, evidence: tuple[Shown, ...], mono_ns: int, unix_ns: int
-    ) -> None:
+    def _change(self, told: _Told, now: VmDecision, evidence: tuple[Shown, ...], mono_ns: int, unix_ns: int) -> None:
         suffers = now.verdict in _SUFFERS
         since_ns = max(told.since_ns, now.since_ns or mono_ns)
         self._tell(
@@ -164,9 +161,7 @@ class Events:
         if told.verdict in _ACTIVE:
             lasted_ns = mono_ns - told.since_ns
             whose = (uuid, told.epoch, told.name, told.job, told.latency_sensitive)
-            self._tell(
-                VmEvent(*whose, unix_ns, "unknown", told.verdict, lasted_ns, why, degradation=told.worst)
-            )
+            self._tell(VmEvent(*whose, unix_ns, "unknown", told.verdict, lasted_ns, why, degradation=told.worst))
 
     def _tell(self, event: VmEvent) -> None:
         if len(self._pending) == _MAX_PENDING:

@@ -12,8 +12,6 @@ those that were in a domain of its own over the slot: one on another socket does
 several counts in each; one of which that is not known, and a control group beside the VMs, counts in all.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -29,8 +27,6 @@ from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 from collector.inventory.llc import domains_of
-
-__all__ = ["CpiPoint", "Explanation", "HostAnalysis", "JudgedSlot", "Verdict"]
 
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
 _SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
@@ -190,10 +186,7 @@ class HostAnalysis:
         return self._store.version
 
     def observe(
-        self,
-        windows: Sequence[CpiWindow],
-        now_unix_ns: int,
-        places: Mapping[str, NumaPlacement] | None = None,
+        self, windows: Sequence[CpiWindow], now_unix_ns: int, places: Mapping[str, NumaPlacement] | None = None
     ) -> None:
         """Take the windows that have just ended, of all VMs, and judge the slots that end now.
 
@@ -320,9 +313,7 @@ class HostAnalysis:
             vm.domains = _ANYWHERE.union(*(p.domains for p in vm.pieces if p.middle_unix_ns > since))
         known = _ANYWHERE.union(*(vm.domains for vm in self._vms.values()))
         if known and not known <= self._domains.keys():
-            if (
-                len(known) == len(self._domains) == 1
-            ):  # what was learnt before any VM was placed is of this one
+            if len(known) == len(self._domains) == 1:  # what was learnt before any VM was placed is of this one
                 self._domains = {next(iter(known)): next(iter(self._domains.values()))}
             for number in sorted(known - self._domains.keys()):
                 self._domains[number] = Contention(self._section)
@@ -400,9 +391,7 @@ class HostAnalysis:
             # A window belongs where its middle is: windows end some milliseconds beside the grid. The
             # youngest slot also has what is dated a little ahead of now.
             pieces = [
-                p
-                for p in vm.pieces
-                if end - self._slot_ns < p.middle_unix_ns and (age == 0 or p.middle_unix_ns <= end)
+                p for p in vm.pieces if end - self._slot_ns < p.middle_unix_ns and (age == 0 or p.middle_unix_ns <= end)
             ]
             if pieces:
                 found[uuid] = _slot_of(pieces)
@@ -416,9 +405,7 @@ class HostAnalysis:
         for uuid, slot in slots.items():
             vm = self._vms[uuid]
             cpi = slot.cpi if self._covered(slot) else None
-            tasks.append(
-                TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm))
-            )
+            tasks.append(TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm)))
         return tasks
 
     def _record(self) -> None:
@@ -432,9 +419,7 @@ class HostAnalysis:
 
     def _rank(self, tasks: list[TaskSlot]) -> tuple[SuspectView, ...]:
         known = {job: self._store.coefficient(job, self._now_unix_ns) for job in {t.job for t in tasks}}
-        coefficients = {
-            job: coefficient.value for job, coefficient in known.items() if coefficient is not None
-        }
+        coefficients = {job: coefficient.value for job, coefficient in known.items() if coefficient is not None}
         # They are of one method: rows of another one have other tags, so that they replace all others at once.
         method = next((coefficient.method for coefficient in known.values() if coefficient is not None), "")
         expired = self._store.expired(self._now_unix_ns)

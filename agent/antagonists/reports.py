@@ -3,14 +3,10 @@
 Plain values and when to tell them; `agent.antagonists.decisions` finds them. Nothing here reads a clock.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from agent.analysis.advice.recommendations import Recommendation
 from agent.detection.verdicts import Analysis, Degradation, SuspectView
-
-__all__ = ["MAX_SUSPECTS", "MAX_VICTIMS", "Trigger", "TriggerVictim", "Triggers"]
 
 #: Named in one report; how many more there were is a number in it.
 MAX_VICTIMS = 32

@@ -4,15 +4,11 @@ A central that was taken over, or is broken, must neither cost the agent its mem
 has the numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from whitepanda.common import log
-
-__all__ = ["AskedJobs", "Refusals", "has_more_parts"]
 
 _LOG_INTERVAL_S = 60.0
 _ASKED_NS = 600 * 10**9  # an answer of central may be on its way for so long after a job has left this host

@@ -1,13 +1,9 @@
 """The decision on one VM, and on the host. Plain values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView
-
-__all__ = ["HostDecision", "VmDecision"]
 
 
 def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:

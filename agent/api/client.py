@@ -1,7 +1,5 @@
 """Asks the agent of this host over its unix socket: what the CLI stands on. Errors say what to do."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -17,8 +15,6 @@ from agent.config import AgentConfig, AgentSection, load
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.texts import clean_name
 from whitepanda.v1 import host_pb2, host_pb2_grpc
-
-__all__ = ["DEFAULT_CONFIG", "Client", "answers", "connect", "find_config", "find_socket"]
 
 DEFAULT_CONFIG = Path("/etc/whitepanda/agent.toml")
 _DEADLINE_S = 5.0
@@ -60,9 +56,7 @@ class Client:
     def status(self) -> host_pb2.HostStatus:
         """The agent, its sources and its uplink."""
         try:
-            return cast(
-                "host_pb2.HostStatus", self._stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S)
-            )
+            return cast("host_pb2.HostStatus", self._stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S))
         except grpc.RpcError as error:
             _fail(error, self._path)
 
@@ -118,9 +112,7 @@ def _knock(path: Path) -> None:
             probe.settimeout(_DEADLINE_S)
             probe.connect(str(path))
     except TimeoutError as error:
-        raise UnavailableError(
-            f"the agent at {path} is busy: no answer in {_DEADLINE_S:.0f} s; see its log"
-        ) from error
+        raise UnavailableError(f"the agent at {path} is busy: no answer in {_DEADLINE_S:.0f} s; see its log") from error
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise UnavailableError(
@@ -128,17 +120,12 @@ def _knock(path: Path) -> None:
             ) from error
         if error.errno == errno.ECONNREFUSED and not path.is_socket():
             what = "a folder" if path.is_dir() else "a file"
-            raise UnavailableError(
-                f"{path} is {what} and no socket; give the agent's with --socket"
-            ) from error
+            raise UnavailableError(f"{path} is {what} and no socket; give the agent's with --socket") from error
         if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
             raise UnavailableError(
-                f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`,"
-                " or give --socket"
+                f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket"
             ) from error
-        raise UnavailableError(
-            f"cannot ask the agent at {path}: {error.strerror or error}; give --socket"
-        ) from error
+        raise UnavailableError(f"cannot ask the agent at {path}: {error.strerror or error}; give --socket") from error
 
 
 def _fail(error: grpc.RpcError, path: Path) -> NoReturn:
@@ -148,18 +135,12 @@ def _fail(error: grpc.RpcError, path: Path) -> NoReturn:
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         raise InputError(detail) from error
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        raise UnavailableError(
-            f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log"
-        ) from error
+        raise UnavailableError(f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log") from error
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        raise UnavailableError(
-            f"the agent at {path} is of another version and does not know this question"
-        ) from error
+        raise UnavailableError(f"the agent at {path} is of another version and does not know this question") from error
     if "http/2" in detail.lower():  # gRPC's words where the answer is something else
         raise UnavailableError(
             f"what answers at {path} is not the agent: give the agent's socket with --socket, by default "
             f"{AgentSection().socket}"
         ) from error
-    raise UnavailableError(
-        f"the agent at {path} failed: {code.name.lower()}: {detail}; see its log"
-    ) from error
+    raise UnavailableError(f"the agent at {path} failed: {code.name.lower()}: {detail}; see its log") from error

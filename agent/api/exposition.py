@@ -5,8 +5,6 @@ A value that is not known has no sample; `whitepanda_vm_part_absent` says why wh
 stays the same one when another source takes over.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -23,8 +21,6 @@ from agent.sampling.views import SourceView
 from agent.uplink.view import UplinkView
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
-
-__all__ = ["family_name", "render"]
 
 _VM_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "vm")
 _TRAFFIC_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "traffic")
@@ -64,9 +60,7 @@ class _Families(Collector):
             time.sleep(0)
 
     def _families(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily(
-            "whitepanda_agent_info", "The agent's version and the host's CPU model; always 1."
-        )
+        info = GaugeMetricFamily("whitepanda_agent_info", "The agent's version and the host's CPU model; always 1.")
         labels = {"version": self._host.agent_version, "platform": _label(self._host.platform)}
         info.add_sample(info.name, labels, 1)
         yield info
@@ -124,9 +118,7 @@ def _of_uplink(name: str, uplink: UplinkView) -> float:
 
 
 def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
-    labelled = [
-        ({"vm": _label(vm.uuid), "name": _label(vm.name), "job": _label(vm.job)}, vm) for vm in snapshot.vms
-    ]
+    labelled = [({"vm": _label(vm.uuid), "name": _label(vm.name), "job": _label(vm.job)}, vm) for vm in snapshot.vms]
     for index, metric in enumerate(_VM_METRICS):
         values = ((labels, vm.rates[index]) for labels, vm in labelled)
         yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
@@ -185,9 +177,7 @@ def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
         "CPI of the last slot / the job's mean CPI, at least 1; of any VM, also one that suffers nothing.",
     )
     suspect = GaugeMetricFamily("whitepanda_vm_suspect", "1 for the first suspect of each victim.")
-    estimates = [
-        (GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _SLOW_DOWN
-    ]
+    estimates = [(GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _SLOW_DOWN]
     for labels, vm in labelled:
         held = vm.decision
         if held is not None and held.verdict != "unknown" and runs(vm.state):
@@ -200,11 +190,7 @@ def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
                     family.add_sample(family.name, labels, value)
             if held.verdict == "victim" and held.suspect is not None:
                 one = held.suspect
-                whose = {
-                    "suspect": _label(one.uuid),
-                    "suspect_name": _label(one.name),
-                    "suspect_job": _label(one.job),
-                }
+                whose = {"suspect": _label(one.uuid), "suspect_name": _label(one.name), "suspect_job": _label(one.job)}
                 suspect.add_sample(suspect.name, {**labels, **whose}, 1)
         verdict = vm.verdict
         if verdict is not None and verdict.degradation is not None:
@@ -219,8 +205,7 @@ def _cloud_white(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Itera
     )
     ready = GaugeMetricFamily("whitepanda_vm_baseline_ready", "1 where the VM's baseline is old enough.")
     unknown = GaugeMetricFamily(
-        "whitepanda_vm_slow_down_absent",
-        "1 for a VM that suffers and whose slow-down cannot be estimated, with why.",
+        "whitepanda_vm_slow_down_absent", "1 for a VM that suffers and whose slow-down cannot be estimated, with why."
     )
     for labels, vm in labelled:
         verdict = vm.suffering
@@ -236,8 +221,7 @@ def _cloud_white(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Itera
 
 def _ages(labelled: Iterable[tuple[dict[str, str], VmSnapshot]], mono_ns: int) -> Metric:
     ages = GaugeMetricFamily(
-        "whitepanda_vm_part_age_seconds",
-        "Age of what each part of a VM's metrics is made of, and its source.",
+        "whitepanda_vm_part_age_seconds", "Age of what each part of a VM's metrics is made of, and its source."
     )
     for labels, vm in labelled:
         for part in _PLACES:

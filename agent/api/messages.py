@@ -3,8 +3,6 @@
 Everything is made at once from `agent.api.state`, on the loop that owns it; nothing here waits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -28,8 +26,6 @@ from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, host_pb2
 
 _SUSPECTS = 5  # that are named of a VM in a list
-
-__all__ = ["explanation_message", "status_message", "vms_message"]
 
 
 def status_message(state: AgentState) -> host_pb2.HostStatus:
@@ -230,8 +226,7 @@ def _add_reasoning(answer: host_pb2.VmExplanation, why: Reasoning) -> None:
     answer.detector = why.detector
     answer.evidence.extend(evidence_message(shown) for shown in why.verdict.evidence)
     answer.signals.extend(
-        host_pb2.Signal(name=one.name, value=one.value, baseline=one.expected, learnt=one.learnt)
-        for one in why.signals
+        host_pb2.Signal(name=one.name, value=one.value, baseline=one.expected, learnt=one.learnt) for one in why.signals
     )
 
 
@@ -255,11 +250,7 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
         coefficient_version=why.coefficient_version,
         coefficient_age_ns=why.coefficient_age_ns,
         history=[
-            host_pb2.CpiPoint(
-                start_unix_ns=p.start_unix_ns,
-                cpi=or_nan(p.cpi),
-                cpu_usage_cores=p.cpu_usage_cores,
-            )
+            host_pb2.CpiPoint(start_unix_ns=p.start_unix_ns, cpi=or_nan(p.cpi), cpu_usage_cores=p.cpu_usage_cores)
             for p in why.history
         ],
         triggered=why.triggered,

@@ -4,8 +4,6 @@ The server has threads of its own. For a scrape the loop only hands over a `Snap
 the text of it in the scrape's thread, once per tick however many ask.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -29,8 +27,6 @@ from whitepanda.common.config import is_own_name
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.tls import TlsFiles, problems, stamps, warnings
 
-__all__ = ["MetricsServer"]
-
 _log = log.get("metrics")
 
 _SNAPSHOT_WAIT_S = 2.0  # the loop is busy for so long only where the agent is in trouble
@@ -45,11 +41,7 @@ class _Pages:
     """Pages of the latest tick. Asked from the server's threads."""
 
     def __init__(
-        self,
-        take: Callable[[], Snapshot],
-        loop: asyncio.AbstractEventLoop,
-        ticks: Callable[[], int],
-        max_age_s: float,
+        self, take: Callable[[], Snapshot], loop: asyncio.AbstractEventLoop, ticks: Callable[[], int], max_age_s: float
     ) -> None:
         self._take = take
         self._loop = loop
@@ -104,15 +96,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CLIENT_WAIT_S
     server_version = "whitepanda"
     sys_version = ""
-    server: _Server
+    server: "_Server"
 
     def do_GET(self) -> None:
         self.server.end_wait(self.connection)
         name = ",".join(self.headers.get_all("Host", []))
         if not self.server.is_named(name):
-            refusal = (
-                f"this agent does not go by that name (Host {name[:80]!r}); use its address, or localhost\n"
-            )
+            refusal = f"this agent does not go by that name (Host {name[:80]!r}); use its address, or localhost\n"
             self._answer(400, refusal.encode(), "text/plain; charset=utf-8")
             return
         if self.path.partition("?")[0] != "/metrics":
@@ -150,14 +140,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(
-        self,
-        family: int,
-        address: Any,
-        pages: _Pages,
-        tls: TlsFiles,
-        on_refused: Callable[[], None],
-    ) -> None:
+    def __init__(self, family: int, address: Any, pages: _Pages, tls: TlsFiles, on_refused: Callable[[], None]) -> None:
         self.address_family = family
         self.pages = pages
         self._tls = tls
@@ -167,9 +150,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._warned_s = -_WARN_EACH_S
         self._free = threading.BoundedSemaphore(_MAX_CLIENTS)
-        self._waiting: dict[
-            socket.socket | None, Any
-        ] = {}  # connections with their addresses, the longest wait first
+        self._waiting: dict[socket.socket | None, Any] = {}  # connections with their addresses, the longest wait first
         super().__init__(address, _Handler)
 
     def is_named(self, host_header: str) -> bool:
@@ -257,9 +238,7 @@ class _Server(ThreadingHTTPServer):
                 try:
                     self._context = _context(self._tls)
                 except (TlsError, OSError) as error:
-                    told = (
-                        "changed certificate files cannot be used for /metrics; the ones before stay in force"
-                    )
+                    told = "changed certificate files cannot be used for /metrics; the ones before stay in force"
                     _log.error(told, problem=str(error))
             return self._context
 
@@ -350,9 +329,7 @@ class MetricsServer:
             return _Server(family, address, pages, self._section.tls, self._on_refused)
         except OSError as error:
             remedy = "free that port, or set another metrics.listen"
-            raise UnavailableError(
-                f"cannot listen at metrics.listen {listen}: {error.strerror}; {remedy}"
-            ) from error
+            raise UnavailableError(f"cannot listen at metrics.listen {listen}: {error.strerror}; {remedy}") from error
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext | None:

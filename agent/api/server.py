@@ -3,8 +3,6 @@
 Who may ask is a matter of the socket's mode (0660) and of its folder's group: there is no TCP here.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os
@@ -25,8 +23,6 @@ from whitepanda.common.errors import ConfigError, UnavailableError
 from whitepanda.common.private_files import group_socket
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
-
-__all__ = ["MAX_MESSAGE_BYTES", "LocalApi"]
 
 #: Of an answer; 1,000 VMs with all metrics are about 1 MB. Questions are small.
 MAX_MESSAGE_BYTES = 32 << 20
@@ -146,9 +142,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         return answer
 
 
-async def _not_found(
-    asked: str, vms: tuple[VmView, ...], context: grpc.aio.ServicerContext[Any, Any]
-) -> NoReturn:
+async def _not_found(asked: str, vms: tuple[VmView, ...], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
     if not asked:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "name a VM: its name or UUID")
     names = [name for vm in vms for name in (vm.name, vm.uuid)]

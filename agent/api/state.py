@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
 
-__all__ = ["AgentState", "HostView"]
-
 
 @dataclass(frozen=True, slots=True)
 class HostView:

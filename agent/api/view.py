@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from agent.detection.verdicts import Verdict as Suffering
     from whitepanda.common.tls import OwnCertificate
 
-__all__ = ["Counters", "Names", "Snapshot", "StateView", "VmSnapshot"]
 
 _VM_METRICS = tuple(metric for metric in METRICS if metric.scope == "vm")
 _HOST_METRICS = tuple(metric for metric in METRICS if metric.scope == "host")
@@ -177,8 +176,7 @@ class StateView:
             state=identity.state,
             vcpus=identity.vcpus,
             metrics=tuple(
-                self._vm_metric(vm, metric, vm.rates[index], now_ns, vm.held.get(index))
-                for index, metric in wanted
+                self._vm_metric(vm, metric, vm.rates[index], now_ns, vm.held.get(index)) for index, metric in wanted
             ),
             owner=vm.owner,
             quota_cores=vm.quota_cores,
@@ -186,9 +184,7 @@ class StateView:
             vmid=identity.facts.get("pve:vmid", ""),
         )
 
-    def _vm_metric(
-        self, vm: Vm, metric: Metric, value: float | Reason, now_ns: int, held_ns: int | None
-    ) -> MetricView:
+    def _vm_metric(self, vm: Vm, metric: Metric, value: float | Reason, now_ns: int, held_ns: int | None) -> MetricView:
         reading = getattr(vm.now, metric.part)
         if isinstance(reading, Reason):
             source = source_of(metric.part, vm.identity.manager, reading, self.pipeline.slots.trouble)
@@ -201,8 +197,7 @@ class StateView:
         source = self.pipeline.host_source
         age_ns = max(0, self.clock.mono_ns() - self.pipeline.host_mono_ns) if source else 0
         return tuple(
-            _metric(metric.name, value, source, age_ns)
-            for metric, value in zip(_HOST_METRICS, values, strict=True)
+            _metric(metric.name, value, source, age_ns) for metric, value in zip(_HOST_METRICS, values, strict=True)
         )
 
     def _agent_metrics(self, cost_s: float, rss_bytes: int) -> tuple[MetricView, ...]:

@@ -1,7 +1,5 @@
 """A whole campaign: every run's phases, the load, the stressors and the samples; rows for the RUNS file."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -22,8 +20,6 @@ from agent.clock import SystemClock
 from agent.config import AgentConfig
 from agent.sampling.views import SourceView
 from whitepanda.common.errors import UnavailableError, WhitepandaError
-
-__all__ = ["Campaign", "Run", "RunResult", "runs_of"]
 
 _POLL_S = 0.1
 _LATE_TICKS = 2.5  # until the samples of a phase's last second have been read

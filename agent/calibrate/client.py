@@ -1,7 +1,5 @@
 """A client of the user's own: a command that tells, line by line, what it measures."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -14,8 +12,6 @@ import msgspec
 from agent.calibrate.latency import Measured
 from agent.calibrate.stressors import Lasting
 from whitepanda.common.errors import InputError, UnavailableError
-
-__all__ = ["CommandLoad"]
 
 #: A line counts for the stretch of time that ends nearest to it, at most this far from it.
 _NEAR_NS = 750_000_000
@@ -99,9 +95,7 @@ class CommandLoad:
         }
         p95_s = found.get("p95_latency_s", -1.0)
         if p95_s < 0:
-            raise InputError(
-                f"served.command printed a line without p95_latency_s, a number of seconds: {shown}"
-            )
+            raise InputError(f"served.command printed a line without p95_latency_s, a number of seconds: {shown}")
         at_s = found.pop("at_s", None)
         if at_s is not None:
             self._offset_ns = min(self._offset_ns, came_ns - at_s * 1e9)

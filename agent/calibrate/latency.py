@@ -1,14 +1,10 @@
 """Latencies of requests, and their percentiles over any stretch of time."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-__all__ = ["Latencies", "Measured", "percentile"]
 
 
 class Measured(NamedTuple):

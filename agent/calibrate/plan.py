@@ -1,7 +1,5 @@
 """The plan of a campaign: TOML into frozen structs; errors name the key. docs/calibrate.md has an example."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,8 +10,6 @@ import msgspec
 from agent.config import MAX_WORKERS
 from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
-
-__all__ = ["Load", "Phases", "Plan", "Requests", "Scenario", "Served", "Stressor", "load"]
 
 Arguments = tuple[str, ...]
 

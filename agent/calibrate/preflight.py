@@ -1,7 +1,5 @@
 """What would end a campaign, found before it begins: in the plan, in where RUNS is to be, in who has to answer."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,8 +11,6 @@ from agent.calibrate.runs import room_for
 from agent.calibrate.stressors import why_of
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 
-__all__ = ["answer_problems", "file_problem", "plan_problems"]
-
 #: Samples come at moments of their own, so that only a phase of two ticks is sure to hold a whole one.
 _LEAST_TICKS = 2
 
@@ -23,11 +19,7 @@ def plan_problems(plan: Plan, tick_s: float) -> Iterator[WhitepandaError]:
     """Tell of phases that are too short for the sources' tick, and of commands that are not there."""
     least_s = _LEAST_TICKS * tick_s
     phases = plan.phases
-    for key, seconds in (
-        ("quiet_s", phases.quiet_s),
-        ("stress_s", phases.stress_s),
-        ("after_s", phases.after_s),
-    ):
+    for key, seconds in (("quiet_s", phases.quiet_s), ("stress_s", phases.stress_s), ("after_s", phases.after_s)):
         if seconds < least_s and (key != "after_s" or seconds):
             yield InputError(
                 f"phases.{key} is too short for agent.tick_s (values {seconds:g}, {tick_s:g}): a phase has to be "
@@ -68,9 +60,7 @@ async def answer_problems(plan: Plan) -> AsyncIterator[WhitepandaError]:
     if plan.served.requests is not None:
         why = await _no_answer(plan.served.requests, plan.deadline_s)
         if why:
-            yield UnavailableError(
-                f"served.requests.address {plan.served.requests.address}: no answer: {why}"
-            )
+            yield UnavailableError(f"served.requests.address {plan.served.requests.address}: no answer: {why}")
     for stressor in plan.stressors:
         why = await _closed(stressor.control, plan.deadline_s) if stressor.control else ""
         if why:

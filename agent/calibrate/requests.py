@@ -5,8 +5,6 @@ request was due. So a server that stalls is seen to stall (a client that waits f
 request leaves out just those that suffer), and the time spent waiting for a free connection counts too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field
@@ -16,8 +14,6 @@ import numpy as np
 from agent.calibrate.latency import Latencies, Measured
 from agent.calibrate.plan import Requests
 from agent.calibrate.stressors import why_of
-
-__all__ = ["RequestLoad", "ask_once"]
 
 _MAX_BODY_BYTES = 64 << 20
 _NO_RETRY_S = 0.05  # after a refused connection

@@ -3,8 +3,6 @@
 It grows in FILE.part, run by run, and becomes FILE only when it is whole.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable
@@ -16,8 +14,6 @@ from agent.analysis.signals import SIGNALS, Values
 from agent.calibrate.latency import Measured
 from whitepanda.common.csv_cells import csv_line
 from whitepanda.common.private_files import create_beside
-
-__all__ = ["COLUMNS", "Row", "RunsFile", "cpu_level", "room_for"]
 
 COLUMNS: tuple[str, ...] = (
     "scenario",

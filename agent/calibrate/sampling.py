@@ -1,7 +1,5 @@
 """All VMs of this host, each tick, through the agent's own sources and pipeline."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +21,6 @@ from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.texts import several_named
-
-__all__ = ["Sampler", "Second"]
 
 _START_WAIT_S = 10.0
 _PAUSED = "paused"
@@ -124,10 +120,7 @@ class Sampler:
                     f"VM '{name}' of the plan does not run here; those that run: {have}"
                     f"{troubles_of(self.sources) if have == 'none' else ''}"
                 )
-            if (
-                name not in found
-                and len(same := [u for u, vm in found.items() if vm.identity.name == name]) > 1
-            ):
+            if name not in found and len(same := [u for u, vm in found.items() if vm.identity.name == name]) > 1:
                 raise UnavailableError(f"the plan's VM is not clear: {several_named(name, same)} in the plan")
         for uuid, vm in found.items():
             if vm.identity.epoch != self._epochs.get(uuid):
@@ -147,11 +140,7 @@ class Sampler:
         return (vm for vm in self._pipeline.table if vm.identity.state != _PAUSED)
 
     def _named(self) -> Iterator[Vm]:
-        return (
-            vm
-            for vm in self._running()
-            if vm.identity.name in self._wanted or vm.identity.uuid in self._wanted
-        )
+        return (vm for vm in self._running() if vm.identity.name in self._wanted or vm.identity.uuid in self._wanted)
 
     def _key(self, vm: Vm) -> VmKey:
         identity = vm.identity

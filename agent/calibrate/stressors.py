@@ -1,7 +1,5 @@
 """Starting and stopping what disturbs: commands given as lists of arguments, or lines to a TCP port."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex
@@ -13,8 +11,6 @@ from dataclasses import dataclass, field
 
 from agent.calibrate.plan import Stressor
 from whitepanda.common.errors import UnavailableError
-
-__all__ = ["Lasting", "Stressors", "why_of"]
 
 _END_S = 5.0  # from SIGTERM to SIGKILL
 _SHOWN = 100  # characters of a command in messages
@@ -67,9 +63,7 @@ class Lasting:
                 start_new_session=True,  # Ctrl-C is ours to handle: the children are ended in order
             )
         except (OSError, ValueError) as error:
-            raise UnavailableError(
-                f"{self.what}: cannot run {_shown(self.arguments)}: {why_of(error)}"
-            ) from error
+            raise UnavailableError(f"{self.what}: cannot run {_shown(self.arguments)}: {why_of(error)}") from error
         self._listener = asyncio.create_task(self._listen(self.process))
 
     @property

@@ -1,13 +1,9 @@
 """Options that several commands have in the same words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-__all__ = ["ConfigOption", "JsonOption", "SocketOption"]
 
 #: Both name the agent's socket: `agent.api.client.find_socket`.
 #: typer would refuse a socket that may not be read, without our remedy.

@@ -1,7 +1,5 @@
 """`whitepanda act`: limit a VM for a while, see what is limited, undo it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated
@@ -22,8 +20,6 @@ from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Limit VMs for a while, by a service of its own that undoes it. The agent changes nothing.",
     no_args_is_help=True,
@@ -36,9 +32,7 @@ ConfigOption = Annotated[
 
 
 @app.command()
-def run(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The agent's configuration (TOML).")],
-) -> None:
+def run(config: Annotated[Path, typer.Option("--config", "-c", help="The agent's configuration (TOML).")]) -> None:
     """Run the service in the foreground until SIGTERM or Ctrl-C; then all is undone.
 
     This is what whitepanda-act.service starts.
@@ -51,12 +45,7 @@ def run(
 
 
 @app.command("list")
-def list_(
-    socket: SocketOption = None,
-    config: ConfigOption = None,
-    *,
-    json: JsonOption = False,
-) -> None:
+def list_(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
     """List the actions that are in force: what, since when and for how long, who asked for it."""
     answer = ask(_find(socket, config), Ask())
     if json:
@@ -78,15 +67,7 @@ def list_(
     for one in answer.in_force:
         record = one.record
         amount = f"{record.amount:g} {AMOUNTS[record.action]}"
-        cells = (
-            record.number,
-            record.action,
-            record.vm,
-            amount,
-            f"{one.left_s:.0f} s",
-            record.uid,
-            record.why,
-        )
+        cells = (record.number, record.action, record.vm, amount, f"{one.left_s:.0f} s", record.uid, record.why)
         rows.append([cell(str(text)) for text in cells])
     print_table(columns, rows)
     for one in answer.in_force:
@@ -154,12 +135,7 @@ def undo(
 
 
 @app.command()
-def status(
-    socket: SocketOption = None,
-    config: ConfigOption = None,
-    *,
-    json: JsonOption = False,
-) -> None:
+def status(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
     """Show what the service may do: enabled or not, dry-run or not, its limits, and how much is in force."""
     answer = ask(_find(socket, config), Ask())
     limits = msgspec.to_builtins(answer.limits)

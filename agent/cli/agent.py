@@ -1,7 +1,5 @@
 """`whitepanda agent run`: the daemon on a hypervisor; `whitepanda agent status`: how it does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +9,11 @@ from agent import config as agent_config
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from whitepanda.common import log
 
-__all__ = ["app"]
-
 app = typer.Typer(help="The agent on a hypervisor.", no_args_is_help=True)
 
 
 @app.command()
-def run(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The agent's configuration (TOML).")],
-) -> None:
+def run(config: Annotated[Path, typer.Option("--config", "-c", help="The agent's configuration (TOML).")]) -> None:
     """Run the agent in the foreground until SIGTERM or Ctrl-C; this is what the systemd unit starts."""
     settings = agent_config.load(config)
     log.configure(settings.agent.log_level)
@@ -29,12 +23,7 @@ def run(
 
 
 @app.command()
-def status(
-    socket: SocketOption = None,
-    config: ConfigOption = None,
-    *,
-    json: JsonOption = False,
-) -> None:
+def status(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
     """Show how the agent itself does: the stream to central, the spool, its sources, what it costs.
 
     AGE is that of a source's last sample, TOOK how long that sample took.

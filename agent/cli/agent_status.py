@@ -1,7 +1,5 @@
 """What `whitepanda agent status` prints: the agent itself, its stream to central, its sources."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.text import Text
@@ -11,8 +9,6 @@ from agent.display import render
 from agent.display.render import UNKNOWN, Column, cell
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
-
-__all__ = ["show"]
 
 _BAD = frozenset({"unavailable", "failed", "stuck"})
 
@@ -53,9 +49,7 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
         lines += [
             _line("central", f"{uplink.state}, {uplink.address}{_pace(uplink)}", style),
             _line("spooled", f"{uplink.spooled_batches:,} batches, {render.si(uplink.spooled_bytes)}B"),
-            _line(
-                "sent", f"{uplink.acknowledged_batches:,} batches, {uplink.acknowledged_windows:,} windows"
-            ),
+            _line("sent", f"{uplink.acknowledged_batches:,} batches, {uplink.acknowledged_windows:,} windows"),
             _line("dropped", f"{uplink.dropped_batches:,} batches"),
             _line("rejected", f"{uplink.rejected_batches:,} batches whole; {uplink.rejected_rows:,} rows"),
         ]

@@ -1,7 +1,5 @@
 """`whitepanda calibrate`: a campaign on a test host, whose RUNS file `whitepanda degradation fit` learns from."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Coroutine, Sequence
@@ -24,8 +22,6 @@ from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
-__all__ = ["calibrate"]
-
 _INTERRUPTED = 130
 
 
@@ -33,15 +29,11 @@ def calibrate(
     plan: Annotated[Path, typer.Argument(help="The campaign's plan: TOML, see docs/calibrate.md.")],
     runs: Annotated[Path, typer.Argument(help="Where to: the RUNS file, CSV.")],
     *,
-    config: Annotated[
-        Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")] = None,
     beside_others: Annotated[
         bool, typer.Option("--beside-others", help="Also where VMs run that the plan does not name.")
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Tell what hinders its start here; start nothing.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Tell what hinders its start here; start nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace RUNS if it exists.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -115,10 +107,7 @@ class _Watch:
     def take(self, result: RunResult) -> None:
         self.file.add(result.rows)
         self.results.append(result)
-        errors.print(
-            f"{len(self.results)}/{self.plan.runs} {_line(result)}",
-            soft_wrap=True,
-        )
+        errors.print(f"{len(self.results)}/{self.plan.runs} {_line(result)}", soft_wrap=True)
 
 
 async def _find(campaign: Campaign, problems: list[WhitepandaError]) -> None:
@@ -159,9 +148,7 @@ def _line(result: RunResult) -> str:
     return f"{run.scenario.name} at load {run.load.load_ratio:g}: p95 {', '.join(parts) or 'unknown'}{failed}"
 
 
-def _show_check(
-    plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaError], *, as_json: bool
-) -> None:
+def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaError], *, as_json: bool) -> None:
     if as_json:
         told = [str(problem) for problem in problems]
         print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms, "problems": told})
@@ -195,8 +182,7 @@ def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ..
                     for result in watch.results
                 ],
                 "sources": [
-                    {"name": source.name, "state": source.state, "detail": source.detail}
-                    for source in campaign.sources
+                    {"name": source.name, "state": source.state, "detail": source.detail} for source in campaign.sources
                 ],
                 "left_to_agent": list(left),
             }

@@ -1,7 +1,5 @@
 """`whitepanda check-config FILE...`: would the daemon take this file?"""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,14 +21,9 @@ from whitepanda.common.private_files import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 from whitepanda.common.tls import warnings as doubts
 
-__all__ = ["check_config"]
-
 _GROUP = "whitepanda.config"
 #: Settings that name a file which has to exist already, and what to do where it does not.
-_FILES = {
-    "scenario": "write it (docs/simulated.md has an example)",
-    "file": "make it with `whitepanda record`",
-}
+_FILES = {"scenario": "write it (docs/simulated.md has an example)", "file": "make it with `whitepanda record`"}
 
 
 @dataclass(slots=True)
@@ -42,9 +35,7 @@ class _Result:
 
 
 def check_config(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Configuration files of agent or central.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Configuration files of agent or central.")],
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,
 ) -> None:
@@ -58,13 +49,7 @@ def check_config(
     if json:
         print_json(
             [
-                {
-                    "file": str(r.file),
-                    "kind": r.kind,
-                    "ok": not r.errors,
-                    "errors": r.errors,
-                    "warnings": r.warnings,
-                }
+                {"file": str(r.file), "kind": r.kind, "ok": not r.errors, "errors": r.errors, "warnings": r.warnings}
                 for r in results
             ]
         )

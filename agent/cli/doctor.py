@@ -1,7 +1,5 @@
 """`whitepanda doctor`: what this host can measure, and the remedy for what it cannot."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +13,11 @@ from agent.cli._options import JsonOption
 from agent.config import AgentConfig
 from agent.display import render
 from agent.display.words import BAD, DIM, GOOD
-from agent.doctor.checks import Check, examine
+from agent.doctor.checks import examine
+from agent.doctor.findings import Check
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
-
-__all__ = ["doctor"]
 
 _STYLES = {"ok": GOOD, "missing": BAD, "off": DIM, "info": ""}
 
@@ -28,9 +25,7 @@ _STYLES = {"ok": GOOD, "missing": BAD, "off": DIM, "info": ""}
 def doctor(
     config: Annotated[Path | None, typer.Option(help="The agent's configuration.")] = None,
     *,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Also write a support bundle (tar.gz), without secrets.")
-    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Also write a support bundle (tar.gz), without secrets.")] = None,
     anonymise: Annotated[
         bool, typer.Option(help="Bundle: pseudonyms for names, UUIDs, MAC addresses and owners.")
     ] = True,
@@ -59,9 +54,7 @@ def doctor(
         raise UnavailableError(f"required and missing: {names}; the agent does not start like this")
 
 
-def _bundle(
-    file: Path, settings: AgentConfig, findings: list[Check], *, anonymise: bool, record_s: float
-) -> None:
+def _bundle(file: Path, settings: AgentConfig, findings: list[Check], *, anonymise: bool, record_s: float) -> None:
     from agent.doctor.bundle import make_bundle, write_bundle  # noqa: PLC0415 - rarely wanted
 
     if os.path.lexists(file):

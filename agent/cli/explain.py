@@ -1,7 +1,5 @@
 """`whitepanda explain VM`: its numbers, its verdict with the arithmetic, its suspects."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -13,8 +11,6 @@ from agent.display.explanation import Grid, arithmetic, found_here, head, number
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.recommendations import recommendation_json
 from whitepanda.v1 import host_pb2
-
-__all__ = ["explain"]
 
 
 def explain(
@@ -48,9 +44,7 @@ def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
             {"signal": e.signal, "value": e.value, "expected": e.baseline, "threshold": e.threshold}
             for e in answer.evidence
         ],
-        "signals": {
-            s.name: {"value": s.value, "learnt": s.learnt, "expected": s.baseline} for s in answer.signals
-        },
+        "signals": {s.name: {"value": s.value, "learnt": s.learnt, "expected": s.baseline} for s in answer.signals},
         "events": [render.event_json(event) for event in answer.events],
         "statistics": {
             "job": answer.statistics.job,

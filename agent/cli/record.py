@@ -1,7 +1,5 @@
 """`whitepanda record`: what this host's sources say, as a file that `replay` and `[sources.recorded]` read."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +19,6 @@ from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
-__all__ = ["record"]
-
 _BAR_FROM_S = 2.0
 _MAX_S = 366 * 86_400
 
@@ -31,9 +27,7 @@ def record(
     file: Annotated[Path, typer.Argument(help="Where to: JSON lines.")],
     *,
     seconds: Annotated[float, typer.Option(help="How long.", min=0.1)] = 60.0,
-    config: Annotated[
-        Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     json: JsonOption = False,
 ) -> None:

@@ -1,7 +1,5 @@
 """`whitepanda replay`: a trace or a recorded host through the real uplink and ingest."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -35,16 +33,7 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.config import address_problem
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.extras import how_to_install
-from whitepanda.common.tls_options import (
-    CaOption,
-    CertOption,
-    FolderOption,
-    KeyOption,
-    ServerNameOption,
-    files_of,
-)
-
-__all__ = ["replay"]
+from whitepanda.common.tls_options import CaOption, CertOption, FolderOption, KeyOption, ServerNameOption, files_of
 
 _SHOWN_EVENTS = 50
 
@@ -58,10 +47,7 @@ def replay(
     ],
     *,
     central: Annotated[
-        str,
-        typer.Option(
-            help="host:port of central. Without it nothing is sent: the files are read and counted."
-        ),
+        str, typer.Option(help="host:port of central. Without it nothing is sent: the files are read and counted.")
     ] = "",
     tls: FolderOption = None,
     ca: CaOption = None,
@@ -71,9 +57,7 @@ def replay(
         str, typer.Option(help="The name in our certificate. Traces need one of central's importers.")
     ] = "importer",
     server_name: ServerNameOption = "",
-    platform: Annotated[
-        str, typer.Option(help="CPU platform of the rows; CPI is compared within one.")
-    ] = "trace",
+    platform: Annotated[str, typer.Option(help="CPU platform of the rows; CPI is compared within one.")] = "trace",
     machine: Annotated[str, typer.Option(help="Recordings: the host they are of, for an importer.")] = "",
     config: Annotated[
         Path | None, typer.Option(help="Recordings: an agent's configuration, for its job rules and windows.")
@@ -81,9 +65,7 @@ def replay(
     rate: Annotated[float, typer.Option(help="At most so many rows per second; 0: no limit.", min=0)] = 0.0,
     patience: Annotated[float, typer.Option(help="Seconds that central may be away.", min=0)] = 60.0,
     max_cpi: Annotated[float, typer.Option(help="Traces: a larger CPI is absurd and not sent.")] = 100.0,
-    priority: Annotated[
-        float, typer.Option(help="Traces: latency-sensitive from this priority on ...")
-    ] = 120.0,
+    priority: Annotated[float, typer.Option(help="Traces: latency-sensitive from this priority on ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and this scheduling class.")] = 2.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only, send nothing.")] = False,
     json: JsonOption = False,
@@ -166,9 +148,7 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
     try:
         from collector.traces.google import LatencySensitiveRule, TraceLimits, read_trace  # noqa: PLC0415 - an extra
     except ImportError as error:
-        message = (
-            f"reading traces needs {error.name}, which is not installed here; {how_to_install('central')}"
-        )
+        message = f"reading traces needs {error.name}, which is not installed here; {how_to_install('central')}"
         raise UnavailableError(message) from error
     reader = read_trace(
         files,
@@ -195,10 +175,7 @@ def _bar(rows: Rows) -> Iterator[Callable[[ReplayResult], None]]:
         def show(result: ReplayResult) -> None:
             done, what = result.rows_read, "reading"
             if result.rows_acknowledged is not None:
-                done, what = (
-                    result.rows_acknowledged + sum(result.rejected_by_reader.values()),
-                    "acknowledged",
-                )
+                done, what = (result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged")
             bar.update(task, completed=done, total=rows.total_rows, description=what)
 
         yield show
@@ -235,6 +212,4 @@ def _show(result: ReplayResult, *, sent: bool, wanted: bool) -> None:
     console.print(table)
     console.print(f"{result.seconds:.1f} s, {result.rows_per_s:,.0f} rows/s")
     if not sent:
-        console.print(
-            "Nothing was sent." if not wanted else "Nothing was sent; --central HOST:PORT sends it."
-        )
+        console.print("Nothing was sent." if not wanted else "Nothing was sent; --central HOST:PORT sends it.")

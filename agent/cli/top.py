@@ -19,8 +19,6 @@ from whitepanda.common.extras import how_to_install
 if TYPE_CHECKING:
     from agent.top.feed import Feed
 
-__all__ = ["top"]
-
 
 def top(
     *,

@@ -1,7 +1,5 @@
 """`whitepanda vms`: the VMs of this host, what they do, and who suffers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -28,9 +26,6 @@ from agent.display.words import (
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 
-__all__ = ["vms"]
-
-
 _COLUMNS = (
     Numbers("GUEST%", ("guest_ratio",), render.percent),
     Numbers("GIPS", ("gips",), render.number),
@@ -41,12 +36,7 @@ _COLUMNS = (
 )
 
 
-def vms(
-    socket: SocketOption = None,
-    config: ConfigOption = None,
-    *,
-    json: JsonOption = False,
-) -> None:
+def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 
     GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT: a victim suffers, by the host's own
@@ -101,9 +91,7 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
             value = sum_of(found, column.metrics)
             row.append(cell(UNKNOWN if value is None else column.show(value)))
         # A terminal of another encoding has no triangles.
-        row.append(
-            cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style)
-        )
+        row.append(cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style))
         if has_slow_down:
             row.append(cell(render.degradation(slow_down_of(vm)), style))
         if has_by:
@@ -130,9 +118,7 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
     lines += _most_often("no verdict on", unknown, len(answer.vms))
     victims = [vm for vm in answer.vms if word_of(vm) is VICTIM]
     untold = Counter(
-        render.cannot_tell(slow_down_of(vm).cannot_tell)
-        for vm in victims
-        if not math.isfinite(slow_down_of(vm).ratio)
+        render.cannot_tell(slow_down_of(vm).cannot_tell) for vm in victims if not math.isfinite(slow_down_of(vm).ratio)
     )
     lines += _most_often("no slow-down of", untold, len(victims), "victim")
     return lines
@@ -153,8 +139,6 @@ def _json(answer: host_pb2.ListVmsResponse) -> dict[str, object]:
         "now_unix_ns": answer.now_unix_ns,
         "victims": answer.decision.victims,
         "affected": answer.decision.affected,
-        "suspect": render.suspect_json(answer.decision.suspect)
-        if answer.decision.HasField("suspect")
-        else None,
+        "suspect": render.suspect_json(answer.decision.suspect) if answer.decision.HasField("suspect") else None,
         "vms": [render.summary_json(vm) for vm in answer.vms],
     }

@@ -1,7 +1,5 @@
 """Learnt baselines on disk, over restarts of the agent. JSON; a write is whole or not at all, and only ours to read."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +8,6 @@ from typing import Any
 import msgspec
 
 from whitepanda.common import durable, log
-
-__all__ = ["BaselineFile"]
 
 _FORMAT = 1
 _log = log.get("cloud_white")

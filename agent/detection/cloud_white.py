@@ -3,8 +3,6 @@
 Pure of loop and disk: the daemon calls `tick`, and saves what `dump` gives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,25 +13,13 @@ from typing import Any, cast
 import numpy as np
 
 from agent.analysis.detection.behaviour import AnyDetector, Detection, VmState
-from agent.analysis.signals import (
-    INDEX,
-    SIGNALS,
-    SUMS,
-    Tick,
-    Values,
-    VmKey,
-    load_factors,
-    set_idle,
-    set_others,
-)
+from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
 from agent.config import CloudWhiteSection
 from agent.detection.degradation_models import HostModels
 from agent.detection.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
 from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
-
-__all__ = ["CloudWhite", "make_detector"]
 
 _MAX_REASON = 400  # characters
 
@@ -65,9 +51,7 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
         suffers_factor_alone=usual.suffers_factor_alone / section.sensitivity,
         hysteresis=section.hysteresis,
         baseline=replace(
-            baseline,
-            quiet_time_constant_s=section.baseline_quiet_s,
-            held_time_constant_s=section.baseline_disturbed_s,
+            baseline, quiet_time_constant_s=section.baseline_quiet_s, held_time_constant_s=section.baseline_disturbed_s
         ),
     )
     return Detector(settings)
@@ -189,18 +173,14 @@ class CloudWhite:
         if len(identities) == len(known) and all(map(is_, identities, known)):
             return
         self._identities = identities
-        self._keys = tuple(
-            VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus, vm.workers) for vm in vms
-        )
+        self._keys = tuple(VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus, vm.workers) for vm in vms)
         self._factors = load_factors(self._keys)
         self._rows = {key.uuid: row for row, key in enumerate(self._keys)}
 
     def _estimate(self, last: _Last, rows: Sequence[int], failures: list[Exception]) -> list[Degradation]:
         chosen = np.array(rows, np.intp)
         ticks = last.detection.baseline_ticks[chosen]
-        found = self._models.estimate(
-            last.values[chosen], last.detection.baseline[chosen], ticks, failures.append
-        )
+        found = self._models.estimate(last.values[chosen], last.detection.baseline[chosen], ticks, failures.append)
         return [
             replace(one, cannot_tell="baseline_young") if one.cannot_tell == "no_baseline" and known else one
             for one, known in zip(found, ticks.tolist(), strict=True)

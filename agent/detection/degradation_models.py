@@ -4,8 +4,6 @@ The first that can tell of a VM counts; where none can, the first one's reason i
 costs that model alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -20,8 +18,6 @@ from agent.analysis.degradation.model import Model, parse
 from agent.analysis.signals import INDEX, Values
 from agent.detection.verdicts import Degradation
 from whitepanda.common import log
-
-__all__ = ["HostModels", "load", "read_model"]
 
 _log = log.get("cloud_white")
 _MAX_BYTES = 64 << 20
@@ -41,8 +37,7 @@ class HostModels:
 
     def __init__(self, models: Sequence[tuple[str, Model]] = ()) -> None:
         self._models = [
-            _Named(name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp))
-            for name, model in models
+            _Named(name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp)) for name, model in models
         ]
 
     def estimate(
@@ -83,9 +78,7 @@ class HostModels:
         return found
 
 
-def _ask(
-    named: _Named, values: Values, baseline: Values, baseline_ticks: NDArray[np.int64]
-) -> list[Degradation]:
+def _ask(named: _Named, values: Values, baseline: Values, baseline_ticks: NDArray[np.int64]) -> list[Degradation]:
     columns = named.columns
     told = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
     names = {model: f"{named.name}: {model}" if model else named.name for model in set(told.models)}
@@ -105,9 +98,7 @@ def load(paths: Sequence[str]) -> HostModels:
         except (OSError, ValueError) as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
             _log.error(
-                "a model of degradation cannot be used; the agent goes on without it",
-                error=text,
-                path=str(file),
+                "a model of degradation cannot be used; the agent goes on without it", error=text, path=str(file)
             )
     return HostModels(models)
 

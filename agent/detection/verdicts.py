@@ -3,27 +3,11 @@
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from collector.base import Reason
-
-__all__ = [
-    "VERDICTS",
-    "Analysis",
-    "Behaviour",
-    "Degradation",
-    "Held",
-    "Reasoning",
-    "Shown",
-    "SignalView",
-    "SuspectView",
-    "Verdict",
-    "runs",
-]
 
 #: The words of `agent.analysis.detection.detector.Behaviour`.
 Behaviour = Literal["unknown", "steady", "inflicting", "victim"]

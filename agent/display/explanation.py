@@ -3,8 +3,6 @@
 Pieces, so that a command prints them and `top` shows them: lines, and grids that take the width they are given.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,21 +11,11 @@ from rich.text import Text
 
 from agent.display import render
 from agent.display.render import UNKNOWN, Column, cell
-from agent.display.words import (
-    AFFECTED,
-    DIM,
-    INFLICTING,
-    VICTIM,
-    found_by,
-    slow_down_of,
-    word_of,
-)
+from agent.display.words import AFFECTED, DIM, INFLICTING, VICTIM, found_by, slow_down_of, word_of
 from collector.base import Reason
 from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.common.texts import counted
 from whitepanda.v1 import host_pb2
-
-__all__ = ["Grid", "Piece", "arithmetic", "found_here", "head", "numbers", "recommended", "suspects"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +84,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     estimate = found.degradation
     if estimate.cannot_tell:
         model = f" (model {estimate.model})" if estimate.model else ""
-        yield _say(
-            f"latency against undisturbed {UNKNOWN}: {render.cannot_tell(estimate.cannot_tell)}{model}", DIM
-        )
+        yield _say(f"latency against undisturbed {UNKNOWN}: {render.cannot_tell(estimate.cannot_tell)}{model}", DIM)
     elif found.HasField("degradation"):
         yield _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
     state = "ready" if found.baseline_ready else "too young"
@@ -122,9 +108,7 @@ def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
         word = "too few looks" if posterior is None else "cannot tell"
         yield _say(f"workers: {word} ({counted(round(looks), 'look')}{surely}), one per vCPU is assumed", DIM)
     else:
-        yield _say(
-            f"workers: {workers:.0f}, learnt ({counted(round(looks), 'look')} at running vCPUs{surely})"
-        )
+        yield _say(f"workers: {workers:.0f}, learnt ({counted(round(looks), 'look')} at running vCPUs{surely})")
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
@@ -143,29 +127,19 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         for one in answer.evidence
     ]
     rows += [
-        (one.name, (one.value, one.learnt, one.baseline, math.nan))
-        for one in answer.signals
-        if one.name not in judged
+        (one.name, (one.value, one.learnt, one.baseline, math.nan)) for one in answer.signals if one.name not in judged
     ]
     if rows:
-        yield Grid(
-            columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows]
-        )
+        yield Grid(columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows])
         yield _say(
-            "learnt: in quiet times, and slowly while others inflict; expected: the same at the present load",
-            DIM,
+            "learnt: in quiet times, and slowly while others inflict; expected: the same at the present load", DIM
         )
 
 
 def numbers(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Show all metrics, and why those that are not known are not."""
     yield Text()
-    columns = [
-        Column("METRIC", text=True),
-        Column("VALUE"),
-        Column("SOURCE", text=True, rank=1),
-        Column("AGE", rank=2),
-    ]
+    columns = [Column("METRIC", text=True), Column("VALUE"), Column("SOURCE", text=True, rank=1), Column("AGE", rank=2)]
     rows = []
     reasons: dict[Reason, list[str]] = {}
     for metric in answer.vm.metrics:
@@ -217,13 +191,9 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if answer.victim_slots:
         yield _say(f"over its threshold for {counted(answer.victim_slots, 'slot')} in a row")
     if math.isfinite(answer.mn_cpi):
-        yield _say(
-            f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}"
-        )
+        yield _say(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}")
     if answer.coefficient_version:
-        yield _say(
-            f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}"
-        )
+        yield _say(f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}")
     else:
         yield _say("coefficients: none, central has not sent any", DIM)
 
@@ -232,9 +202,7 @@ def _contention(answer: host_pb2.VmExplanation) -> str:
     """Say whether there is contention by the host's mnCPI; its trigger also asks for how long."""
     if answer.triggered:
         return "contention"
-    return (
-        "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
-    )
+    return "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
 
 
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:
@@ -255,9 +223,7 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         return
     yield Text()
     if not answer.suspects:
-        yield _say(
-            "no suspects: no other VM here does more than usual, or is measured and not latency-sensitive"
-        )
+        yield _say("no suspects: no other VM here does more than usual, or is measured and not latency-sensitive")
         return
     columns = [
         Column("SUSPECT", text=True),

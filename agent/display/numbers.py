@@ -1,7 +1,5 @@
 """Columns of measured numbers: their values, when a column is left out, and why."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,8 +8,6 @@ from dataclasses import dataclass
 from agent.display import render
 from collector.base import Reason
 from whitepanda.v1 import host_pb2
-
-__all__ = ["Numbers", "missing", "not_shown", "sum_of", "values_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +64,7 @@ def _why(
     The agent names that source with the metric; one that works has said the reason of the VM.
     """
     sources = {
-        m.source
-        for vm in listed
-        for m in vm.metrics
-        if m.name in names and int(m.reason) == reason and m.source
+        m.source for vm in listed for m in vm.metrics if m.name in names and int(m.reason) == reason and m.source
     }
     for source in status.sources:
         if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:

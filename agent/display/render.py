@@ -1,7 +1,5 @@
 """How values look to people: no wider than needed, a dash for what is not known, a reason for every dash."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from bisect import bisect_left
@@ -16,36 +14,6 @@ from rich.text import Text
 from collector.base import Reason
 from whitepanda.common.cli import console
 from whitepanda.v1 import agent_pb2, host_pb2
-
-__all__ = [
-    "UNKNOWN",
-    "Column",
-    "age",
-    "behaviour_word",
-    "cannot_tell",
-    "cell",
-    "cloud_white_json",
-    "cut",
-    "degradation",
-    "degradation_json",
-    "event_json",
-    "event_line",
-    "fit",
-    "least_widths",
-    "metrics_json",
-    "narrowed",
-    "no_room",
-    "number",
-    "old",
-    "percent",
-    "print_table",
-    "reason_of",
-    "remedy",
-    "si",
-    "summary_json",
-    "table_of",
-    "terminal_width",
-]
 
 #: What stands where a value is not known.
 UNKNOWN = "-"
@@ -216,9 +184,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -
 def least_widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
     """Return how wide each column must be: numbers whole, texts so that those that differ do not look alike."""
     return [
-        min(natural, _tell_apart({row[i].plain for row in rows}))
-        if column.text and not column.whole
-        else natural
+        min(natural, _tell_apart({row[i].plain for row in rows})) if column.text and not column.whole else natural
         for i, (column, natural) in enumerate(zip(columns, _natural_widths(columns, rows), strict=True))
     ]
 
@@ -258,9 +224,7 @@ def no_room(titles: Sequence[str]) -> list[Text]:
     return [Text(f"no room for {', '.join(titles)}: widen the terminal", style="dim")] if titles else []
 
 
-def table_of(
-    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
-) -> tuple[Table, int, list[str]]:
+def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int, list[str]]:
     """Return a table for so many columns of a terminal, how many it takes, and the titles that it has no room for.
 
     Where cut texts would look alike they are folded: they take several lines, whole.

@@ -4,8 +4,6 @@ The colours are of the Okabe-Ito palette, which people who see red and green ali
 colour there is also its word or symbol, so that nothing is said by colour alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +11,6 @@ from dataclasses import dataclass
 from agent.detection.verdicts import runs
 from agent.display import render
 from whitepanda.v1 import agent_pb2, host_pb2
-
-__all__ = [
-    "AFFECTED",
-    "BAD",
-    "DIM",
-    "GOOD",
-    "INFLICTING",
-    "STEADY",
-    "TREND",
-    "UNKNOWN",
-    "VICTIM",
-    "WARNING",
-    "WORDS",
-    "Word",
-    "by_of",
-    "found_by",
-    "host_line",
-    "need_of",
-    "shown_names",
-    "slow_down_of",
-    "word_of",
-]
 
 #: Styles of rich: vermilion, orange, bluish green and sky blue of Okabe and Ito.
 BAD = "bold #d55e00"
@@ -71,10 +47,7 @@ def word_of(vm: host_pb2.VmSummary) -> Word:
     return _BY_TEXT.get(render.behaviour_word(vm.decision.verdict), UNKNOWN)
 
 
-_ANALYSES = {
-    agent_pb2.ANALYSIS_HOST: "the host's own analysis",
-    agent_pb2.ANALYSIS_FLEET: "the fleet's statistics",
-}
+_ANALYSES = {agent_pb2.ANALYSIS_HOST: "the host's own analysis", agent_pb2.ANALYSIS_FLEET: "the fleet's statistics"}
 
 
 def found_by(vm: host_pb2.VmSummary) -> str:

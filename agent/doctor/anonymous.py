@@ -4,8 +4,6 @@ All strings of a sample are told apart here by what they are, never by what they
 parts, reasons, states, kinds) stays, and all that comes from the definition of a VM is replaced.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,8 +19,6 @@ from agent.sampling.views import SourceState
 from agent.uplink.view import UplinkState
 from collector.base import PERF_EVENTS, VM_PARTS, Reason, SourceSample, VmIdentity, VmSample
 from collector.registry import SOURCES
-
-__all__ = ["anonymous_sample", "learn_device", "learn_host", "learn_identity", "vocabulary"]
 
 #: Device names whose letters are all of these tell nothing; else somebody has chosen them.
 _DEVICE_WORD = re.compile(
@@ -51,9 +47,7 @@ def vocabulary() -> frozenset[str]:
     """Return the words that have a meaning of ours: a VM that is called so is replaced only where its name must be."""
     words = {word for reason in Reason for word in (reason.code, f"REASON_{reason.name}")}
     words.update(VM_PARTS, PERF_EVENTS, (spec.name for spec in SOURCES), (metric.name for metric in METRICS))
-    words.update(
-        get_args(SourceState), get_args(UplinkState), _literals(msgspec.inspect.type_info(AgentConfig))
-    )
+    words.update(get_args(SourceState), get_args(UplinkState), _literals(msgspec.inspect.type_info(AgentConfig)))
     return _WORDS | words
 
 

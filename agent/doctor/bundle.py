@@ -4,8 +4,6 @@ It never has a key or a certificate, nor the address and names of central. With 
 no name, UUID or MAC address of a VM, nor facts about its owner, either.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -33,7 +31,7 @@ from google.protobuf.message import Message
 from agent.api.client import connect
 from agent.config import AgentConfig
 from agent.doctor.anonymous import anonymous_sample, learn_device, learn_host, learn_identity, vocabulary
-from agent.doctor.checks import Check
+from agent.doctor.findings import Check
 from agent.doctor.pseudonyms import Pseudonyms
 from agent.recording.playback import header_of
 from agent.recording.record import Recording, beside_agent
@@ -43,8 +41,6 @@ from collector.registry import make_inventory
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.v1 import host_pb2
-
-__all__ = ["Bundle", "kernel_facts", "make_bundle", "redacted", "versions", "write_bundle"]
 
 _REDACTED = "(redacted)"
 _COMMAND_S = 3.0
@@ -142,9 +138,7 @@ def make_bundle(
         "version": 1,
         "made_unix_ns": time.time_ns(),
         "pseudonyms": anonymise,
-        "files": {
-            name: {"bytes": len(data), "what": what} for name, (what, data) in sorted(bundle.files.items())
-        },
+        "files": {name: {"bytes": len(data), "what": what} for name, (what, data) in sorted(bundle.files.items())},
         "notes": bundle.notes,
     }
     bundle.add("manifest.json", "what is in here", manifest)
@@ -304,9 +298,7 @@ def kernel_facts(root: Path = Path("/")) -> dict[str, Any]:
     cpuinfo = _read(root / "proc/cpuinfo") or ""
     facts["proc/cpuinfo, first CPU"] = cpuinfo.strip().partition("\n\n")[0]
     mounts = (_read(root / "proc/self/mountinfo") or "").splitlines()
-    facts["proc/self/mountinfo, cgroup and resctrl"] = [
-        line for line in mounts if _filesystem(line) in _FILESYSTEMS
-    ]
+    facts["proc/self/mountinfo, cgroup and resctrl"] = [line for line in mounts if _filesystem(line) in _FILESYSTEMS]
     devices = root / "sys/bus/event_source/devices"
     facts["sys/bus/event_source/devices"] = sorted(item.name for item in devices.glob("*"))
     status = (_read(root / "proc/self/status") or "").splitlines()
@@ -334,9 +326,7 @@ def _hide_suspect(one: host_pb2.Suspect, names: Pseudonyms) -> None:
     one.job = names.learn("job", one.job)
 
 
-def _ask_agent(
-    config: AgentConfig, notes: list[str], names: Pseudonyms
-) -> dict[str, tuple[str, dict[str, Any]]]:
+def _ask_agent(config: AgentConfig, notes: list[str], names: Pseudonyms) -> dict[str, tuple[str, dict[str, Any]]]:
     try:
         with connect(Path(config.agent.socket)) as client:
             status, listed = client.status(), client.vms()

@@ -3,8 +3,6 @@
 Nothing here changes anything: sources are only probed, sockets connected to and closed again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import os
@@ -34,8 +32,6 @@ from whitepanda.common.tls import (
     warnings,
 )
 
-__all__ = ["Check", "examine"]
-
 _DEADLINE_S = 3.0
 _WITHOUT_CENTRAL = "the agent starts and spools, but reaches no central"
 _PARANOID_MAX = 2  # above it (some distributions' patch) even own processes are closed
@@ -50,9 +46,7 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
         root: prefix of /proc, /sys, /dev and /run, for tests.
 
     """
-    yield Check(
-        "host", "info", f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}"
-    )
+    yield Check("host", "info", f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}")
     yield Check("configuration", "info", str(file) if file else "none, these are the defaults")
     inventory = make_inventory(config.sources)
     yield from _sources(config, inventory)
@@ -87,9 +81,7 @@ def _source(name: str, spec: SourceSpec, section: object, inventory: object) -> 
         source = spec.factory(section, inventory)  # type: ignore[arg-type]  # the row's own section
         probe = source.probe()
     except Exception as error:  # noqa: BLE001 - one source's defect must not hide the others' findings
-        return Check(
-            name, "missing", f"failed: {type(error).__name__}: {error}", required, Reason.SOURCE_FAILED
-        )
+        return Check(name, "missing", f"failed: {type(error).__name__}: {error}", required, Reason.SOURCE_FAILED)
     state: State = "ok" if probe.available else "missing"
     return Check(name, state, probe.detail or spec.help, required, probe.reason)
 
@@ -116,9 +108,7 @@ def _paranoid(root: Path) -> Check:
         )
     value = int(text) if text.lstrip("-").isdigit() else _PARANOID_MAX + 1
     if _may_measure_others(root):
-        return Check(
-            name, "ok", f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)"
-        )
+        return Check(name, "ok", f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)")
     if value < 0:
         return Check(name, "ok", f"{text}: everybody may measure")
     return Check(
@@ -139,17 +129,11 @@ def _may_measure_others(root: Path) -> bool:
 
 def _pmu(root: Path) -> Check:
     devices = root / "sys/bus/event_source/devices"
-    found = sorted(
-        p.name for p in devices.glob("*") if p.name == "cpu" or p.name.startswith(("cpu_", "armv8"))
-    )
+    found = sorted(p.name for p in devices.glob("*") if p.name == "cpu" or p.name.startswith(("cpu_", "armv8")))
     if found:
         return Check("PMU", "ok", f"the CPU's counters are there: {', '.join(found)}")
-    remedy = (
-        "if this host is a VM, give it a PMU (-cpu host,pmu=on); CPU time, waits, disk and network need none"
-    )
-    return Check(
-        "PMU", "missing", f"this kernel sees no CPU counters, so no CPI; {remedy}", reason=Reason.NO_PMU
-    )
+    remedy = "if this host is a VM, give it a PMU (-cpu host,pmu=on); CPU time, waits, disk and network need none"
+    return Check("PMU", "missing", f"this kernel sees no CPU counters, so no CPI; {remedy}", reason=Reason.NO_PMU)
 
 
 def _kvm(root: Path) -> Check:
@@ -203,14 +187,10 @@ def _resctrl(root: Path, section: ResctrlSection) -> Check:
     name = "resctrl"
     if section.mode == "off":
         return Check(name, "off", "sources.resctrl.mode is off")
-    listed = {
-        line.split()[-1] for line in (_read(root / "proc/filesystems") or "").splitlines() if line.split()
-    }
+    listed = {line.split()[-1] for line in (_read(root / "proc/filesystems") or "").splitlines() if line.split()}
     if "resctrl" not in listed:
         return Check(
-            name,
-            "info",
-            "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth",
+            name, "info", "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth"
         )
     mounts = [line.split() for line in (_read(root / "proc/mounts") or "").splitlines()]
     places = [fields[1] for fields in mounts if fields[2:3] == ["resctrl"]]
@@ -275,9 +255,7 @@ def _state_dir(path: Path, *, required: bool) -> Check:
 def _uplink(uplink: UplinkSection) -> Iterator[Check]:
     if not uplink.address:
         yield Check(
-            "central",
-            "off",
-            "uplink.address is not set: the agent works alone, without statistics and coefficients",
+            "central", "off", "uplink.address is not set: the agent works alone, without statistics and coefficients"
         )
         return
     wrong = problems(uplink.tls, server=False, prefix="uplink.tls")
@@ -310,9 +288,7 @@ def _certificates(config: AgentConfig) -> Iterator[Check]:
             continue
         days = int((expiry_s - time.time()) // 86400)
         when = f"{dt.datetime.fromtimestamp(expiry_s, dt.UTC):%Y-%m-%d %H:%M} UTC"
-        detail = (
-            f"{files.certificate} expired on {when}" if days < 0 else f"{files.certificate} expires on {when}"
-        )
+        detail = f"{files.certificate} expired on {when}" if days < 0 else f"{files.certificate} expires on {when}"
         state: State = "ok"
         if days < CERTIFICATE_WARN_DAYS:
             state = "missing" if days < CERTIFICATE_CRITICAL_DAYS else "info"
@@ -347,15 +323,11 @@ def _central(uplink: UplinkSection) -> Check:
                     http = f"{not_grpc('alpn')}; see uplink.address"
                     what = http if is_http else "closed the connection: is it central?"
                     return Check("central", "missing", f"{uplink.address} {what}")
-            return Check(
-                "central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted"
-            )
+            return Check("central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted")
     except ssl.SSLCertVerificationError as error:
         remedy = "see uplink.tls.ca and uplink.server_name"
         return Check(
-            "central",
-            "missing",
-            f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}",
+            "central", "missing", f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}"
         )
     except ssl.SSLError as error:
         if why := not_grpc(_ssl_reason(error)):

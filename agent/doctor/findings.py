@@ -1,13 +1,9 @@
 """What doctor finds, one thing at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 from collector.base import Reason
-
-__all__ = ["Check", "State"]
 
 State = Literal["ok", "missing", "off", "info"]
 

@@ -1,7 +1,5 @@
 """Stable names in place of true ones: a VM has one pseudonym all through a support bundle, and another in the next."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress
@@ -9,8 +7,6 @@ import re
 import secrets
 from collections.abc import Callable, Collection
 from typing import Any
-
-__all__ = ["Pseudonyms"]
 
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _HEX = r"(?<![0-9a-fA-F])[0-9a-fA-F]{32}(?![0-9a-fA-F])"  # a UUID without its dashes, such as a project's of OpenStack
@@ -74,10 +70,7 @@ class Pseudonyms:
         self._whole[true] = known
         if len(true) >= _MIN_WORD:
             self._words[true] = known
-            for form in (
-                true,
-                _NO_MACHINE.sub("", true),
-            ):  # libvirt leaves out what its machines may not be called
+            for form in (true, _NO_MACHINE.sub("", true)):  # libvirt leaves out what its machines may not be called
                 if len(form) >= _MIN_WORD and form not in self._vocabulary:
                     self._words.setdefault(_escaped(form), known)
             self._pattern = None
@@ -136,9 +129,7 @@ def _escaped(name: str) -> str:
     """Write a name as systemd does in the names of units: all but letters, digits and some signs by their bytes."""
     plain = re.compile(r"[A-Za-z0-9:_.]")
     return "".join(
-        char
-        if plain.match(char)
-        else "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+        char if plain.match(char) else "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
         for char in name
     )
 

@@ -21,7 +21,6 @@ from collector.procfs.storage import seen_by_kernel
 if TYPE_CHECKING:
     from collector.qemu.launch import Launch
 
-__all__ = ["examine_vms"]
 
 _SHOWN = 5  # process ids in a finding
 _NO_STORAGE = "neither /proc/PID/io nor io.stat of a control group of their own may be read"

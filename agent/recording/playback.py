@@ -4,8 +4,6 @@ No clocks and no threads: a tick works on what it was given (`agent.sampling.pip
 just that.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +18,6 @@ from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
 from collector.recorded.source import Header, Reader, RecordedTick
 from whitepanda.common.errors import InputError
-
-__all__ = ["Playback", "header_of"]
 
 _TICK = "agent.tick_s"
 #: What the pipeline depends on, besides the job rules: those are whoever's who looks at the recording.

@@ -1,7 +1,5 @@
 """Recording of this host: its sources on the agent's schedule, written down without making anything of it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time
@@ -23,8 +21,6 @@ from agent.sampling.views import SourceView
 from collector.base import Reason
 from collector.recorded.source import RecordedTick, Recorder
 from whitepanda.common.errors import UnavailableError
-
-__all__ = ["Recorded", "Recording", "beside_agent", "troubles_of"]
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened
 _LAST_WAIT_S = 2.0  # for the last tick's samples

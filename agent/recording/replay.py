@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from agent.detection.cloud_white import CloudWhite
     from collector.traces.google import TraceBatch, TraceReader
 
-__all__ = [
-    "RecordedRows",
-    "ReplayResult",
-    "Rows",
-    "TraceRows",
-    "is_recording",
-    "read_all",
-    "send",
-    "spool_id_of",
-]
 
 _READ_BYTES = 1 << 20
 _BATCH_EVENTS = 500  # central takes 1000
@@ -103,9 +93,7 @@ class ReplayResult:
         found = []
         rejected = sum(self.rejected_by_reader.values())
         if self.rows_read != self.rows_sent + rejected:
-            found.append(
-                f"{self.rows_read} rows read, but {self.rows_sent} sent and {rejected} rejected before"
-            )
+            found.append(f"{self.rows_read} rows read, but {self.rows_sent} sent and {rejected} rejected before")
         if self.rows_acknowledged is not None and self.rows_acknowledged != self.rows_sent:
             found.append(f"{self.rows_sent} rows sent, but {self.rows_acknowledged} acknowledged")
         if self.rows_already_there is not None and self.rows_already_there < 0:
@@ -170,16 +158,11 @@ def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.Cp
     import numpy as np  # noqa: PLC0415 - as above
 
     batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence)
-    keys = np.stack(
-        [rows.collection_id, rows.instance_index, rows.machine_id, rows.latency_sensitive], axis=1
-    )
+    keys = np.stack([rows.collection_id, rows.instance_index, rows.machine_id, rows.latency_sensitive], axis=1)
     tasks, index = np.unique(keys, axis=0, return_inverse=True)
     for collection, instance, machine, sensitive in tasks.tolist():
         batch.tasks.add(
-            vm=f"{collection}-{instance}",
-            job=str(collection),
-            machine=str(machine),
-            latency_sensitive=bool(sensitive),
+            vm=f"{collection}-{instance}", job=str(collection), machine=str(machine), latency_sensitive=bool(sensitive)
         )
     batch.task_index.extend(index.reshape(-1).tolist())
     batch.start_unix_ns.extend(rows.start_unix_ns.tolist())
@@ -198,12 +181,7 @@ class RecordedRows:
     """The CPI windows of recorded hosts, made from the samples as the agent makes them. A row is a window."""
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        *,
-        config: AgentConfig | None = None,
-        machine: str = "",
-        batch_rows: int = 2000,
+        self, files: Sequence[Path], *, config: AgentConfig | None = None, machine: str = "", batch_rows: int = 2000
     ) -> None:
         """Set up.
 
@@ -385,11 +363,7 @@ def read_all(rows: Rows, on_progress: Callable[[ReplayResult], None] | None = No
 def _progress(
     result: ReplayResult, rows: Rows, started: float, on_progress: Callable[[ReplayResult], None] | None
 ) -> None:
-    result.rows_read, result.without_cpi, result.rejected_by_reader = (
-        rows.rows_read,
-        rows.without_cpi,
-        rows.rejected,
-    )
+    result.rows_read, result.without_cpi, result.rejected_by_reader = (rows.rows_read, rows.without_cpi, rows.rejected)
     result.seconds = time.monotonic() - started
     if on_progress is not None:
         on_progress(result)
@@ -436,9 +410,7 @@ async def send(
     def hello() -> agent_pb2.Hello:
         return agent_pb2.Hello(host=host, platform=platform, agent_version=agent_version)
 
-    uplink = Uplink(
-        section, hello, queue, give_up_after_s=patience_s, tls_prefix="--", timing=Timing(poll_s=0.05)
-    )
+    uplink = Uplink(section, hello, queue, give_up_after_s=patience_s, tls_prefix="--", timing=Timing(poll_s=0.05))
     result = ReplayResult(spool_id=spool_id)
     task = asyncio.create_task(uplink.run())
     try:
@@ -461,11 +433,7 @@ async def send(
 
 def _take(result: ReplayResult, queue: _ReplayQueue, uplink: Uplink) -> None:
     totals = uplink.totals
-    result.rows_sent, result.batches_sent, result.streams = (
-        queue.rows_sent,
-        queue.batches_sent,
-        uplink.connections,
-    )
+    result.rows_sent, result.batches_sent, result.streams = (queue.rows_sent, queue.batches_sent, uplink.connections)
     result.rows_acknowledged = totals.acknowledged_rows
     result.rejected_by_central = dict(totals.rejected_rows)
     result.rejected_batches = dict(totals.rejected_batches)

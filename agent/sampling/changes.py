@@ -3,8 +3,6 @@
 Of each part there is a difference or the `Reason` why there is none. Pure: no I/O, no clocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,22 +17,6 @@ from collector.base import (
     Reason,
     ThreadCounters,
 )
-
-__all__ = [
-    "MAX_READ_JITTER_NS",
-    "CgroupDelta",
-    "CpuDelta",
-    "DiskDelta",
-    "EventDelta",
-    "JoinedVm",
-    "NetworkDelta",
-    "PerfDelta",
-    "ProcessDelta",
-    "RdtDelta",
-    "Reading",
-    "VmDelta",
-    "why_no_interval",
-]
 
 T = TypeVar("T")
 

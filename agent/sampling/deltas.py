@@ -5,8 +5,6 @@ absurd value. Differences are made per vCPU thread, device, interface and cache 
 between two readings neither adds its whole past nor takes it away.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,8 +35,6 @@ from collector.base import (
     ThreadCounters,
 )
 
-__all__ = ["SUBTRACT", "delta"]
-
 _S = 1_000_000_000
 # What no counter of today's hardware does. Beyond it a counter was reset, has wrapped or lied.
 _MAX_BYTES_PER_S = 1e12
@@ -59,9 +55,7 @@ def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
 
 
 def _cpu_delta(  # noqa: C901 - one loop over the threads, with nothing called: the hottest of all
-    now: Reading[Mapping[int, ThreadCounters]],
-    last: Reading[Mapping[int, ThreadCounters]] | Reason,
-    vcpus: int,
+    now: Reading[Mapping[int, ThreadCounters]], last: Reading[Mapping[int, ThreadCounters]] | Reason, vcpus: int
 ) -> CpuDelta | Reason:
     why = why_no_interval(now, last)
     if why is not None or not isinstance(last, Reading):
@@ -106,9 +100,7 @@ def _cpu_delta(  # noqa: C901 - one loop over the threads, with nothing called: 
 
 
 def _disk_delta(
-    now: Reading[Mapping[str, DiskCounters]],
-    last: Reading[Mapping[str, DiskCounters]] | Reason,
-    _vcpus: int,
+    now: Reading[Mapping[str, DiskCounters]], last: Reading[Mapping[str, DiskCounters]] | Reason, _vcpus: int
 ) -> DiskDelta | Reason:
     why = why_no_interval(now, last)
     if why is not None or not isinstance(last, Reading):
@@ -134,9 +126,7 @@ def _disk_delta(
 
 
 def _network_delta(
-    now: Reading[Mapping[str, InterfaceCounters]],
-    last: Reading[Mapping[str, InterfaceCounters]] | Reason,
-    _vcpus: int,
+    now: Reading[Mapping[str, InterfaceCounters]], last: Reading[Mapping[str, InterfaceCounters]] | Reason, _vcpus: int
 ) -> NetworkDelta | Reason:
     why = why_no_interval(now, last)
     if why is not None or not isinstance(last, Reading):
@@ -257,9 +247,7 @@ def _cgroup_delta(
     )
 
 
-def _rdt_delta(
-    now: Reading[RdtCounters], last: Reading[RdtCounters] | Reason, _vcpus: int
-) -> RdtDelta | Reason:
+def _rdt_delta(now: Reading[RdtCounters], last: Reading[RdtCounters] | Reason, _vcpus: int) -> RdtDelta | Reason:
     domains = now.value.domains
     occupancy = _sum_domains(domains)
     why = why_no_interval(now, last)
@@ -326,9 +314,7 @@ def _less(
     return Reason.INVALID_VALUE if value > most else value
 
 
-def _placement(
-    now: Reading[NumaPlacement], _last: Reading[NumaPlacement] | Reason, _vcpus: int
-) -> NumaPlacement:
+def _placement(now: Reading[NumaPlacement], _last: Reading[NumaPlacement] | Reason, _vcpus: int) -> NumaPlacement:
     """Return what is no counter as it is."""
     return now.value
 

@@ -7,8 +7,6 @@ without what tells instances apart, so that its coefficient is learnt over the
 fleet: ceph-osd@3.service is job `host:ceph-osd.service`. Read once per window.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -18,8 +16,6 @@ from collector.base import Reason
 from collector.cgroup.tree import CgroupTree, parse_cgroups
 from collector.files import NoFdError, read_once
 from collector.proc_parse import parse_flat
-
-__all__ = ["HostSuspects", "job_of_group"]
 
 #: Groups of VMs: systemd-machined's, libvirt's without systemd, Proxmox'.
 _OF_VMS = frozenset({"machine.slice", "machine", "qemu.slice", "libvirt"})

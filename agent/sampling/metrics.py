@@ -5,14 +5,10 @@ docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `ag
 `source` and `uplink` rows are of each own certificate, of each source and of the stream to central.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 from collector.inventory.coverage import PART_SOURCES
-
-__all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
 Scope = Literal["vm", "traffic", "host", "agent", "certificate", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
@@ -54,24 +50,14 @@ def _own(scope: Scope, name: str, kind: Literal["gauge", "counter"], unit: str, 
 #: In the order of the fields of `VmRates`, then of `TRAFFIC`, then of `HostRates`, then the agent's own.
 METRICS: tuple[Metric, ...] = (
     _vm("threads", "cpu_usage_cores", "cores", "CPU time of the vCPU threads per wall time."),
-    _vm(
-        "threads",
-        "guest_ratio",
-        "ratio",
-        "Time in guest mode, per wall time and vCPU (Cloud White's %guest).",
-    ),
+    _vm("threads", "guest_ratio", "ratio", "Time in guest mode, per wall time and vCPU (Cloud White's %guest)."),
     _vm(
         "threads",
         "run_queue_wait_ratio",
         "ratio",
         "Time in which a vCPU could run and had to wait for a CPU, per wall time and vCPU.",
     ),
-    _vm(
-        "perf",
-        "gips",
-        "1e9 instructions/s",
-        "Instructions per second of wall time, times 1e-9 (Cloud White).",
-    ),
+    _vm("perf", "gips", "1e9 instructions/s", "Instructions per second of wall time, times 1e-9 (Cloud White)."),
     _vm("perf", "ipc", "instructions/cycle", "Instructions per cycle."),
     _vm("perf", "cpi", "cycles/instruction", "Cycles per instruction: what PANDA and CPI2 compare."),
     _vm(
@@ -135,36 +121,17 @@ METRICS: tuple[Metric, ...] = (
     ),
     _vm("process", "storage_write_bytes_per_s", "bytes/s", "Written to devices for the VM's process."),
     _vm("process", "emulator_cpu_cores", "cores", "CPU time of the VM's process beside its vCPU threads."),
-    _vm(
-        "cgroup",
-        "pressure_cpu_some_ratio",
-        "ratio",
-        "Share of time in which some thread waited for a CPU (PSI).",
-    ),
-    _vm(
-        "cgroup",
-        "pressure_memory_some_ratio",
-        "ratio",
-        "Share of time in which some thread waited for memory.",
-    ),
-    _vm(
-        "cgroup",
-        "pressure_memory_full_ratio",
-        "ratio",
-        "Share of time in which all threads waited for memory.",
-    ),
+    _vm("cgroup", "pressure_cpu_some_ratio", "ratio", "Share of time in which some thread waited for a CPU (PSI)."),
+    _vm("cgroup", "pressure_memory_some_ratio", "ratio", "Share of time in which some thread waited for memory."),
+    _vm("cgroup", "pressure_memory_full_ratio", "ratio", "Share of time in which all threads waited for memory."),
     _vm("cgroup", "pressure_io_some_ratio", "ratio", "Share of time in which some thread waited for I/O."),
     _vm("cgroup", "pressure_io_full_ratio", "ratio", "Share of time in which all threads waited for I/O."),
     _vm("cgroup", "cpu_throttled_ratio", "ratio", "Time taken away by the CPU quota, per wall time."),
     _vm("cgroup", "cpu_quota_cores", "cores", "The CPU quota; none is `not_present`."),
     _vm("cgroup", "memory_charged_bytes", "bytes", "Memory that the VM's control group is charged."),
     _vm("rdt", "llc_occupancy_bytes", "bytes", "Last-level cache that the VM occupies, all domains."),
-    _vm(
-        "rdt", "memory_bandwidth_bytes_per_s", "bytes/s", "Memory traffic of the VM, all domains (MBM total)."
-    ),
-    _vm(
-        "rdt", "memory_bandwidth_local_bytes_per_s", "bytes/s", "Memory traffic to the same node (MBM local)."
-    ),
+    _vm("rdt", "memory_bandwidth_bytes_per_s", "bytes/s", "Memory traffic of the VM, all domains (MBM total)."),
+    _vm("rdt", "memory_bandwidth_local_bytes_per_s", "bytes/s", "Memory traffic to the same node (MBM local)."),
     _vm(
         "numa",
         "numa_remote_memory_ratio",
@@ -188,9 +155,7 @@ METRICS: tuple[Metric, ...] = (
     _traffic("interfaces", "network_receive_drops_total", "1", "Packets for the guest that were dropped"),
     _traffic("interfaces", "network_transmit_drops_total", "1", "Packets of the guest that were dropped"),
     _traffic("process", "storage_read_bytes_total", "bytes", "Bytes read from devices for the VM's process"),
-    _traffic(
-        "process", "storage_write_bytes_total", "bytes", "Bytes written to devices for the VM's process"
-    ),
+    _traffic("process", "storage_write_bytes_total", "bytes", "Bytes written to devices for the VM's process"),
     _host("host_cpu_user_ratio", "Share of all CPUs' time in user mode, guests not included."),
     _host("host_cpu_system_ratio", "Share in the kernel, interrupts included."),
     _host("host_cpu_idle_ratio", "Share idle."),
@@ -207,36 +172,16 @@ METRICS: tuple[Metric, ...] = (
     _host("host_pressure_io_full_ratio", "Share of time in which all tasks waited for I/O."),
     Metric("agent_ticks_total", "counter", "1", "agent", "agent", "Ticks that ran."),
     Metric(
-        "agent_missed_ticks_total",
-        "counter",
-        "1",
-        "agent",
-        "agent",
-        "Ticks skipped because an earlier one was late.",
+        "agent_missed_ticks_total", "counter", "1", "agent", "agent", "Ticks skipped because an earlier one was late."
     ),
     Metric(
-        "agent_tick_lateness_seconds",
-        "gauge",
-        "s",
-        "agent",
-        "agent",
-        "How late the last tick started on its schedule.",
+        "agent_tick_lateness_seconds", "gauge", "s", "agent", "agent", "How late the last tick started on its schedule."
     ),
     Metric(
-        "agent_tick_duration_seconds",
-        "gauge",
-        "s",
-        "agent",
-        "agent",
-        "How long the last tick's work took on the loop.",
+        "agent_tick_duration_seconds", "gauge", "s", "agent", "agent", "How long the last tick's work took on the loop."
     ),
     Metric(
-        "agent_vm_errors_total",
-        "counter",
-        "1",
-        "agent",
-        "agent",
-        "VMs, per tick, left out because their data was bad.",
+        "agent_vm_errors_total", "counter", "1", "agent", "agent", "VMs, per tick, left out because their data was bad."
     ),
     Metric(
         "agent_sink_errors_total",
@@ -246,9 +191,7 @@ METRICS: tuple[Metric, ...] = (
         "agent",
         "Failures of analysis, uplink or local API; none of them stops the tick.",
     ),
-    Metric(
-        "agent_tick_errors_total", "counter", "1", "agent", "agent", "Ticks whose work failed as a whole."
-    ),
+    Metric("agent_tick_errors_total", "counter", "1", "agent", "agent", "Ticks whose work failed as a whole."),
     Metric("agent_windows_total", "counter", "1", "agent", "agent", "CPI windows closed."),
     Metric(
         "agent_windows_without_cpu_total",

@@ -1,7 +1,5 @@
 """Differences of a VM's hardware counters, scaled for multiplexing. Pure, as `deltas`, which it is part of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from operator import add
 from typing import NamedTuple
@@ -10,15 +8,11 @@ from agent.sampling.changes import MAX_READ_JITTER_NS, EventDelta, PerfDelta, Re
 from collector.base import PerfCounters, PerfGroup, Reason
 from collector.perf.scale import ScaledDelta, scale_delta
 
-__all__ = ["perf_delta"]
-
 _S = 1_000_000_000
 _MAX_HZ = 20e9  # what no counter of today's hardware does
 
 
-def perf_delta(
-    now: Reading[PerfCounters], last: Reading[PerfCounters] | Reason, vcpus: int
-) -> PerfDelta | Reason:
+def perf_delta(now: Reading[PerfCounters], last: Reading[PerfCounters] | Reason, vcpus: int) -> PerfDelta | Reason:
     """Subtract two readings of a VM with that many vCPUs; the reason where that cannot be."""
     why = why_no_interval(now, last)
     if why is not None or not isinstance(last, Reading):
@@ -52,16 +46,7 @@ def perf_delta(
     wanted = max(vcpus, len(counters.groups)) if counters.scope == "thread" else len(counters.groups)
     incomplete = Reason.VM_STARTING if groups < wanted else None
     return PerfDelta(
-        dt_ns,
-        now.mono_ns,
-        now.unix_ns,
-        cycles,
-        instructions,
-        enabled_ns,
-        running_ns,
-        incomplete,
-        events,
-        missing,
+        dt_ns, now.mono_ns, now.unix_ns, cycles, instructions, enabled_ns, running_ns, incomplete, events, missing
     )
 
 
@@ -75,10 +60,7 @@ class _GroupSums(NamedTuple):
 
 
 def _sum_groups(
-    now: Mapping[int, tuple[PerfGroup, ...]],
-    before: Mapping[int, tuple[PerfGroup, ...]],
-    index: int,
-    most_ns: int,
+    now: Mapping[int, tuple[PerfGroup, ...]], before: Mapping[int, tuple[PerfGroup, ...]], index: int, most_ns: int
 ) -> _GroupSums | Reason:
     """Sum the scaled deltas. `most_ns` is the most CPU time that one thread can have had."""
     most = _MAX_HZ * most_ns / _S

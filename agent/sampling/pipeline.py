@@ -5,8 +5,6 @@ sample at the tick's moment, the tick waits for none of them, and what it comput
 sample's age says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,8 +17,6 @@ from agent.sampling.vms import JobRules, VmTable
 from agent.sampling.windows import CpiWindow, WindowAccumulator
 from collector.base import HostCounters, Reason, SourceSample
 from collector.registry import SOURCES
-
-__all__ = ["STALE_TICKS", "Inputs", "Pipeline", "take"]
 
 #: A sample older than this many ticks is stale, and no delta is made across a longer gap.
 STALE_TICKS = 5
@@ -60,12 +56,8 @@ class Pipeline:
         limits = Limits(config.sources.perf.min_running_ratio, config.agent.min_activity_cores)
         self.slots = slots
         self.stale_after_ns = STALE_TICKS * tick_ns
-        self.table = VmTable(
-            JobRules(config.jobs), limits, self.stale_after_ns, self._trouble, _slow_parts(config)
-        )
-        self.windows = WindowAccumulator(
-            round(config.agent.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits
-        )
+        self.table = VmTable(JobRules(config.jobs), limits, self.stale_after_ns, self._trouble, _slow_parts(config))
+        self.windows = WindowAccumulator(round(config.agent.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits)
         self.host_rates: HostRates | Reason = Reason.VM_STARTING
         self.host_source = ""
         self.host_mono_ns = 0
@@ -130,8 +122,5 @@ def timely_sources(config: AgentConfig) -> Sources:
 def _slow_parts(config: AgentConfig) -> dict[str, int]:
     """How old a reading of a part that is polled slowly may become, in nanoseconds: two polls and a half."""
     sources = timely_sources(config)
-    polls_s = {
-        "disks": max(sources.libvirt.disk_poll_s, sources.qemu.disk_poll_s),
-        "numa": sources.cgroup.numa_poll_s,
-    }
+    polls_s = {"disks": max(sources.libvirt.disk_poll_s, sources.qemu.disk_poll_s), "numa": sources.cgroup.numa_poll_s}
     return {part: round(_SLOW_POLLS * seconds * 1e9) for part, seconds in polls_s.items()}

@@ -4,8 +4,6 @@ A metric is a number or the `Reason` why there is none; never a zero in place of
 or absurd value. What is subtracted from what is `agent.sampling.deltas`' business.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,8 +21,6 @@ from agent.sampling.changes import (
 )
 from agent.sampling.deltas import delta
 from collector.base import HostCounters, NumaPlacement, Reason
-
-__all__ = ["HostRates", "Limits", "Value", "VmRates", "derive", "derive_host", "rates_of"]
 
 Value = float | Reason
 
@@ -218,9 +214,7 @@ def _host_cpu(now: HostCounters, last: HostCounters) -> tuple[Value, ...]:
 _IOWAIT = 3
 
 
-def _perf_rates(
-    perf: PerfDelta | Reason, usage_cores: Value, limits: Limits
-) -> tuple[Value, Value, Value, Value]:
+def _perf_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -> tuple[Value, Value, Value, Value]:
     """Return gips, ipc, cpi and running_ratio."""
     if not isinstance(perf, PerfDelta):
         return perf, perf, perf, perf
@@ -300,9 +294,7 @@ def _event_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -
     for name, base, factor in _EVENT_RATIOS:
         event = events.get(name)
         values.append(
-            missing.get(name, Reason.NOT_PRESENT)
-            if event is None
-            else _quotient(event.counted * factor, event[base])
+            missing.get(name, Reason.NOT_PRESENT) if event is None else _quotient(event.counted * factor, event[base])
         )
     return tuple(values)
 
@@ -319,9 +311,7 @@ def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tu
     read, write = process.storage_read_bytes, process.storage_write_bytes
     # The process's time is counted in ticks and the threads' in nanoseconds: a little less than nothing is nothing.
     emulator: Value = (
-        max(0.0, process.cpu_ns / process.dt_ns - cpu.cpu_ns / cpu.dt_ns)
-        if isinstance(cpu, CpuDelta)
-        else cpu
+        max(0.0, process.cpu_ns / process.dt_ns - cpu.cpu_ns / cpu.dt_ns) if isinstance(cpu, CpuDelta) else cpu
     )
     return (
         read if read.__class__ is Reason else read * per_s,

@@ -4,8 +4,6 @@ The sources sample one after the other, each started by the one before it: side 
 interpreter's lock to each other at every system call, which was a quarter of what the agent costs.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +15,6 @@ from agent.sampling.views import SourceState, SourceView
 from collector.base import Probe, Reason, Source, SourceError, SourceSample
 from whitepanda.common import log
 from whitepanda.common.texts import printable
-
-__all__ = ["REOPEN_AFTER_NS", "STOP_WAIT_S", "Slot", "Slots", "SourcePlan"]
 
 _log = log.get("sources")
 
@@ -109,9 +105,7 @@ class Slot:
             return True
         if now_ns - busy_since_ns > self.plan.deadline_ns:
             seconds = self.plan.deadline_ns / 1e9
-            self._become(
-                "stuck", Reason.STUCK, f"no answer within its deadline of {seconds:g} s; still waiting for it"
-            )
+            self._become("stuck", Reason.STUCK, f"no answer within its deadline of {seconds:g} s; still waiting for it")
         return False
 
     @property

@@ -1,9 +1,5 @@
 """The tick's absolute schedule: a grid on CLOCK_MONOTONIC that no late tick moves."""
 
-from __future__ import annotations
-
-__all__ = ["CLOCK_STEP_NS", "ClockSteps", "TickSchedule", "first_due_ns"]
-
 #: What the wall clock gains or loses on the monotonic one between two ticks without being called a step.
 CLOCK_STEP_NS = 500_000_000
 

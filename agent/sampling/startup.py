@@ -1,7 +1,5 @@
 """The sources of this host, made as configured, and the wait for those that are required."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 
@@ -13,8 +11,6 @@ from collector.base import Reason, SourceError
 from collector.registry import SOURCES, build_sources, make_inventory
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
-
-__all__ = ["check_required", "make_plans", "wait_for"]
 
 _POLL_S = 0.01
 _DEADLINE_S = 2.0  # of a source whose section has no setting for it
@@ -32,8 +28,7 @@ def make_plans(config: AgentConfig) -> list[SourcePlan]:
             built = build_sources(sources, inventory, specs=(spec,))
         except ImportError as error:
             broken = SourceError(
-                f"{spec.name}: this installation lacks '{error.name}'; {how_to_install('host')}",
-                Reason.NOT_PRESENT,
+                f"{spec.name}: this installation lacks '{error.name}'; {how_to_install('host')}", Reason.NOT_PRESENT
             )
             plans.append(SourcePlan(spec.name, section.mode, None, deadline_ns, broken))
         else:
@@ -41,9 +36,7 @@ def make_plans(config: AgentConfig) -> list[SourcePlan]:
     return plans
 
 
-async def wait_for(
-    slots: Iterable[Slot], is_done: Callable[[Slot], bool], *, clock: Clock, timeout_s: float
-) -> None:
+async def wait_for(slots: Iterable[Slot], is_done: Callable[[Slot], bool], *, clock: Clock, timeout_s: float) -> None:
     """Wait until `is_done` of all slots, for `timeout_s` at most."""
     until_ns = clock.mono_ns() + round(timeout_s * 1e9)
     while not all(map(is_done, slots)) and clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, at start and end only
@@ -61,6 +54,4 @@ def check_required(slots: Iterable[Slot], waited_s: float) -> None:
         if slot.plan.mode == "required" and slot.trouble is not None:
             view = slot.view()
             detail = view.detail if slot.tried else f"no answer within {waited_s:g} s"
-            raise UnavailableError(
-                f"sources.{slot.name}.mode is 'required', but it is {view.state}: {detail}"
-            )
+            raise UnavailableError(f"sources.{slot.name}.mode is 'required', but it is {view.state}: {detail}")

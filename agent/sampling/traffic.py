@@ -5,15 +5,11 @@ hung, a tick that was skipped) costs the total nothing. It begins at 0 when the 
 through the VM's epochs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.sampling.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
 from collector.base import VM_PARTS, DiskCounters, InterfaceCounters, ProcessCounters, Reason
-
-__all__ = ["TRAFFIC", "Traffic"]
 
 #: The totals, in the order of the table of metrics: those of the disks, of the interfaces, of the process.
 TRAFFIC = (

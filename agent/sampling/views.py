@@ -1,13 +1,9 @@
 """What a tick leaves to be shown: a metric, a source, a VM. Plain values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 from collector.base import Reason
-
-__all__ = ["MetricView", "SourceState", "SourceView", "VmView"]
 
 SourceState = Literal["off", "available", "unavailable", "failed", "stuck"]
 

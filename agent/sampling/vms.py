@@ -3,8 +3,6 @@
 A VM is a UUID in one epoch. A new epoch starts it anew, so that no delta crosses a restart or a migration.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +19,6 @@ from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from collector.inventory.coverage import PART_SOURCES, why_absent
 from whitepanda.common import log
 from whitepanda.common.texts import clean_name
-
-__all__ = ["JobRules", "Placing", "Vm", "VmTable"]
 
 _log = log.get("vms")
 
@@ -67,9 +63,7 @@ class JobRules:
             if match and job:
                 owner = match.expand(rule.owner).strip() or project
                 alert = rule.latency_sensitive if rule.alert is None else rule.alert
-                return Placing(
-                    clean_name(job), rule.latency_sensitive, clean_name(owner), rule.workers, alert
-                )
+                return Placing(clean_name(job), rule.latency_sensitive, clean_name(owner), rule.workers, alert)
         job = f"{project}/{flavor}" if project and flavor else identity.name
         return Placing(clean_name(job), False, clean_name(project))
 
@@ -181,9 +175,7 @@ class VmTable:
                 if self._broken and self._broken.pop(uuid, ""):
                     _log.info("VM's data makes sense again", vm=identity.name, uuid=uuid)
 
-    def _update_vm(
-        self, uuid: str, identity: VmIdentity, told: Sequence[_Told], absent: Sequence[Reason]
-    ) -> None:
+    def _update_vm(self, uuid: str, identity: VmIdentity, told: "Sequence[_Told]", absent: Sequence[Reason]) -> None:
         parts = _join(uuid, identity.epoch, told, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
@@ -214,9 +206,7 @@ class VmTable:
             if vm.identity.vcpus != identity.vcpus:
                 vm.known, vm.still = _without_vcpus(vm.known), 0
             vm.identity = identity
-        now, latest, change, still, is_same = self._subtract(
-            parts, identity, vm.now[2:], vm.latest, vm.known, vm.still
-        )
+        now, latest, change, still, is_same = self._subtract(parts, identity, vm.now[2:], vm.latest, vm.known, vm.still)
         in_turns = _in_turns(change)
         if not is_same or in_turns or vm.change is not vm.known:
             rates = rates_of(change, self._limits)
@@ -232,7 +222,7 @@ class VmTable:
         latest: Sequence[Part],
         known: VmDelta,
         still: int,
-    ) -> _Subtracted:
+    ) -> "_Subtracted":
         """Subtract the new readings from the last one of each part so far.
 
         The same sample seen again (a source slower than the tick) leaves what it made before: its rates stand and age.
@@ -264,9 +254,7 @@ class VmTable:
                 if is_still and still & bit:
                     last[index] = new
                     if isinstance(change, tuple):  # what is none, or a reason, has no time
-                        changes[index] = _new(
-                            change.__class__, (gap_ns, new.mono_ns, new.unix_ns, *change[3:])
-                        )
+                        changes[index] = _new(change.__class__, (gap_ns, new.mono_ns, new.unix_ns, *change[3:]))
                     else:
                         changes[index] = change
                     continue
@@ -359,9 +347,7 @@ def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]
             reasons = {**reasons, **vm.absent}
     for index, part in enumerate(parts):
         if part is None:
-            parts[index] = (reasons and reasons.get(VM_PARTS[index])) or _reason(
-                absent[index], seen >> index & 1
-            )
+            parts[index] = (reasons and reasons.get(VM_PARTS[index])) or _reason(absent[index], seen >> index & 1)
     return cast("list[Part]", parts)
 
 
@@ -399,7 +385,5 @@ _TOLD_BY = {
 }
 _ALL = (0, tuple(enumerate(VM_PARTS)))
 _SLICED = tuple(
-    index
-    for index, metric in enumerate(metric for metric in METRICS if metric.scope == "vm")
-    if metric.part == "perf"
+    index for index, metric in enumerate(metric for metric in METRICS if metric.scope == "vm") if metric.part == "perf"
 )

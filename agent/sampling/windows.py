@@ -1,31 +1,17 @@
 """CPI windows: what the agent keeps of a VM per window (10 s) and sends to central."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.sampling.changes import (
-    CgroupDelta,
-    CpuDelta,
-    DiskDelta,
-    NetworkDelta,
-    PerfDelta,
-    RdtDelta,
-    VmDelta,
-)
+from agent.sampling.changes import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, RdtDelta, VmDelta
 from agent.sampling.rates import Limits
 from collector.base import Reason
-
-__all__ = ["CpiWindow", "WindowAccumulator"]
 
 _S = 1_000_000_000
 
 _Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | CgroupDelta | RdtDelta
 _SHARE_DECIMALS = 4  # of shares of time: four take two bytes a row in the lake, all of them eight
-_RDT_DIGITS = (
-    4  # the hardware knows no more of caches and memory bandwidth, and all of them take twice the bytes
-)
+_RDT_DIGITS = 4  # the hardware knows no more of caches and memory bandwidth, and all of them take twice the bytes
 _PARTS = 6  # those of a VmDelta that go into windows
 
 
@@ -182,9 +168,7 @@ class WindowAccumulator:
         self.closed = 0
         self.without_cpu = 0
 
-    def add(
-        self, uuid: str, epoch: str, *, name: str, job: str, latency_sensitive: bool, change: VmDelta
-    ) -> None:
+    def add(self, uuid: str, epoch: str, *, name: str, job: str, latency_sensitive: bool, change: VmDelta) -> None:
         """Add one VM's deltas of this tick; those that were added before are left out."""
         key = (uuid, epoch)
         seen = self._seen.get(key)

@@ -1,7 +1,5 @@
 """The live view: bar, table, detail pane, footer, keys."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os
@@ -29,8 +27,6 @@ from agent.top.keys import Keys
 from agent.top.model import Model, sparkline
 from agent.top.table import VmTable
 from whitepanda.v1 import host_pb2
-
-__all__ = ["TopApp"]
 
 _STALE_S = 3.0  # a look is older only where the agent is slow or gone
 _WIDE = 150  # from so many columns on the detail pane is beside the table
@@ -359,15 +355,7 @@ class TopApp(App[None]):
 
 def _played(position: Position) -> tuple[str, str]:
     """Say where a recording is being shown, and its style."""
-    mark = (
-        "» winding"
-        if position.seeking
-        else "▶"
-        if position.playing
-        else "■ end"
-        if position.ended
-        else "‖ paused"
-    )
+    mark = "» winding" if position.seeking else "▶" if position.playing else "■ end" if position.ended else "‖ paused"
     of = "" if position.length_s is None else f" of {_clock(position.length_s)}"
     note = f"  {position.note}" if position.note else ""
     text = f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}"

@@ -1,7 +1,5 @@
 """The columns of the live view: what they show, how wide they are, which go first where there is no room."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +8,6 @@ from agent.display import render
 from agent.display.numbers import Numbers, sum_of, values_of
 from agent.display.words import Word, by_of, need_of, slow_down_of, word_of
 from whitepanda.v1 import host_pb2
-
-__all__ = [
-    "COLUMNS",
-    "METRICS",
-    "NO_STATISTICS",
-    "NO_STATISTICS_RECORDED",
-    "Column",
-    "Row",
-    "Shown",
-    "fit",
-    "row_of",
-]
 
 _NAME_FIRST = 17  # characters of a name, such as instance-0000a1f3, go before further columns
 #: Why CPI cannot be held against the job's.
@@ -56,14 +42,9 @@ def _measured(
 
 
 NAME = Column("NAME", 12, 0, "the VM", most=32)
-VERDICT = Column(
-    "VERDICT", 12, 1, "who suffers (▼, ▽: perhaps), who inflicts (▲): most in need first", most=12
-)
+VERDICT = Column("VERDICT", 12, 1, "who suffers (▼, ▽: perhaps), who inflicts (▲): most in need first", most=12)
 SLOW_DOWN = Column(
-    "SLOW-DOWN",
-    18,
-    3,
-    "how many times its latency, or CPI where it says so, is that of undisturbed, with its interval",
+    "SLOW-DOWN", 18, 3, "how many times its latency, or CPI where it says so, is that of undisturbed, with its interval"
 )
 BY = Column("BY", 8, 5, "the first suspect, and how many more there are", most=20)
 CPI_JOB = Column("CPI/JOB", 7, 7, "CPI against the mean of its job on this platform, from central")
@@ -82,20 +63,11 @@ COLUMNS = (
     CPI_JOB,
     _measured("LLC", 5, 10, ("llc_occupancy_bytes",), render.si, "bytes of the last-level cache"),
     _measured("MEMBW", 5, 11, ("memory_bandwidth_bytes_per_s",), render.si, "memory traffic, bytes/s"),
+    _measured("DISK", 4, 12, ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si, "bytes/s, both ways"),
     _measured(
-        "DISK", 4, 12, ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si, "bytes/s, both ways"
+        "NET", 4, 13, ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), render.si, "bytes/s, both ways"
     ),
-    _measured(
-        "NET",
-        4,
-        13,
-        ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"),
-        render.si,
-        "bytes/s, both ways",
-    ),
-    _measured(
-        "RUNQ%", 5, 6, ("run_queue_wait_ratio",), render.percent, "time in which its vCPUs waited for a CPU"
-    ),
+    _measured("RUNQ%", 5, 6, ("run_queue_wait_ratio",), render.percent, "time in which its vCPUs waited for a CPU"),
     JOB,
     TREND,
 )
@@ -122,12 +94,7 @@ class Row:
         """Return a cell without its colour."""
         if column.is_text:
             word = f"{self.word.symbol} {self.word.text}"
-            texts = {
-                NAME.title: self.name,
-                VERDICT.title: word,
-                BY.title: self.by,
-                JOB.title: self.vm.job,
-            }
+            texts = {NAME.title: self.name, VERDICT.title: word, BY.title: self.by, JOB.title: self.vm.job}
             return texts[column.title] or render.UNKNOWN
         value = self.numbers.get(column.title)
         if value is None:
@@ -173,9 +140,7 @@ class Shown:
     width: int
 
 
-def fit(
-    columns: Sequence[Column], rows: Sequence[Row], width: int
-) -> tuple[tuple[Shown, ...], tuple[Column, ...]]:
+def fit(columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[tuple[Shown, ...], tuple[Column, ...]]:
     """Choose and place the columns for a terminal: those of the lowest ranks, then room for long texts.
 
     Returns:

@@ -1,7 +1,5 @@
 """The detail pane: one VM's last minute, and all that its verdict was made of, in the words of `whitepanda explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -16,8 +14,6 @@ from agent.top.columns import COLUMNS, Row
 from agent.top.model import HISTORY, Model, sparkline
 from whitepanda.common.texts import counted
 from whitepanda.v1 import host_pb2
-
-__all__ = ["Detail", "told"]
 
 _LINE_WIDTH = 30
 _BESIDE_LINE = 50  # the name, the value and its range; a longer value wraps
@@ -90,12 +86,7 @@ def _trends(model: Model, row: Row, width: int) -> Iterator[Text]:
         show = column.numbers.show if column.numbers else render.number
         line = sparkline(_joined(values, width), width)
         reach = f"  ({show(min(known))} to {show(max(known))} in {counted(len(values), 'tick')})"
-        yield Text.assemble(
-            f"{column.title:<9} ",
-            (f"{line:<{width}}", TREND),
-            f" {row.text(column):>5}",
-            (reach, DIM),
-        )
+        yield Text.assemble(f"{column.title:<9} ", (f"{line:<{width}}", TREND), f" {row.text(column):>5}", (reach, DIM))
 
 
 def _joined(values: list[float | None], width: int) -> list[float | None]:

@@ -4,8 +4,6 @@ textual hands what it draws to a thread that writes it. A terminal that has gone
 that thread; then the view waits for it forever, and no signal that the view itself is to handle gets through.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -13,8 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Self
-
-__all__ = ["Ending"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _GRACE_S = 8.0  # an agent's answer is waited for 6 s, and then the terminal is set as it was

@@ -1,7 +1,5 @@
 """Where the live view's looks come from: the agent of this host, asked each second from a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +12,6 @@ from agent.top.columns import METRICS
 from agent.top.model import Frame
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.v1 import host_pb2
-
-__all__ = ["PERIOD_S", "Came", "Feed", "Gone", "LiveFeed", "Position", "Tape", "Tell"]
 
 PERIOD_S = 1.0
 _STOP_WAIT_S = 6.0  # a question that is under way ends by its deadline

@@ -1,7 +1,5 @@
 """The list of keys and columns (`?`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
@@ -16,8 +14,6 @@ from textual.widgets import Static
 
 from agent.display.words import DIM, WORDS
 from agent.top.columns import COLUMNS
-
-__all__ = ["KEYS", "PLAYER_KEYS", "Keys"]
 
 #: What docs/top.md lists too.
 KEYS = (
@@ -67,9 +63,7 @@ class Keys(ModalScreen[None]):
         symbols = Text.assemble(
             *((f"{word.symbol} {word.text}  ", word.style) for word in WORDS), ("a dash is not known", DIM)
         )
-        return Group(
-            _table(self._keys), Text(), symbols, Text(), _table([(c.title, c.help) for c in COLUMNS])
-        )
+        return Group(_table(self._keys), Text(), symbols, Text(), _table([(c.title, c.help) for c in COLUMNS]))
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Table:

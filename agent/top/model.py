@@ -1,7 +1,5 @@
 """What the live view shows: the last look at the host, a minute of history, the order, the filter. No terminal here."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -12,8 +10,6 @@ from agent.display.words import shown_names
 from agent.top import columns
 from agent.top.columns import COLUMNS, NO_STATISTICS, NO_STATISTICS_RECORDED, Column, Row, row_of
 from whitepanda.v1 import host_pb2
-
-__all__ = ["HISTORY", "Frame", "Model", "sparkline"]
 
 #: Values that are kept per VM and column: a minute of ticks.
 HISTORY = 60
@@ -75,11 +71,7 @@ class Model:
         for row in self._all:
             history = self._history.get(row.key)
             if history is None:
-                history = {
-                    c.title: deque(maxlen=HISTORY)
-                    for c in COLUMNS
-                    if not c.is_text and c is not columns.TREND
-                }
+                history = {c.title: deque(maxlen=HISTORY) for c in COLUMNS if not c.is_text and c is not columns.TREND}
             for title, values in history.items():
                 values.append(row.numbers.get(title))
             for title in row.numbers:

@@ -1,7 +1,5 @@
 """Plays a recording to the live view: play, pause, wind, speed. Works in a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -12,8 +10,6 @@ from agent.top.feed import Came, Gone, Position, Tell
 from agent.top.model import HISTORY, Frame
 from agent.top.recorded import RecordedHost, length_s
 from whitepanda.common.errors import InputError
-
-__all__ = ["SPEEDS", "Player"]
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _TELL_S = 0.1  # ticks that are due closer to each other are told of together
@@ -189,11 +185,5 @@ class Player:
 
     def _position(self, *, seeking: bool = False) -> Position:
         return Position(
-            self._host.at_s,
-            self._length_s,
-            self._playing,
-            self._speed,
-            self._ended,
-            seeking,
-            self._host.trouble,
+            self._host.at_s, self._length_s, self._playing, self._speed, self._ended, seeking, self._host.trouble
         )

@@ -1,7 +1,5 @@
 """A recorded host as the agent would have shown it: the same pipeline and analysis, the same messages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -21,8 +19,6 @@ from agent.top.columns import METRICS
 from agent.top.model import Frame
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import host_pb2
-
-__all__ = ["RecordedHost", "length_s"]
 
 _TAIL_BYTES = 1 << 20
 _TICK_LINE = b'{"tick":'
@@ -75,12 +71,8 @@ class RecordedHost:
         section = config.cloud_white if config else CloudWhiteSection()
         self._cloud_white = None if section.detector == "off" else CloudWhite(section, load(section.models))
         # No coefficients are recorded: as an agent that central has not sent any.
-        self._analysis = HostAnalysis(
-            config.analysis if config else AnalysisSection(), "", CoefficientStore(None)
-        )
-        self._decisions = Decisions(
-            config or AgentConfig(agent=AgentSection()), self._cloud_white, self._analysis
-        )
+        self._analysis = HostAnalysis(config.analysis if config else AnalysisSection(), "", CoefficientStore(None))
+        self._decisions = Decisions(config or AgentConfig(agent=AgentSection()), self._cloud_white, self._analysis)
         self._state = StateView(
             names=Names(file.name, "", "", 0, 0),
             clock=self._clock,
@@ -166,9 +158,7 @@ def length_s(file: Path) -> float | None:
             lines = stream.read().splitlines()
     except OSError as error:
         raise InputError(f"{file}: cannot read: {error.strerror}") from error
-    last = next(
-        (line for line in reversed(lines) if line.startswith(_TICK_LINE) and line.endswith(b"}}")), b""
-    )
+    last = next((line for line in reversed(lines) if line.startswith(_TICK_LINE) and line.endswith(b"}}")), b"")
     try:
         ends = [msgspec.json.decode(line, type=_TickLine).tick.mono_ns for line in (first, last)]
     except ValueError:

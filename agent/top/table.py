@@ -1,7 +1,5 @@
 """The table of VMs. It draws only the lines that are seen, so 500 VMs cost hardly more than 40."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -19,8 +17,6 @@ from agent.display import render
 from agent.display.words import INFLICTING, TREND, VICTIM
 from agent.top import columns
 from agent.top.columns import Column, Row, Shown
-
-__all__ = ["VmTable"]
 
 _HEAD_LINES = 1
 _PLAIN = Style()
@@ -75,9 +71,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     # --- what is shown ---
 
-    def show(
-        self, rows: Sequence[Row], present: Sequence[Column], sort: Column, *, is_old: bool = False
-    ) -> None:
+    def show(self, rows: Sequence[Row], present: Sequence[Column], sort: Column, *, is_old: bool = False) -> None:
         """Show these rows and columns; `is_old` greys them. The selected VM stays selected if it is among them."""
         last, self._rows = self._cursor, rows
         self._present, self._sort, self._is_old = present, sort, is_old
@@ -141,8 +135,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
         width = self.size.width
         if y < _HEAD_LINES:
             cells = [
-                _cell(one.column.title, one, _SORTED if one.column is self._sort else _HEAD)
-                for one in self._shown
+                _cell(one.column.title, one, _SORTED if one.column is self._sort else _HEAD) for one in self._shown
             ]
             return self._line(cells, width, _PLAIN)
         at = y - _HEAD_LINES + self.scroll_offset.y
@@ -175,6 +168,4 @@ def _cell(text: str, one: Shown, style: Style) -> Segment:
         text = render.cut(text, one.width)
     if not one.column.is_text and one.column is not columns.TREND:
         text = text.rjust(one.width)
-    return Segment(
-        text.ljust(one.width) if cell_len(text) == len(text) else set_cell_size(text, one.width), style
-    )
+    return Segment(text.ljust(one.width) if cell_len(text) == len(text) else set_cell_size(text, one.width), style)

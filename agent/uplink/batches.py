@@ -1,7 +1,5 @@
 """CPI windows as protobuf columns (`whitepanda.v1.CpiBatch`): element i of every column is window i."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,20 +11,6 @@ from agent.uplink.recommendation_messages import recommendation_message
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.v1 import agent_pb2
-
-__all__ = [
-    "MAX_SEQUENCE",
-    "Report",
-    "behaviour_number",
-    "degradation_message",
-    "encodable",
-    "encode",
-    "event_message",
-    "evidence_message",
-    "pieces",
-    "reason_number",
-    "trigger_message",
-]
 
 #: What goes along with windows, in their order and numbered with them, so that it is told exactly once.
 Report = VmEvent | Trigger
@@ -46,12 +30,7 @@ _GAUGES = (
 
 
 def encode(
-    windows: Sequence[CpiWindow],
-    *,
-    spool_id: str,
-    sequence: int,
-    backlog: bool = False,
-    events: Sequence[Report] = (),
+    windows: Sequence[CpiWindow], *, spool_id: str, sequence: int, backlog: bool = False, events: Sequence[Report] = ()
 ) -> agent_pb2.CpiBatch:
     """Make the batch of some windows.
 
@@ -97,9 +76,7 @@ def encode(
     return batch
 
 
-def encodable(
-    windows: Sequence[CpiWindow], events: Sequence[Report]
-) -> tuple[list[CpiWindow], list[Report], str]:
+def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[list[CpiWindow], list[Report], str]:
     """Leave out what no batch can hold, such as a text that is no Unicode or a number out of its column's range.
 
     Returns:

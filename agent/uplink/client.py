@@ -4,8 +4,6 @@
 acknowledged them. While central is away for days the agent works on and the spool fills up to its cap.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -29,8 +27,6 @@ from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
 from whitepanda.common.tls import channel_credentials, warnings
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Uplink"]
 
 _METHOD = "/whitepanda.v1.AgentStream/Connect"
 _MAX_PENDING = 64  # submissions that may wait for a slow disk
@@ -216,9 +212,7 @@ class Uplink:
                 if not told:  # a tool's user reads the reason when it is given up
                     _LOG.warning("no stream to central yet, trying on", give_up_after_s=self._give_up_after_s)
             elif told != outage.message:
-                _LOG.warning(
-                    "no stream to central", error=outage.message, spooled_batches=self._queue.counts().batches
-                )
+                _LOG.warning("no stream to central", error=outage.message, spooled_batches=self._queue.counts().batches)
             told = outage.message
             await asyncio.sleep(self._back_off_s(failures, refused=outage.refused))
             failures += 1
@@ -246,18 +240,13 @@ class Uplink:
         except TlsError as error:
             return Outage(str(error), refused=True, is_tls=True), False, False
         largest = self._section.max_message_mib << 20
-        options: list[tuple[str, Any]] = [
-            *CLIENT_CHANNEL_OPTIONS,
-            ("grpc.max_receive_message_length", largest),
-        ]
+        options: list[tuple[str, Any]] = [*CLIENT_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", largest)]
         if self._section.server_name:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
         channel = grpc.aio.secure_channel(address, credentials, options=options)
         try:
             # Answers stay bytes: grpc.aio makes None of what it cannot parse, and goes on.
-            connect: Any = channel.stream_stream(
-                _METHOD, request_serializer=agent_pb2.AgentMessage.SerializeToString
-            )
+            connect: Any = channel.stream_stream(_METHOD, request_serializer=agent_pb2.AgentMessage.SerializeToString)
             call = connect()
             stream = self._stream = UplinkStream(
                 call,
@@ -299,19 +288,13 @@ class Uplink:
         if outage.too_large:
             self._refusals.update("message", "a message larger than uplink.max_message_mib allows")
         if outage.broke_off and (doubts := warnings(tls, server=False, prefix=prefix)):
-            return Outage(
-                f"{doubts[0]} (central {self._section.address}: {details})", refused=True, is_tls=True
-            )
+            return Outage(f"{doubts[0]} (central {self._section.address}: {details})", refused=True, is_tls=True)
         return outage
 
     async def _note_connection(self, stream: UplinkStream) -> None:
         await stream.heard.wait()
         self.connections += 1
-        _LOG.info(
-            "connected to central",
-            address=self._section.address,
-            spooled_batches=self._queue.counts().batches,
-        )
+        _LOG.info("connected to central", address=self._section.address, spooled_batches=self._queue.counts().batches)
         self._last_error = ""
 
 

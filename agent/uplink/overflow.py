@@ -5,8 +5,6 @@ numbers need no disk to be unique. The reserve is room that the spool gives up w
 what central has acknowledged can still be deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -17,8 +15,6 @@ from pathlib import Path
 
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report, pieces
-
-__all__ = ["Acknowledged", "MemoryQueue", "Reserve", "Waiting"]
 
 #: Of payload kept in memory.
 MEMORY_BYTES = 8 << 20

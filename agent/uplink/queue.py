@@ -1,14 +1,10 @@
 """What the uplink sends from: batches that wait to be acknowledged, on disk (`agent.uplink.spool`) or of a replay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["ENVELOPE_BYTES", "BatchQueue", "QueueCounts", "QueuedBatch"]
 
 #: The gRPC message around a batch.
 ENVELOPE_BYTES = 64

@@ -1,14 +1,10 @@
 """Recommendations as messages of the protocol; what is not known is NaN there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent.analysis.advice.recommendations import Recommendation
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["recommendation_message"]
 
 
 def recommendation_message(one: Recommendation) -> agent_pb2.Recommendation:

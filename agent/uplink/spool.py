@@ -11,8 +11,6 @@ While the disk cannot be written, because it is full or fails, new batches wait 
 keep their numbers when they move to the disk later: a number means the same data wherever it lies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -33,8 +31,6 @@ from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Spool"]
 
 #: What a batch costs on disk beside its payload, roughly.
 ROW_OVERHEAD_BYTES = 256
@@ -64,9 +60,7 @@ class Spool:
     counted), and every append tries the disk again. Each change between these states is told once.
     """
 
-    def __init__(
-        self, path: Path, *, max_bytes: int, boot_id: str, warn: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, boot_id: str, warn: Callable[[str], None] | None = None) -> None:
         """Open or create the file.
 
         Args:
@@ -193,10 +187,9 @@ class Spool:
         """
         with self._lock:
             # Remembered for later, they must not take in numbers that are not given yet.
-            given = {
-                self._spool_id: self._next_sequence - 1,
-                self._memory.spool_id: self._memory.last_sequence,
-            }.get(spool_id, MAX_SEQUENCE)
+            given = {self._spool_id: self._next_sequence - 1, self._memory.spool_id: self._memory.last_sequence}.get(
+                spool_id, MAX_SEQUENCE
+            )
             ranges = [(first, min(last, given)) for first, last in ranges if first <= min(last, given)]
             removed = self._memory.acknowledge(spool_id, ranges)
             self._gone.add(spool_id, ranges)
@@ -286,9 +279,7 @@ class Spool:
 
     def _load(self, db: sqlite3.Connection) -> None:
         meta = dict(db.execute("SELECT key, value FROM meta"))
-        totals = db.execute(
-            "SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,)
-        )
+        totals = db.execute("SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,))
         self._batches, self._rows, self._bytes = (int(value) for value in totals.fetchone())
         # After an error the file may know of fewer drops than this process does.
         self._dropped_batches = max(self._dropped_batches, int(meta.get("dropped_batches", 0)))
@@ -312,16 +303,10 @@ class Spool:
             "dropped_rows": self._dropped_rows,
         }
         rows = [(key, str(value)) for key, value in values.items()]
-        db.executemany(
-            "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows
-        )
+        db.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
 
     def _insert(
-        self,
-        db: sqlite3.Connection,
-        chunks: Sequence[Sequence[CpiWindow]],
-        max_payload: int,
-        events: Sequence[Report],
+        self, db: sqlite3.Connection, chunks: Sequence[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report]
     ) -> int:
         last = 0
         with self._transaction(db):
@@ -364,8 +349,7 @@ class Spool:
                 with self._transaction(self._db):
                     for spool_id, first, last in self._gone:
                         cursor = self._db.execute(
-                            "DELETE FROM batches WHERE spool_id = ? AND sequence BETWEEN ? AND ?"
-                            " RETURNING rows, bytes",
+                            "DELETE FROM batches WHERE spool_id = ? AND sequence BETWEEN ? AND ? RETURNING rows, bytes",
                             (spool_id, first, last),
                         )
                         removed += self._forget(cursor.fetchall())
@@ -492,9 +476,7 @@ class Spool:
     def _move_aside(self, error: Exception) -> None:
         self._close()
         aside = self._path.with_name(self._path.name + ".corrupt")
-        self._warn(
-            f"{self._path}: broken ({error}); moved to {aside}, its batches are lost, a new spool begins"
-        )
+        self._warn(f"{self._path}: broken ({error}); moved to {aside}, its batches are lost, a new spool begins")
         self._path.replace(aside)
         for suffix in ("-wal", "-shm", "-journal"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)

@@ -1,7 +1,5 @@
 """One stream to central, from Hello to its end: what is sent when, and what central's messages mean."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -27,8 +25,6 @@ from whitepanda.common.texts import printable
 from whitepanda.common.tls import is_of_another_ca, not_grpc
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Taker", "Timing", "UplinkStream", "explain"]
-
 #: Takes an update of coefficients. What it returns says later whether it was taken; None: it was.
 Taker = Callable[[agent_pb2.CoefficientUpdate], asyncio.Future[bool] | None]
 
@@ -36,9 +32,7 @@ Taker = Callable[[agent_pb2.CoefficientUpdate], asyncio.Future[bool] | None]
 FIRST_WINDOW = 4
 _FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
-_LEAST_BATCH_BYTES = (
-    1 << 16
-)  # a window with the longest names takes a tenth; ingest.max_message_bytes allows no less
+_LEAST_BATCH_BYTES = 1 << 16  # a window with the longest names takes a tenth; ingest.max_message_bytes allows no less
 # Of an acknowledgement: ranges, reasons that are counted apart, characters of a reason and of what explains it.
 _MAX_RANGES, _MAX_REASONS, _MAX_REASON, _MAX_DETAIL = 1000, 32, 64, 200
 _MAX_PARTS_PER_JOB = 4  # of a message: statistics, coefficient, tag, removed
@@ -131,10 +125,7 @@ _REFUSALS = {
         "central {address} refuses this host",
         "the certificate must name this host ({host}); `whitepanda pki host` makes one",
     ),
-    "certificate": (
-        "central {address} refuses the certificate {certificate}",
-        "issue a new one with `whitepanda pki`",
-    ),
+    "certificate": ("central {address} refuses the certificate {certificate}", "issue a new one with `whitepanda pki`"),
     "protocol": (
         "central {address} refuses the protocol",
         f"this agent speaks version {version_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}; upgrade the older side",
@@ -194,9 +185,7 @@ def explain(
     """
     details = printable(" ".join(details.split()))[:_MAX_DETAILS] or "no details"
     if why := not_grpc(details):
-        return Outage(
-            f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True
-        )
+        return Outage(f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True)
     if is_of_another_ca(details):
         message = f"the certificate of central {address} is not of the CA in {ca}"
         setting = "--tls or --ca" if is_tool else "uplink.tls.ca"
@@ -214,17 +203,11 @@ def explain(
         # What merely breaks off may be a central that is just being restarted.
         broke_off = kind == "closed" or (kind == "handshake" and "ssl" not in lower)
         return Outage(
-            message,
-            refused=not broke_off,
-            is_tls=kind in _TLS_KINDS,
-            broke_off=broke_off,
-            too_large=kind == "large",
+            message, refused=not broke_off, is_tls=kind in _TLS_KINDS, broke_off=broke_off, too_large=kind == "large"
         )
     if code in (None, grpc.StatusCode.OK):
         return Outage(f"central {address} ended the stream")
-    if (
-        code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    ):  # such as by its quotas: it is there, and trying again is right
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # such as by its quotas: it is there, and trying again is right
         return Outage(f"central {address} refuses for now: {details}")
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")
 
@@ -351,10 +334,7 @@ class UplinkStream:
         """Send one where it is time, or where jobs or the coefficients' version changed."""
         hello = self._hello()
         state = (tuple(hello.jobs), hello.coefficient_version)
-        if (
-            state == (self._jobs, self._coefficient_version)
-            and now - self._last_message_s < self._heartbeat_s
-        ):
+        if state == (self._jobs, self._coefficient_version) and now - self._last_message_s < self._heartbeat_s:
             return
         self._jobs, self._coefficient_version = state
         counts = self._queue.counts()
@@ -449,9 +429,7 @@ class UplinkStream:
         central is back that was away for days, ten thousand agents come with a backlog at once.
         """
         if len(ack.ranges) > _MAX_RANGES:
-            raise StreamError(
-                f"acknowledges {len(ack.ranges)} ranges at once; {_MAX_RANGES} are more than it needs"
-            )
+            raise StreamError(f"acknowledges {len(ack.ranges)} ranges at once; {_MAX_RANGES} are more than it needs")
         ranges = [(r.first, r.last) for r in ack.ranges]
         taken = []
         for key, rows in self._in_flight.items():

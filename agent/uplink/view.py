@@ -1,11 +1,7 @@
 """The state of the stream to central, to be shown. Plain values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
-
-__all__ = ["UplinkState", "UplinkView"]
 
 UplinkState = Literal["off", "connecting", "connected"]
 

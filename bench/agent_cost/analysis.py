@@ -10,8 +10,6 @@ average that any baseline needs.
     python -m bench.agent_cost.analysis [--vms 100] [--ticks 60] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -85,9 +83,7 @@ def as_vms(tick: Tick) -> list[Any]:
         rates = VmRates(*(known.get(name, Reason.NOT_PRESENT) for name in VmRates._fields))
         identity = identity_of(key)
         vms.append(
-            SimpleNamespace(
-                identity=identity, job="job", latency_sensitive=True, workers=None, rates=rates, alert=True
-            )
+            SimpleNamespace(identity=identity, job="job", latency_sensitive=True, workers=None, rates=rates, alert=True)
         )
     return vms
 
@@ -138,9 +134,7 @@ def main() -> None:
         "detector_ten_times_the_vms_ms": cost_ms(Detector(DetectorSettings()).step, many),
     }
     numbers["quiet_over_plain_loop"] = numbers["detector_quiet_ms"] / numbers["plain_loop_ms"]
-    numbers["growth_for_ten_times_the_vms"] = (
-        numbers["detector_ten_times_the_vms_ms"] / numbers["detector_quiet_ms"]
-    )
+    numbers["growth_for_ten_times_the_vms"] = numbers["detector_ten_times_the_vms_ms"] / numbers["detector_quiet_ms"]
     if given.json:
         print(json.dumps(numbers))
         return
@@ -148,9 +142,7 @@ def main() -> None:
     for name, value in numbers.items():
         print(f"  {name:34s} {value:8.2f}")
     worst = numbers["whole_all_victims_ms"]
-    print(
-        f"  bar for the whole analysis, every VM a victim: {BAR_MS} ms {'met' if worst <= BAR_MS else 'MISSED'}"
-    )
+    print(f"  bar for the whole analysis, every VM a victim: {BAR_MS} ms {'met' if worst <= BAR_MS else 'MISSED'}")
 
 
 if __name__ == "__main__":

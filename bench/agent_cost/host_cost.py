@@ -10,8 +10,6 @@ collectd-core and libyajl2.
     python -m bench.agent_cost.host_cost [--seconds 60] [--rounds 3] [--paused 40] [--extra-stats] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -174,10 +172,7 @@ def liveness(folder: Path) -> dict[str, Any]:
     """How old the agent's values are, and which it has: what collectd's cannot match."""
     program = str(Path(sys.executable).parent / "whitepanda")
     done = subprocess.run(
-        [program, "vms", "--json", "--socket", str(folder / "agent.sock")],
-        capture_output=True,
-        text=True,
-        check=True,
+        [program, "vms", "--json", "--socket", str(folder / "agent.sock")], capture_output=True, text=True, check=True
     )
     vms = json.loads(done.stdout)["vms"]
     ages: dict[str, list[float]] = {}
@@ -217,9 +212,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 own.mkdir()
                 spent, told[name] = window(watch, own, options.seconds)
                 caused[name].append({part: value - quiet.get(part, 0.0) for part, value in spent.items()})
-                print(
-                    f"round {number + 1}, {name}: {sum(caused[name][-1].values()):.2f} CPU s", file=sys.stderr
-                )
+                print(f"round {number + 1}, {name}: {sum(caused[name][-1].values()):.2f} CPU s", file=sys.stderr)
     per_minute = 60 / options.seconds
     result: dict[str, Any] = {
         name: {
@@ -257,15 +250,11 @@ def show(result: dict[str, Any], paused: int) -> None:
     console.print(table)
     console.print(f"whitepanda's values: {result['whitepanda']['live']}")
     ratio = float(result["ratio"])
-    console.print(
-        f"{'met ' if ratio <= BAR else 'MISSED'} {ratio:.2f}x of collectd ({result['ratios']}), bar {BAR}x"
-    )
+    console.print(f"{'met ' if ratio <= BAR else 'MISSED'} {ratio:.2f}x of collectd ({result['ratios']}), bar {BAR}x")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--paused", type=int, default=40)

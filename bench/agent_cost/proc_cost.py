@@ -8,8 +8,6 @@ ten times as many VMs cost at most eleven times as much.
     python -m bench.agent_cost.proc_cost [--vms 100] [--seconds 60] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -85,10 +83,7 @@ def sleepers(count: int, folder: Path) -> Iterator[None]:
             )
         with groups([process.pid for _, process in processes]) as made:
             if not made:
-                print(
-                    "no control groups can be made here: the cgroup source has little to read",
-                    file=sys.stderr,
-                )
+                print("no control groups can be made here: the cgroup source has little to read", file=sys.stderr)
             yield
     finally:
         for _, process in processes:
@@ -226,19 +221,13 @@ def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     for part, rows in results.items():
         for kind, row in rows.items():
             ratio = f"{row['core_percent'] / base:9.2f}x" if part == "main" else ""
-            line = (
-                f"{kind:24} {row['vms']:5.0f} {row['core_percent']:8.2f} % {row['rss_mib']:5.0f} MiB {ratio}"
-            )
+            line = f"{kind:24} {row['vms']:5.0f} {row['core_percent']:8.2f} % {row['rss_mib']:5.0f} MiB {ratio}"
             print(line)
     agent = results["main"]["agent"]["core_percent"]
-    print(
-        f"{'met ' if agent <= BAR_PERCENT else 'MISSED'} agent: {agent:.2f} % of one core, bar {BAR_PERCENT} %"
-    )
+    print(f"{'met ' if agent <= BAR_PERCENT else 'MISSED'} agent: {agent:.2f} % of one core, bar {BAR_PERCENT} %")
     few, many = (results[part]["agent"]["core_percent"] for part in ("few", "many"))
     growth = many / few
-    print(
-        f"{'met ' if growth <= BAR_GROWTH else 'MISSED'} growth at x{GROWTH} VMs: {growth:.2f}x, bar {BAR_GROWTH:g}x"
-    )
+    print(f"{'met ' if growth <= BAR_GROWTH else 'MISSED'} growth at x{GROWTH} VMs: {growth:.2f}x, bar {BAR_GROWTH:g}x")
 
 
 def main() -> None:

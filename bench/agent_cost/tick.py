@@ -12,8 +12,6 @@ and the advice. Their growth with the VMs has a bar. It takes 90 s longer than t
     python -m bench.agent_cost.tick [--vms 100] [--seconds 60] [--only contention] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -83,9 +81,7 @@ def run_agent(vms: int, seconds: float, *, contended: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         rows = [f'[[vms]]\nname = "vm{i:04d}"\njob = "job{i % 20}"\nvcpus = {VCPUS}\n' for i in range(vms)]
-        (base / "scenario.toml").write_text(
-            f"seed = 1\n[host]\ncpus = {min(4096, vms * VCPUS)}\n" + "\n".join(rows)
-        )
+        (base / "scenario.toml").write_text(f"seed = 1\n[host]\ncpus = {min(4096, vms * VCPUS)}\n" + "\n".join(rows))
         (base / "agent.toml").write_text(
             f"""
             [agent]
@@ -236,9 +232,7 @@ for _ in range({vms * VCPUS}):
 print("up", flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as busy:
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as busy:
         assert busy.stdout is not None
         busy.stdout.readline()
         process = psutil.Process(busy.pid)
@@ -252,12 +246,7 @@ sys.stdin.read()
         busy.kill()
 
 
-CHILDREN = {
-    "agent": child_agent,
-    "contention": child_contention,
-    "empty": child_empty,
-    "psutil": child_psutil,
-}
+CHILDREN = {"agent": child_agent, "contention": child_contention, "empty": child_empty, "psutil": child_psutil}
 
 
 def spawn(kind: str, vms: int, seconds: float) -> subprocess.Popen[str]:
@@ -311,18 +300,14 @@ def show_contention(results: dict[str, dict[str, float]]) -> None:
     parts = ("analysis", "advice")
     for vms, row in results.items():
         if "advice_worst_ms" not in row:
-            print(
-                f"contention, {vms} VMs: no report in this time, nothing to compare; a machine with less to do?"
-            )
+            print(f"contention, {vms} VMs: no report in this time, nothing to compare; a machine with less to do?")
             return
         print(f"contention, {vms} VMs: worst tick {row['worst_tick_ms']:.0f} ms", end=" ")
         print(f"({row['worst_tick_cpu_ms']:.0f} ms of CPU); CPU, worst (median):", end=" ")
         print(", ".join(f"{p} {row[f'{p}_worst_ms']:.1f} ({row[f'{p}_median_ms']:.1f}) ms" for p in parts))
     for key in ("worst_tick_cpu_ms", *(f"{part}_median_ms" for part in parts)):
         growth = many[key] / few[key]
-        print(
-            f"{'met ' if growth <= 11 else 'MISSED'} growth of {key} at x{GROWTH} VMs: {growth:.2f}x, bar 11x"
-        )
+        print(f"{'met ' if growth <= 11 else 'MISSED'} growth of {key} at x{GROWTH} VMs: {growth:.2f}x, bar 11x")
 
 
 def main() -> None:

@@ -3,8 +3,6 @@
 Parts `ablation` and `held-out` of antagonists.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -33,12 +31,7 @@ _BASE = SynthSettings(days=15, machines=30, companions=8, burners=6)
 DEVELOPMENT: Mapping[str, SynthSettings] = {
     "weak": replace(_BASE, antagonist_effect=0.03, cpi_noise=0.4, machine_noise=0.1),
     "confounded": replace(
-        _BASE,
-        companions=12,
-        ride_along=0.95,
-        companion_usage_correlation=0.9,
-        antagonist_effect=0.06,
-        cpi_noise=0.35,
+        _BASE, companions=12, ride_along=0.95, companion_usage_correlation=0.9, antagonist_effect=0.06, cpi_noise=0.35
     ),
     "rare jobs": replace(
         _BASE,
@@ -51,9 +44,7 @@ DEVELOPMENT: Mapping[str, SynthSettings] = {
     ),
     "lag": replace(_BASE, antagonist_effect=0.06, cpi_noise=0.35, effect_memory_h=1, usage_memory_h=0.5),
     "bursts": replace(_BASE, effect_threshold=1.2, antagonist_effect=0.1, cpi_noise=0.35, ls_antagonists=3),
-    "corrupted": replace(
-        _BASE, corrupted_share=0.01, noise_tail=2.5, antagonist_effect=0.08, machine_noise_spread=0.5
-    ),
+    "corrupted": replace(_BASE, corrupted_share=0.01, noise_tail=2.5, antagonist_effect=0.08, machine_noise_spread=0.5),
     "steady usage": replace(
         _BASE,
         usage_noise=0.0,
@@ -85,9 +76,7 @@ def trace(settings: SynthSettings) -> tuple[Days, Column, dict[int, float]]:
         machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
         platform = np.zeros(len(job), np.int8)  # as in a trace's files, which have none
         sensitive = jobs.is_sensitive[job]
-        days.append(
-            (number, TaskSlots(machine, day.slot, day.task, job, platform, sensitive, day.usage, day.cpi))
-        )
+        days.append((number, TaskSlots(machine, day.slot, day.task, job, platform, sensitive, day.usage, day.cpi)))
     antagonists = np.flatnonzero(jobs.role == ROLES.index("antagonist"))
     return days, antagonists, dict(enumerate(effects.coefficient.tolist()))
 
@@ -150,17 +139,11 @@ Patch = tuple[Any, str, Any]
 #: Ours with one idea changed each.
 ABLATION: Mapping[str, tuple[type[Whitepanda], tuple[Patch, ...]]] = {
     "ours": (Whitepanda, ()),
-    "mean and std instead of median and IQR of the log": (
-        Whitepanda,
-        ((whitepanda, "robust_n_cpi", _plain_n_cpi),),
-    ),
+    "mean and std instead of median and IQR of the log": (Whitepanda, ((whitepanda, "robust_n_cpi", _plain_n_cpi),)),
     "not cut at 3": (Whitepanda, ((whitepanda, "CLIP", np.inf),)),
     "marginal instead of joint": (Whitepanda, ((whitepanda_solve, "_Factor", _Marginal),)),
     "non-negative": (Whitepanda, ((whitepanda_solve, "_Factor", _NonNegative),)),
-    "no quasi-differences": (
-        Whitepanda,
-        ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "MAX_WEIGHT", 1.0)),
-    ),
+    "no quasi-differences": (Whitepanda, ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "MAX_WEIGHT", 1.0))),
     "machine effects left in": (
         Whitepanda,
         ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "_weight", lambda _first, _other: 1.0)),
@@ -210,9 +193,7 @@ def _states(make: Callable[[TaskSlots], Any], days: Days, patches: Sequence[Patc
     return states
 
 
-def _elsewhere(
-    kind: type[Panda | Whitepanda], states: Iterable[Any], patches: tuple[Patch, ...] = ()
-) -> Method:
+def _elsewhere(kind: type[Panda | Whitepanda], states: Iterable[Any], patches: tuple[Patch, ...] = ()) -> Method:
     """Return a method that is given each day's state, whatever machines it is scored on."""
     given = iter(states)
 

@@ -10,8 +10,6 @@ two halves of the days of a real trace. Writes one JSON line per trace and table
 trace that is there already is not run again. Exits with 1 where a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -83,9 +81,7 @@ def run_all(
 ) -> dict[str, Any]:
     """Evaluate methods and the oracle on one trace of a preset, of another `size` (knobs) where it is given."""
     days, antagonists, coefficients = trace(replace(preset(name), seed=seed, **size))
-    methods = {method: _Timed(make()) for method, make in makers.items()} | {
-        "oracle": _Timed(Known(coefficients))
-    }
+    methods = {method: _Timed(make()) for method, make in makers.items()} | {"oracle": _Timed(Known(coefficients))}
     found = evaluate(days, antagonists, methods, from_day=from_day)
     return {
         "preset": name,
@@ -123,8 +119,7 @@ def gap(panda: float, ours: float, oracle: float) -> float:
 def bars(found: list[dict[str, Any]]) -> tuple[float, float]:
     """Share of the gap closed in the mean of some traces, and the least lead over PANDA on one of them."""
     scores = {
-        name: np.array([run["methods"][name]["percentile"] for run in found])
-        for name in ("panda", OURS, "oracle")
+        name: np.array([run["methods"][name]["percentile"] for run in found]) for name in ("panda", OURS, "oracle")
     }
     closed = gap(*(float(values.mean()) for values in scores.values()))
     return closed, float((scores[OURS] - scores["panda"]).min())
@@ -147,11 +142,7 @@ def study_tables(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
     ]
     mean = np.mean(np.array(rows, dtype=np.float64), axis=0)
     lines.append("| mean | | " + " | ".join(shown(v) for v in mean) + " |")
-    for metric, label in (
-        ("consistency", "consistency"),
-        ("first", "first is an antagonist"),
-        ("seconds", "seconds"),
-    ):
+    for metric, label in (("consistency", "consistency"), ("first", "first is an antagonist"), ("seconds", "seconds")):
         cells = [np.nanmean([run["methods"][n][metric] or np.nan for run in found]) for n in names]
         lines.append(f"| {label} | | " + " | ".join(shown(float(c)) for c in cells) + " |")
     closed, worst = bars(found)
@@ -184,18 +175,9 @@ def marginals(path: Path, least: int) -> list[str]:
             q = np.percentile(np.log(x), [25, 50, 75])
             half.append([np.log(x.mean()), q[1], np.log(x.std() / x.mean()), np.log((q[2] - q[0]) / 1.349)])
     values = np.array(halves).reshape(2, -1, len(names))
-    lines = [
-        "",
-        "## Real marginals",
-        "",
-        f"{rows.num_rows:,} rows with a CPI, {len(cpi):,} distinct (job, time, CPI);",
-    ]
+    lines = ["", "## Real marginals", "", f"{rows.num_rows:,} rows with a CPI, {len(cpi):,} distinct (job, time, CPI);"]
     lines[-1] += f" {values.shape[1]} jobs with at least {least} in each half."
-    lines += [
-        "",
-        "| | median ratio between halves | 90th percentile | correlation of logs |",
-        "|---|---|---|---|",
-    ]
+    lines += ["", "| | median ratio between halves | 90th percentile | correlation of logs |", "|---|---|---|---|"]
     for k, name in enumerate(names):
         ratio = np.exp(np.abs(values[1, :, k] - values[0, :, k]))
         at = np.corrcoef(values[0, :, k], values[1, :, k])[0, 1]
@@ -203,9 +185,7 @@ def marginals(path: Path, least: int) -> list[str]:
     return lines
 
 
-def _work(
-    parts: list[str], seeds: int, held_out: list[str], held_out_seeds: int
-) -> list[tuple[str, str, int]]:
+def _work(parts: list[str], seeds: int, held_out: list[str], held_out_seeds: int) -> list[tuple[str, str, int]]:
     """Return part, trace and seed of each run."""
     first = HELD_OUT_SEEDS[0]
     of_part = {
@@ -219,9 +199,7 @@ def _work(
 
 def main() -> int:
     """Run what is asked for and write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--parts", default="study,others,ablation,held-out")
@@ -235,9 +213,7 @@ def main() -> int:
     held_out = arguments.held_out.split(",")
     work = _work(arguments.parts.split(","), arguments.seeds, held_out, arguments.held_out_seeds)
     with ProcessPoolExecutor(arguments.processes) as pool:
-        waiting = [
-            (kind, name, pool.submit(_run, kind, name, seed, arguments.out)) for kind, name, seed in work
-        ]
+        waiting = [(kind, name, pool.submit(_run, kind, name, seed, arguments.out)) for kind, name, seed in work]
         done = [(kind, name, future.result()) for kind, name, future in waiting]
     lines, held = list[str](), True
     for kind, names in (("study", FORMS), ("others", OTHERS)):

@@ -7,8 +7,6 @@ time, 2 of 5 are latency-sensitive, 2,000 jobs. Each build then runs in DuckDB w
 and CPU seconds. `--spark` adds Spark on local[2] for one day.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource
@@ -138,22 +136,14 @@ def day_state(method: str, opened: Any, path: Path, folder: Path) -> Path:
     return folder
 
 
-def by_days(
-    memory_limit_mib: int,
-    name: str,
-    method: str,
-    paths: list[Path],
-    folder: Path,
-) -> dict[str, Times]:
+def by_days(memory_limit_mib: int, name: str, method: str, paths: list[Path], folder: Path) -> dict[str, Times]:
     """Time the state of each day with the coefficients, and then those of one day more; as builds do it."""
     states: list[Path] = []
 
     def build(days: list[Path], into: Path) -> None:
         settings: dict[str, Any] = {"memory_limit_mib": memory_limit_mib, "threads": 2, "spill_dir": folder}
         with engine.duckdb_engines(len(days), **settings) as running:
-            made = engine.on_engines(
-                running, days, lambda lane, path: day_state(method, lane, path, into / path.stem)
-            )
+            made = engine.on_engines(running, days, lambda lane, path: day_state(method, lane, path, into / path.stem))
         states.extend(made)
         with engine.Engine(**settings) as duck:
             methods.solved(method, duck, states[: len(paths)])
@@ -173,19 +163,14 @@ def by_days(
 def bar(name: str, work: Times, base: Times, limit: float, share: float = 1.0) -> None:
     """Print one bar: `work` by `base`, of which `work` did a share."""
     wall, cpu = work.wall_s / base.wall_s / share, work.cpu_s / base.cpu_s / share
-    print(
-        f"  {'pass' if wall <= limit else 'MISS'}  {name}: {wall:.2f} (bar {limit:g}; by CPU {cpu:.2f})",
-        flush=True,
-    )
+    print(f"  {'pass' if wall <= limit else 'MISS'}  {name}: {wall:.2f} (bar {limit:g}; by CPU {cpu:.2f})", flush=True)
 
 
 def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[str, Times]:
     """Time all builds of a lake; bars are on wall time."""
     base = plain(paths, options.memory_limit_mib, folder)
     found = {"plain": base}
-    with engine.Engine(
-        memory_limit_mib=options.memory_limit_mib, threads=2, spill_dir=folder / "spill"
-    ) as duck:
+    with engine.Engine(memory_limit_mib=options.memory_limit_mib, threads=2, spill_dir=folder / "spill") as duck:
         found["fit"] = timed(
             "PANDA, one-shot fit", lambda: duck.collect(panda_state.fit(duck.read(paths)).coefficients)
         )
@@ -225,17 +210,13 @@ def with_spark(path: Path, folder: Path) -> None:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", type=int, default=250)
     parser.add_argument("--days", type=int, default=31)
     parser.add_argument("--tasks", type=int, default=43)
     parser.add_argument("--memory-limit-mib", type=int, default=4096)
     parser.add_argument("--pair-days", type=int, default=31, help="days whose pair state is timed; 0: none")
-    parser.add_argument(
-        "--ten", action="store_true", help="a tenth of the machines before, and what ten times cost"
-    )
+    parser.add_argument("--ten", action="store_true", help="a tenth of the machines before, and what ten times cost")
     parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
     sizes = ([max(options.machines // 10, 1)] if options.ten else []) + [options.machines]
@@ -245,9 +226,7 @@ def main() -> None:
             folder = Path(name)
             paths = generate(folder, machines, options.days, options.tasks)
             rows = machines * options.days * options.tasks * SLOTS
-            print(
-                f"{rows:,} task slots of {machines} machines and {options.days} days; load {os.getloadavg()[0]:.1f}"
-            )
+            print(f"{rows:,} task slots of {machines} machines and {options.days} days; load {os.getloadavg()[0]:.1f}")
             results.append(run(paths, options, folder))
             if machines == sizes[-1]:
                 days = max(1, min(len(paths), _PANDAS_ROWS * len(paths) // rows))

@@ -8,8 +8,6 @@ CPU times say what it would be at least on a machine that does nothing else: of 
 Chromium's processes for views.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -113,12 +111,7 @@ def weight() -> dict[str, int]:
 async def measure(folder: Path, size: Size) -> dict[str, object]:
     begun = time.perf_counter()
     central = PageCentral(folder, size)
-    found: dict[str, object] = {
-        "made_s": time.perf_counter() - begun,
-        "weight": weight(),
-        "calls": {},
-        "views": {},
-    }
+    found: dict[str, object] = {"made_s": time.perf_counter() - begun, "weight": weight(), "calls": {}, "views": {}}
     async with central, chromium() as browser:
         for path in CALLS:
             times, cpu = [], []
@@ -155,9 +148,7 @@ def main() -> None:
     made, vms = found["made_s"], options.hosts * options.vms
     print(f"{options.hosts:,} hosts, {vms:,} VMs; made in {made:.0f} s; load {os.getloadavg()[0]:.1f}")
     page = found["weight"]
-    print(
-        f"the page: {page['files']} files, {page['bytes']:,} bytes, {page['compressed_bytes']:,} compressed"
-    )
+    print(f"the page: {page['files']} files, {page['bytes']:,} bytes, {page['compressed_bytes']:,} compressed")
     print("\nanswer                          first ms   (CPU)   median ms   (CPU)   bytes (gzip)")
     for path, row in found["calls"].items():
         first = f"{row['first_ms']:9.0f} {row['first_cpu_ms']:7.0f}"

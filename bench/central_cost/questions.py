@@ -9,8 +9,6 @@ the list every 5 s), and central's memory. The connections come from several add
 64 of one.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -58,9 +56,7 @@ def write_lake(lake: Lake, segments: int) -> None:
         known = {"sequence": 1, "start_unix_ns": start, "duration_ns": 10**10, "latency_sensitive": True}
         known |= {"cpu_usage_cores": 1.0, "cpi": 1.5}
         row = {field.name: "x" if field.type == pa.string() else None for field in SAMPLES} | known
-        [first] = lake.write_segment(
-            pa.Table.from_pylist([row], schema=SAMPLES), segment_stem("old", "0badcafe", 1)
-        )
+        [first] = lake.write_segment(pa.Table.from_pylist([row], schema=SAMPLES), segment_stem("old", "0badcafe", 1))
         for number in range(2, segments // _DAYS + 1):
             os.link(first.path, first.path.with_name(segment_stem("old", "0badcafe", number) + ".parquet"))
 
@@ -180,10 +176,7 @@ def started(folder: Path, segments: int) -> Iterator[tuple[CentralProcess, int]]
     revoked = folder / "revoked"
     revoked.touch()
     central = CentralProcess(
-        folder,
-        central=f'revoked_serials = "{revoked}"',
-        ingest="roll_interval_s = 1",
-        build="interval_s = 2",
+        folder, central=f'revoked_serials = "{revoked}"', ingest="roll_interval_s = 1", build="interval_s = 2"
     )
     central.http_listen = "127.0.0.1:0"
     write_lake(Lake(central.lake_dir), segments)
@@ -197,14 +190,7 @@ def started(folder: Path, segments: int) -> Iterator[tuple[CentralProcess, int]]
 @contextmanager
 def flooding(port: int, clients: int, paths: Sequence[str]) -> Iterator[Callable[[], dict[str, int]]]:
     """Have another process ask meanwhile; what is yielded ends that and returns the number of answers by status."""
-    command = [
-        sys.executable,
-        __file__,
-        "--flood",
-        str(port),
-        f"--clients={clients}",
-        f"--paths={','.join(paths)}",
-    ]
+    command = [sys.executable, __file__, "--flood", str(port), f"--clients={clients}", f"--paths={','.join(paths)}"]
     asking = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def end() -> dict[str, int]:

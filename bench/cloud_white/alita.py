@@ -5,12 +5,8 @@ The rule looks at space alone, so it accuses a VM that fills an otherwise idle c
 that streams through it, holding little and evicting everybody.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["polluters", "quota_bytes"]
 
 
 def quota_bytes(llc_bytes: float, vcpus: ArrayLike, host_cpus: int) -> NDArray[np.float64]:
@@ -30,9 +26,7 @@ def quota_bytes(llc_bytes: float, vcpus: ArrayLike, host_cpus: int) -> NDArray[n
     return llc_bytes * np.asarray(vcpus, np.float64) / host_cpus
 
 
-def polluters(
-    occupancy_bytes: ArrayLike, vcpus: ArrayLike, *, llc_bytes: float, host_cpus: int
-) -> NDArray[np.bool_]:
+def polluters(occupancy_bytes: ArrayLike, vcpus: ArrayLike, *, llc_bytes: float, host_cpus: int) -> NDArray[np.bool_]:
     """Tell which VMs hold more than their quota; one whose occupancy is not known (NaN) is none.
 
     Args:

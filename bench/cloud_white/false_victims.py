@@ -6,8 +6,6 @@ is a victim), and the paper's scenarios, in which one VM is disturbed for 50 s. 
     python -m bench.cloud_white.false_victims [--days 3] [--hours 24] [--seed 101] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -35,9 +33,7 @@ def vms_of(study: Study) -> list[Any]:
     """Make what the daemon has of a study's VMs, but for their rates."""
     return [
         SimpleNamespace(
-            identity=SimpleNamespace(
-                uuid=study.uuid_of(vm), epoch="e", vcpus=vm.vcpus, name=vm.name, state="running"
-            ),
+            identity=SimpleNamespace(uuid=study.uuid_of(vm), epoch="e", vcpus=vm.vcpus, name=vm.name, state="running"),
             job=vm.name,
             latency_sensitive=True,
             workers=None,
@@ -63,11 +59,7 @@ def decided(study: Study, *, requests: bool) -> Iterator[tuple[StudyTick, list[s
         decisions.tick(vms, now_ns, now_ns)
         decisions.events.take()
         uuids = [vm.identity.uuid for vm in vms]
-        yield (
-            tick,
-            [decisions.vm(uuid).verdict for uuid in uuids],
-            [cloud_white.behaviour(uuid) for uuid in uuids],
-        )
+        yield (tick, [decisions.vm(uuid).verdict for uuid in uuids], [cloud_white.behaviour(uuid) for uuid in uuids])
 
 
 def quiet(days: int, hours: float, seed: int) -> dict[str, float]:
@@ -76,10 +68,7 @@ def quiet(days: int, hours: float, seed: int) -> dict[str, float]:
     for day in range(days):
         before: tuple[list[str], list[str]] = ([], [])
         for _, verdicts, alone in decided(quiet_day(hours=hours, seed=seed + day), requests=False):
-            for name, now, last in (
-                ("decision", verdicts, before[0]),
-                ("evidence alone", alone, before[1]),
-            ):
+            for name, now, last in (("decision", verdicts, before[0]), ("evidence alone", alone, before[1])):
                 for row, word in enumerate(now):
                     if word in ("victim", "affected"):
                         found[f"{name}: {word} begins"] += word != (last[row] if last else "")
@@ -121,11 +110,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=101)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    told = (
-        {"quiet, per host of 20 VMs and day": quiet(given.days, given.hours, given.seed)}
-        if given.days
-        else {}
-    )
+    told = {"quiet, per host of 20 VMs and day": quiet(given.days, given.hours, given.seed)} if given.days else {}
     told["disturbed"] = stressed(given.seed)
     if given.json:
         print(json.dumps(told))

@@ -1,7 +1,5 @@
 """Figures like those of Cloud White's evaluation: 9 to 12, of the first repetition. See cloud_white.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,6 @@ import numpy as np
 
 from bench.cloud_white.runs import Run
 from bench.cloud_white.tables import parts
-
-__all__ = ["write_all"]
 
 DPI = 80
 

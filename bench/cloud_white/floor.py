@@ -6,8 +6,6 @@ drawn again many times, and the number that is off by the least share of what co
 anybody could say who does not see latencies. See cloud_white.py --floor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,17 +17,6 @@ from bench.cloud_white.runs import PERCENTILE
 from bench.cloud_white.simulation import Queued, Study, blocks, queued, seed_of
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import PROFILES, Application
-
-__all__ = [
-    "DRAWS",
-    "Floor",
-    "best_estimate",
-    "floor_of",
-    "grouped",
-    "mean_and_interval",
-    "print_floors",
-    "resimulate",
-]
 
 Floats = NDArray[np.float64]
 
@@ -239,15 +226,7 @@ def print_floors(floors: Mapping[str, Sequence[tuple[str, Floor]]]) -> None:
             shown = [percents([getattr(one, column) for one in some]) for column in (*columns, "dynamic")]
             row(f"{group}, {name}", len(some), *shown)
     print("\nWho does not know whether a VM has one worker or one on each vCPU, where it does not show:")
-    head = (
-        "",
-        "runs",
-        "of them hidden",
-        "knows",
-        "holds one on each for certain",
-        "with the best prior",
-        "it is",
-    )
+    head = ("", "runs", "of them hidden", "knows", "holds one on each for certain", "with the best prior", "it is")
     row(*head)
     row(*("---" for _ in head))
     for group, members in floors.items():
@@ -283,7 +262,4 @@ def grouped(
 ) -> dict[str, list[tuple[str, Floor]]]:
     """Put floors back into the groups of their studies, each with the name of its cell."""
     rest = iter(found)
-    return {
-        group: [(cell_of(group, study), next(rest)) for study in members]
-        for group, members in studies.items()
-    }
+    return {group: [(cell_of(group, study), next(rest)) for study in members] for group, members in studies.items()}

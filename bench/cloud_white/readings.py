@@ -4,8 +4,6 @@ The paper normalises both by the No-Interference scenario, compares the load wit
 intervals", and does not say how long that mean is, nor what the GIPS must have changed from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +29,6 @@ from bench.cloud_white.runs import (
     watch,
 )
 from bench.cloud_white.simulation import Study
-
-__all__ = ["READINGS", "Read", "numbers_of", "print_readings", "quiet_day", "read"]
 
 READINGS = {
     "both: last 10 ticks": PaperSettings(),
@@ -86,9 +82,7 @@ def numbers_of(runs: Mapping[str, list[Read]], stressors: Iterable[str]) -> dict
     found = {}
     for group, every in runs.items():
         counted = [
-            run
-            for run in every
-            if group not in {"single", "known"} or tables.parts(run)["stressor"] in stressors
+            run for run in every if group not in {"single", "known"} or tables.parts(run)["stressor"] in stressors
         ]
         found[group] = {
             "runs": len(every),
@@ -116,6 +110,4 @@ def print_readings(groups: Mapping[str, Any], quiet: Mapping[str, Mapping[str, i
         tables.row(name, day["false_victims"], day["victim_ticks"], day["inflicting_ticks"], day["vm_ticks"])
     tables.head("", "runs", "scored, percent of VM ticks after the quiet phase")
     for group, found in groups.items():
-        tables.row(
-            tables.GROUPS.get(group, "own load, clock"), found["runs"], tables.percent(found["scored"])
-        )
+        tables.row(tables.GROUPS.get(group, "own load, clock"), found["runs"], tables.percent(found["scored"]))

@@ -1,7 +1,5 @@
 """RUNS rows of studies: what `whitepanda degradation fit` learns from, as a campaign on a real host writes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +10,6 @@ from numpy.typing import NDArray
 
 from bench.cloud_white.simulation import Study, StudyTick, simulate
 from whitepanda.common.csv_cells import csv_line
-
-__all__ = ["CPU_LEVELS", "KEYS", "cpu_level", "rows", "write"]
 
 #: %guest at the baseline, for each of which Cloud White has a model.
 CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -100,10 +96,7 @@ def write(path: Path, studies: Iterable[Study], signals: Sequence[str], matrix: 
 def _levels(study: Study, ticks: Sequence[StudyTick]) -> list[float]:
     """Return each VM's CPU level: of its mean %guest while it is quiet."""
     quiet = [tick.vms for tick in ticks if tick.phase == "quiet"] or [tick.vms for tick in ticks]
-    return [
-        cpu_level(float(np.mean([vms[index]["guest_ratio"] for vms in quiet])))
-        for index in range(len(study.vms))
-    ]
+    return [cpu_level(float(np.mean([vms[index]["guest_ratio"] for vms in quiet]))) for index in range(len(study.vms))]
 
 
 def _known(value: float) -> float | None:

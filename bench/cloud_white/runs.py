@@ -1,7 +1,5 @@
 """One run of the simulated study: simulated, judged by both detectors, estimated, and scored. See cloud_white.py."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Mapping
@@ -15,46 +13,13 @@ from agent.analysis.degradation.model import Model
 from agent.analysis.detection.behaviour import AnyDetector, Behaviour
 from agent.analysis.detection.detector import Detector, DetectorSettings
 from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
-from agent.analysis.signals import (
-    INDEX,
-    OTHERS,
-    SIGNALS,
-    SUMS,
-    Tick,
-    VmKey,
-    load_factors,
-    set_idle,
-    set_others,
-)
+from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, load_factors, set_idle, set_others
 from bench.cloud_white.alita import polluters
 from bench.cloud_white.simulation import Study, StudyBlock, blocks
 from central.degradation.scatter import percentile_with
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import PROFILES
 from collector.simulated.truth import Role
-
-__all__ = [
-    "METHODS",
-    "Errors",
-    "Run",
-    "Watched",
-    "alita_shares",
-    "confusion",
-    "detector_of",
-    "dynamic_error",
-    "errors_of",
-    "estimates_of",
-    "evaluate",
-    "keys_of",
-    "measured_of",
-    "one_block",
-    "overall_error",
-    "phases_of",
-    "quiet_day_of",
-    "seeded",
-    "signals_of_block",
-    "watch",
-]
 
 Floats = NDArray[np.float64]
 
@@ -197,11 +162,7 @@ def detector_of(name: str) -> AnyDetector:
 
 
 def watch(
-    detector: AnyDetector,
-    keys: tuple[VmKey, ...],
-    at_s: Floats,
-    values: Floats,
-    running: Floats | None = None,
+    detector: AnyDetector, keys: tuple[VmKey, ...], at_s: Floats, values: Floats, running: Floats | None = None
 ) -> Watched:
     """Let a detector see ticks, in order; `running` has the looks at the vCPUs, (T, VMs), None: nobody looks."""
     count = (len(at_s), len(keys))
@@ -272,9 +233,7 @@ def estimates_of(model: Model, watched: Watched, values: Floats, vm: int) -> tup
     asked = np.flatnonzero(watched.estimate[:, vm])
     numbers = np.full((3, len(values)), np.nan)
     told = model.predict(
-        values[asked, vm][:, columns],
-        watched.baseline[asked, vm][:, columns],
-        watched.baseline_ticks[asked, vm],
+        values[asked, vm][:, columns], watched.baseline[asked, vm][:, columns], watched.baseline_ticks[asked, vm]
     )
     numbers[:, asked] = np.stack((told.degradation, told.low, told.high))
     return numbers, [reason for reason in told.reasons if reason]
@@ -307,11 +266,7 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     }
     errors = {name: errors_of(measured, measured_5s, one, quiet, stressed) for name, one in estimates.items()}
     errors["ours, estimates alone"] = errors["ours"]
-    for name, one in (
-        ("ours", found),
-        ("ours, without the looks", blind),
-        ("ours, told the workers", told),
-    ):
+    for name, one in (("ours", found), ("ours, without the looks", blind), ("ours, told the workers", told)):
         overall = overall_error(measured, one.estimates, one.scatter)
         errors[name] = errors[name]._replace(overall=overall)
     covered, widths = found.bounds(measured)
@@ -330,11 +285,7 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
         widths_told=widths_told,
         covered_blind=covered_blind,
         widths_blind=widths_blind,
-        workers=(
-            workers_of(PROFILES[victim.profile], victim.vcpus),
-            int(learnt[quiet - 1]),
-            int(learnt[-1]),
-        ),
+        workers=(workers_of(PROFILES[victim.profile], victim.vcpus), int(learnt[quiet - 1]), int(learnt[-1])),
         reasons=Counter(found.reasons),
         p95={
             "measured": float(np.nanpercentile(measured, PERCENTILE)),

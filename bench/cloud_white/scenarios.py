@@ -1,7 +1,5 @@
 """The scenarios of Cloud White's evaluation (Pons et al., sections 5, 7 and 8), as studies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,18 +7,6 @@ import numpy as np
 
 from bench.cloud_white.simulation import Study, StudyVm
 from collector.simulated.profiles import APPLICATIONS, NOISE, STRESSORS
-
-__all__ = [
-    "LOADS",
-    "alita",
-    "clock_change",
-    "load_growth",
-    "quiet_day",
-    "single",
-    "singles",
-    "three_vms",
-    "two_vms",
-]
 
 #: Loads of victims (section 6.2). silo saturates before 0.5 of two vCPUs, so it has none there.
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -86,13 +72,7 @@ def two_vms(
 
 
 def three_vms(
-    victim: str,
-    load: float,
-    inflicting: tuple[str, str],
-    *,
-    peak: float = 0.6,
-    repetition: int = 1,
-    seed: int = 1,
+    victim: str, load: float, inflicting: tuple[str, str], *, peak: float = 0.6, repetition: int = 1, seed: int = 1
 ) -> Study:
     """Three latency-critical VMs (section 7.3): the second of the inflicting ones begins 15 s after the first."""
     first, second = inflicting
@@ -163,9 +143,7 @@ def quiet_day(*, vms: int = 20, hours: float = 24.0, seed: int = 1) -> Study:
     )
     duration_s = round(hours * 3600)
     noise = replace(NOISE, load_std=0.06, load_correlation_s=60.0)
-    return Study(
-        "quiet-day", guests, duration_s, float(duration_s), float(duration_s), seed=seed, noise=noise
-    )
+    return Study("quiet-day", guests, duration_s, float(duration_s), float(duration_s), seed=seed, noise=noise)
 
 
 def _background(vcpus: int) -> StudyVm:
@@ -177,6 +155,4 @@ def _ramp(application: str, peak: float, from_s: float) -> StudyVm:
     """Ramp from a tenth to `peak` over 20 s, stay for 30 s, and back over 10 s, in 4 vCPUs (section 7.1)."""
     peak = min(peak, 0.9 * APPLICATIONS[application].workers_per_vcpu)
     points = ((from_s, 0.1), (from_s + 20, peak), (from_s + 50, peak), (from_s + 60, 0.1))
-    return StudyVm(
-        f"{application}-inflicting", application, _INFLICTING_VCPUS, 0.1, points=points, shape="ramp"
-    )
+    return StudyVm(f"{application}-inflicting", application, _INFLICTING_VCPUS, 0.1, points=points, shape="ramp")

@@ -5,8 +5,6 @@ scenarios are `bench.cloud_white.scenarios`'s, the parameters `collector.simulat
 the same engine, and a test compares both.
 """
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,21 +17,6 @@ from numpy.typing import NDArray
 from collector.simulated.engine import Counted, Engine, Expected, Guest, Moments
 from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
 from collector.simulated.truth import Role
-
-__all__ = [
-    "Queued",
-    "Study",
-    "StudyBlock",
-    "StudyTick",
-    "StudyVm",
-    "Truth",
-    "blocks",
-    "host_metrics",
-    "metrics",
-    "queued",
-    "seed_of",
-    "simulate",
-]
 
 Array = NDArray[np.float64]
 
@@ -173,9 +156,7 @@ def blocks(study: Study, *, requests: bool = True) -> Iterator[StudyBlock]:
 
 def queued(study: Study, vm: int) -> Queued:
     """Tell what the queue of a VM (by place in the study) is given, in the very run that `blocks` makes."""
-    block = _engine(study, requests=False).advance(
-        moments_of(study, np.arange(study.duration_s, dtype=np.float64))
-    )
+    block = _engine(study, requests=False).advance(moments_of(study, np.arange(study.duration_s, dtype=np.float64)))
     return Queued(
         block.moments.at_s,
         block.arriving[:, vm].astype(np.intp),
@@ -313,8 +294,7 @@ def _expected(engine: Engine, study: Study, moments: Moments, coarse: int) -> Ex
     knots = np.unique(np.concatenate([at_s[::coarse], at_s[-1:]]))
     some = engine.expect(moments_of(study, knots))
     columns = [
-        np.stack([np.interp(at_s, knots, column[:, vm]) for vm in range(column.shape[1])], axis=1)
-        for column in some
+        np.stack([np.interp(at_s, knots, column[:, vm]) for vm in range(column.shape[1])], axis=1) for column in some
     ]
     return Expected._make(columns)
 

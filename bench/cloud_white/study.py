@@ -11,8 +11,6 @@ Prints tables in Markdown; --out writes figures like the paper's 9 to 12 and res
 is missed by ours as it is (rows beside it, without the looks and told the workers, are no bars).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -35,13 +33,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 from agent.analysis.degradation.model import parse  # noqa: E402
 from agent.analysis.signals import SIGNALS, signals_of  # noqa: E402
-from bench.cloud_white import (  # noqa: E402 - numpy must find the threads set above
-    figures,
-    floor,
-    readings,
-    scenarios,
-    tables,
-)
+from bench.cloud_white import figures, floor, readings, scenarios, tables  # noqa: E402 - numpy must find the threads set above
 from bench.cloud_white.run_files import write  # noqa: E402
 from bench.cloud_white.runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - the same
 from bench.cloud_white.simulation import Study  # noqa: E402
@@ -172,9 +164,7 @@ def fit_ours(table: Table, size: Size) -> tuple[dict[str, Any], list[dict[str, A
     for features in size.features:
         runs = runs_of(table, features, scenario="vm")
         methods = size.methods or (() if len(features) <= 3 else REGRESSIONS)
-        options = FitOptions(
-            methods=methods, seed=SEED, memory_bound_from=BY_LEVEL_ONLY, calibrate_by="scenario"
-        )
+        options = FitOptions(methods=methods, seed=SEED, memory_bound_from=BY_LEVEL_ONLY, calibrate_by="scenario")
         data = fit_model(runs, options)
         fitted.append(data)
         tried += [{"features": list(features), **error} for error in data["choice"]["errors"]]
@@ -309,9 +299,7 @@ def mapped(
         return list(pool.map(function, items, chunksize=1))
 
 
-def study(
-    size: Size, models: Mapping[str, Any], processes: int
-) -> tuple[dict[str, Any], dict[str, list[Run]]]:
+def study(size: Size, models: Mapping[str, Any], processes: int) -> tuple[dict[str, Any], dict[str, list[Run]]]:
     """Run the evaluation; return all its numbers and the runs by group."""
     groups = evaluation_studies(size)
     start = (_start, (json.dumps(models["ours"]), json.dumps(models["paper"])))
@@ -370,11 +358,7 @@ def floors(size: Size, draws: int, processes: int) -> dict[str, list[tuple[str, 
     """Return how small the error of each run of the bars can be, by group, with the run's application and load."""
     every = evaluation_studies(size)
     wanted = {
-        group: [
-            one
-            for one in every[group]
-            if group != "single" or tables.parts(one)["stressor"] in PAPERS_STRESSORS
-        ]
+        group: [one for one in every[group] if group != "single" or tables.parts(one)["stressor"] in PAPERS_STRESSORS]
         for group in ("single", "two", "three")
     }
     studies = [one for some in wanted.values() for one in some]
@@ -400,9 +384,7 @@ def without_nan(numbers: Any) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for figures and results.json")
     parser.add_argument("--quick", action="store_true", help="a small form, within a minute")
     parser.add_argument("--processes", type=int, default=2)

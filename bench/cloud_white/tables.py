@@ -1,7 +1,5 @@
 """The numbers of the study over its runs, the bars, and the tables in Markdown. See cloud_white.py."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -11,8 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.cloud_white.runs import DETECTORS, METHODS, Errors, Run
-
-__all__ = ["bars_of", "numbers_of", "print_all"]
 
 OVERALL, DYNAMIC, TOLD_APART = 0.05, 0.10, 0.95
 COVERED = (0.88, 0.93)
@@ -39,9 +35,7 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
     """
     groups: dict[str, Any] = {}
     for group, every in runs.items():
-        counted = [
-            run for run in every if group not in {"single", "known"} or parts(run)["stressor"] in stressors
-        ]
+        counted = [run for run in every if group not in {"single", "known"} or parts(run)["stressor"] in stressors]
         groups[group] = {
             "runs": len(every),
             "errors": errors_over(counted),
@@ -63,10 +57,7 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
             ]
     victims = {
         application: [
-            run
-            for group in ("single", "two", "three")
-            for run in runs[group]
-            if application in victim_of(run)
+            run for group in ("single", "two", "three") for run in runs[group] if application in victim_of(run)
         ]
         for application in ("masstree", "moses", "silo", "img-dnn")
     }
@@ -180,11 +171,7 @@ def intervals_over(runs: Sequence[Run], suffix: str = "") -> dict[str, float]:
     widths = np.concatenate([getattr(run, f"widths{suffix}") for run in runs]) if runs else np.zeros(0)
     if not len(covered):
         return {"ticks": 0, "covered": math.nan, "median_width": math.nan}
-    return {
-        "ticks": len(covered),
-        "covered": float(covered.mean()),
-        "median_width": float(np.median(widths)),
-    }
+    return {"ticks": len(covered), "covered": float(covered.mean()), "median_width": float(np.median(widths))}
 
 
 def workers_over(runs: Sequence[Run]) -> dict[str, int]:
@@ -288,15 +275,7 @@ def head(*cells: str) -> None:
 
 
 def print_bars(numbers: Mapping[str, Any]) -> None:
-    head(
-        "bar",
-        "ours",
-        "our estimates alone",
-        "paper's rules",
-        "better constant",
-        "truth's own expectation",
-        "",
-    )
+    head("bar", "ours", "our estimates alone", "paper's rules", "better constant", "truth's own expectation", "")
     for bar in numbers["bars"]:
         words = "met" if bar["met"] else "missed"
         if bar["void"]:
@@ -354,10 +333,7 @@ def print_detection(numbers: Mapping[str, Any]) -> None:
     head("", "detector", "victims", "inflicting", "both", "steady", "all", "alarms in quiet")
     for group, found in numbers["groups"].items():
         for name, one in found["detection"].items():
-            shown = [
-                percent(one[key])
-                for key in ("victim", "inflicting", "apart", "steady", "all", "quiet_alarms")
-            ]
+            shown = [percent(one[key]) for key in ("victim", "inflicting", "apart", "steady", "all", "quiet_alarms")]
             row(GROUPS.get(group, "own load, clock"), name, *shown)
 
 

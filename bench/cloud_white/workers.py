@@ -10,8 +10,6 @@ share of the looks, is drawn on top. docs/studies/cloud-white.md has the tables.
 Two minutes on one core.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import Counter
@@ -102,9 +100,7 @@ def learnt(case: Case, looks: Sequence[int], runs: int, seed: int = 1) -> Iterat
     for beside in BESIDE:
         seen = np.minimum(busy + (drawn < beside), case.vcpus)
         for count in looks:
-            counts = np.stack([np.bincount(one, minlength=case.vcpus + 1) for one in seen[:count].T]).astype(
-                np.float64
-            )
+            counts = np.stack([np.bincount(one, minlength=case.vcpus + 1) for one in seen[:count].T]).astype(np.float64)
             likely = posteriors(counts, np.full(runs, _GUEST_SHARE * case.load * case.vcpus))
             told = np.where(likely.max(axis=1) >= LEAST_POSTERIOR, likely.argmax(axis=1) + 1, 0)
             yield Said(case, count, beside, told)
@@ -120,12 +116,7 @@ def shares(some: Iterable[Said]) -> tuple[float, float, float, float]:
         found["one"] += int(((off == 1) & (one.workers > 0)).sum())
         found["more"] += int(((off > 1) & (one.workers > 0)).sum())
     total = sum(found.values())
-    return (
-        found["right"] / total,
-        found["one"] / total,
-        found["more"] / total,
-        found["cannot"] / total,
-    )
+    return (found["right"] / total, found["one"] / total, found["more"] / total, found["cannot"] / total)
 
 
 def row(*cells: object) -> None:
@@ -169,16 +160,12 @@ def print_tables(said: Sequence[Said]) -> None:
                     ]
                     right, by_one, by_more, cannot = shares(some) if some else (math.nan,) * 4
                     wrong = by_one + by_more
-                    cells.append(
-                        f"{100 * right:.0f} / {100 * wrong:.0f} / {100 * cannot:.0f}" if some else ""
-                    )
+                    cells.append(f"{100 * right:.0f} / {100 * wrong:.0f} / {100 * cannot:.0f}" if some else "")
                 row(f"{vcpus}, {workers}", looks, *cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vcpus", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--runs", type=int, default=40, help="of each case")
     given = parser.parse_args()

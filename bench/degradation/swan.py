@@ -11,8 +11,6 @@ evaluated by the agent's own numpy code.
 Exits with 1 where a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -86,9 +84,7 @@ def gamma_per_load(rest: Runs, out: Runs, _seed: int) -> Floats:
     rest = measured(rest)
     for value in np.unique(out.values[:, load]):
         is_in, is_out = rest.values[:, load] == value, out.values[:, load] == value
-        fitted, _ = glm.fit(
-            rest.values[is_in], rest.baseline[is_in], rest.degradation[is_in], FEATURES, "log"
-        )
+        fitted, _ = glm.fit(rest.values[is_in], rest.baseline[is_in], rest.degradation[is_in], FEATURES, "log")
         result[is_out] = Glm.from_json(fitted).predict(out.values[is_out], out.baseline[is_out])
     return alone(result)
 
@@ -165,8 +161,7 @@ def score(runs: Runs, split: str, method: Method, seeds: int) -> dict[str, Any]:
     }
     means = {key: float(np.mean([result[key] for result in results])) for key in results[0]}
     ranges = {
-        key: [min(r[key] for r in results), max(r[key] for r in results)]
-        for key in ("mean", "median", "covered")
+        key: [min(r[key] for r in results), max(r[key] for r in results)] for key in ("mean", "median", "covered")
     }
     return {**means, "seeds": seeds, "ranges": ranges, "by_aggressor": per}
 
@@ -241,9 +236,7 @@ def cost_ms(runs: Runs) -> dict[str, float]:
 
 def main() -> int:
     usual = Path(os.environ.get("WHITEPANDA_DATA", ROOT.parent / "shared" / "data"))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=usual, help="folder with swan/memcached_rdt.csv")
     parser.add_argument("--seeds", type=int, default=20, help="seeds of the folds")
     parser.add_argument("--json", action="store_true", help="the results as JSON")

@@ -1,7 +1,5 @@
 """A simulated day of VM arrivals for bench/dfactor/study.py: placement knows loading vectors, the truth is another."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from typing import Any
@@ -74,9 +72,7 @@ def place(day: Day, rule: str, seed: int) -> tuple[Any, int]:
             order = fleet.rank(request, rule, top=1).order
         else:
             room = fleet.rank(request, "first-fit").order
-            cost = {"fewest-vms": running, "fewest-vcpus": fleet.used[:, 0], "random": rng.random(HOSTS)}[
-                rule
-            ]
+            cost = {"fewest-vms": running, "fewest-vcpus": fleet.used[:, 0], "random": rng.random(HOSTS)}[rule]
             order = room[np.argsort(cost[room], kind="stable")]
         if len(order):
             where[k] = order[0]

@@ -1,7 +1,5 @@
 """Real pairs for `study`: slow-downs of a workload beside another, by models that saw half of the pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +11,7 @@ from scipy.optimize import minimize
 
 from central.models.dfactor_pairs import Pairs, fit_plain
 from central.models.groups import Floats, Ints, find, group
-from central.placement.pairs import (
-    best_constant,
-    by_platform,
-    chosen_extended,
-    mean_error,
-    parts_of,
-    relative_errors,
-)
+from central.placement.pairs import best_constant, by_platform, chosen_extended, mean_error, parts_of, relative_errors
 
 #: Of which the bar is asked.
 JUDGED = ("D-Factor, units and speeds", "extended")
@@ -105,9 +96,7 @@ def evaluate(data: Data, seed: int, say: Callable[[str], None], *, mirrored: boo
     }
     say(f"seed {seed}: D-Factor")
     alike = Pairs(tested.victim, tested.beside, np.zeros_like(tested.platform), tested.slowdown)
-    predictions["D-Factor, platforms alike"] = fit_plain(
-        one, data.workloads, 1, speeds=False, seed=seed
-    ).predict(alike)
+    predictions["D-Factor, platforms alike"] = fit_plain(one, data.workloads, 1, speeds=False, seed=seed).predict(alike)
     for name, speeds in (("D-Factor, units of platforms", False), ("D-Factor, units and speeds", True)):
         plain = fit_plain(fitted, data.workloads, data.platforms, speeds=speeds, seed=seed)
         predictions[name] = plain.predict(tested)
@@ -124,8 +113,7 @@ def evaluate(data: Data, seed: int, say: Callable[[str], None], *, mirrored: boo
         "tested": {part: int(rows.sum()) for part, rows in parts.items()},
         "choice": f"{resources} resources, penalty {penalty:g}",
         "errors": {
-            name: {part: float(found[rows].mean()) for part, rows in parts.items()}
-            for name, found in errors.items()
+            name: {part: float(found[rows].mean()) for part, rows in parts.items()} for name, found in errors.items()
         },
         "interval": {
             name: {part: mean_error(found[rows], tested.where(rows)) for part, rows in parts.items()}

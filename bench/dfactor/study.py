@@ -9,8 +9,6 @@ resources. Prints the tables as Markdown; --out writes tables.md and dfactor-pai
 where a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -34,9 +32,7 @@ _RANK_HOSTS, _RANK_TIMES, _NAIVE_TIMES = 10_000, 200, 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Path(os.environ.get("WHITEPANDA_DATA", ROOT.parent / "shared" / "data"))
     parser.add_argument("--data", type=Path, default=usual, help="folder with pitot/observations.parquet")
     parser.add_argument("--seeds", type=int, default=5)
@@ -105,15 +101,10 @@ def pairs_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
     ]
     for name in found[0]["errors"]:
         cells = [
-            percent([each["errors"][name][part] for each in found])
-            for part in ("all", "1 to 2", "above 2", "below 1")
+            percent([each["errors"][name][part] for each in found]) for part in ("all", "1 to 2", "above 2", "below 1")
         ]
         text.append(f"| {name} | {' | '.join(cells)} | {100 * strict['errors'][name]['all']:.2f} |")
-    text += [
-        "",
-        "Chosen by validation, seeds in order: " + "; ".join(each["choice"] for each in found) + ".",
-        "",
-    ]
+    text += ["", "Chosen by validation, seeds in order: " + "; ".join(each["choice"] for each in found) + ".", ""]
     worst = max(each["errors"][name]["all"] for each in found for name in dfactor_pairs.JUDGED)
     first = "; ".join(
         f"{name} {interval(found[0], name, 'all')}, above 2 {interval(found[0], name, 'above 2')}, "
@@ -132,9 +123,7 @@ def pairs_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
 
 def day_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
     found = [dfactor_day.evaluate(seed) for seed in range(options.seeds)]
-    what = (
-        f"{dfactor_day.HOSTS} hosts, {dfactor_day.ARRIVALS:,} arrivals, {options.seeds} days (seeds from 0)"
-    )
+    what = f"{dfactor_day.HOSTS} hosts, {dfactor_day.ARRIVALS:,} arrivals, {options.seeds} days (seeds from 0)"
     text = [
         "## A day",
         "",
@@ -197,9 +186,7 @@ def rank_part(_options: argparse.Namespace) -> tuple[bool, list[str]]:
             naive(fleet, request)
             slow.append(time.process_time() - began)
     took, loop = 1e3 * float(np.median(times)), 1e3 * float(np.median(slow))
-    what = (
-        f"{_RANK_HOSTS:,} hosts, 4 resources with limits and one amount, all {len(ours):,} with room in order"
-    )
+    what = f"{_RANK_HOSTS:,} hosts, 4 resources with limits and one amount, all {len(ours):,} with room in order"
     least, most = 1e3 * np.percentile(times, (2.5, 97.5))
     took_words = (
         f"{took:.2f} ms of CPU time (median of {_RANK_TIMES}, 95 % of them {least:.2f} to {most:.2f} ms; "

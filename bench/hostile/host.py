@@ -5,8 +5,6 @@
 It goes on until it is killed, and comes again whenever central ends its stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -53,17 +51,13 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # of HTT
 _MIB = 1 << 20
 
 
-def batch(
-    number: int, rows: int, *, tasks: int | None = None, job: str = "job", **more: Any
-) -> agent_pb2.CpiBatch:
+def batch(number: int, rows: int, *, tasks: int | None = None, job: str = "job", **more: Any) -> agent_pb2.CpiBatch:
     """Return a batch of good rows."""
     tasks = rows if tasks is None else tasks
     whole = {
         "spool_id": "hostile",
         "sequence": number,
-        "tasks": [
-            agent_pb2.Task(vm=f"vm-{n}", job=f"{job}-{n % 3000}", name=f"name-{n}") for n in range(tasks)
-        ],
+        "tasks": [agent_pb2.Task(vm=f"vm-{n}", job=f"{job}-{n % 3000}", name=f"name-{n}") for n in range(tasks)],
         "task_index": [n % max(tasks, 1) for n in range(rows)],
         "start_unix_ns": [time.time_ns() - 10**10] * rows,
         "duration_ns": [10**10] * rows,
@@ -104,11 +98,7 @@ def numbered(whole: agent_pb2.CpiBatch) -> Iterator[bytes]:
     rest = whole.SerializeToString()
     for number in itertools.count(time.time_ns()):
         body = rest + agent_pb2.CpiBatch(sequence=number).SerializeToString()
-        yield (
-            agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch()).SerializeToString()[:1]
-            + varint(len(body))
-            + body
-        )
+        yield (agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch()).SerializeToString()[:1] + varint(len(body)) + body)
 
 
 def messages(load: str) -> Iterator[bytes]:
@@ -131,9 +121,7 @@ def messages(load: str) -> Iterator[bytes]:
         for number in itertools.count(time.time_ns()):
             whole = batch(number, 3000, job=f"job-{number}")
             yield agent_pb2.AgentMessage(batch=whole).SerializeToString()
-    if (
-        load == "rows_in_pieces"
-    ):  # of the size that central's loop reads itself, in an order that is never the last one
+    if load == "rows_in_pieces":  # of the size that central's loop reads itself, in an order that is never the last one
         bodies = [numbered(batch(1, size)) for size in (600, 599, 598)]
         yield from (next(bodies[turn % 3]) for turn in itertools.count())
     yield from numbered(_batch_of(load))
@@ -169,9 +157,7 @@ async def openings(channel: grpc.aio.Channel, load: str) -> None:
         call = channel.stream_stream(_CONNECT)()
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             wide = load == "wide_hellos"
-            raw = (
-                hello(50_000).SerializeToString() if wide else hello(2000, f"job-{turn}").SerializeToString()
-            )
+            raw = hello(50_000).SerializeToString() if wide else hello(2000, f"job-{turn}").SerializeToString()
             await call.write(raw)
             await call.read()
         call.cancel()
@@ -236,11 +222,7 @@ async def frames(port: int, files: TlsFiles, load: str) -> None:
         while True:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection(
-                    "127.0.0.1",
-                    port,
-                    ssl=context,
-                    server_hostname="localhost",
-                    local_addr=(HOSTILE_ADDRESS, 0),
+                    "127.0.0.1", port, ssl=context, server_hostname="localhost", local_addr=(HOSTILE_ADDRESS, 0)
                 )
                 answers = asyncio.create_task(_forget_bytes(reader))
                 writer.write(GREETING)
@@ -281,9 +263,7 @@ async def _forget(call: Any) -> None:
 async def run(options: dict[str, Any]) -> None:
     """Send a load to central."""
     pki = Path(options["pki"])
-    files = TlsFiles(
-        ca=str(pki / "ca.crt"), certificate=str(pki / f"{HOST}.crt"), key=str(pki / f"{HOST}.key")
-    )
+    files = TlsFiles(ca=str(pki / "ca.crt"), certificate=str(pki / f"{HOST}.crt"), key=str(pki / f"{HOST}.key"))
     settings = [*CLIENT_CHANNEL_OPTIONS, ("grpc.max_send_message_length", 64 * _MIB)]
     credentials = channel_credentials(files)
     if options["load"] == "connections":
@@ -296,9 +276,7 @@ async def run(options: dict[str, Any]) -> None:
     first = next(said)
     said = itertools.chain([first], said)
     print("ready", flush=True)
-    async with grpc.aio.secure_channel(
-        f"localhost:{options['port']}", credentials, options=settings
-    ) as channel:
+    async with grpc.aio.secure_channel(f"localhost:{options['port']}", credentials, options=settings) as channel:
         if options["load"] in _CALLS:
             await calls(channel, options["load"])
         if "hellos" in options["load"]:

@@ -14,8 +14,6 @@ as much from the machine, and what it costs beyond that is due to a shared centr
 Floods of frames come from an address of their own, which is bounded as docs/security.md says: as root, with iptables.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

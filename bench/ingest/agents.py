@@ -8,8 +8,6 @@ central's Welcome asks, keepalive pings as CLIENT_CHANNEL_OPTIONS say, and SlowD
 Commands come as JSON, one a line, on standard input; each is answered by one line when it is done.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import resource
@@ -217,11 +215,7 @@ class Agents:
             if end - at < 9 + size:
                 break
             self.take_frame(
-                host,
-                incoming[at + 3],
-                incoming[at + 4],
-                incoming[at + 5 : at + 9],
-                incoming[at + 9 : at + 9 + size],
+                host, incoming[at + 3], incoming[at + 4], incoming[at + 5 : at + 9], incoming[at + 9 : at + 9 + size]
             )
             at += 9 + size
         del incoming[:at]
@@ -331,9 +325,7 @@ class Agents:
                 plain = socket.create_connection(("127.0.0.1", self.port))
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 plain.setblocking(False)
-                host.sock = context.wrap_socket(
-                    plain, server_hostname="localhost", do_handshake_on_connect=False
-                )
+                host.sock = context.wrap_socket(plain, server_hostname="localhost", do_handshake_on_connect=False)
                 host.ready = False
                 fd = host.sock.fileno()
                 self.by_fd[fd] = host

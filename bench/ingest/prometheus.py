@@ -5,8 +5,6 @@ the protocol asks, on a connection that stays open. The first round of samples m
 there are no more series than of the hosts given, which is in Prometheus' favour: 4 million of them need 12 GB.
 """
 
-from __future__ import annotations
-
 import http.client
 import shutil
 import socket
@@ -60,10 +58,7 @@ def _requests(series: list[bytes], hosts: int, vms: int, seed: int, unix_ms: int
         values += [struct.pack("<d", value) for row in zip(*columns, strict=True) for value in row]
     codec = pa.Codec("snappy")
     each = [head + value + stamp for head, value in zip(series, values, strict=True)]
-    return [
-        codec.compress(b"".join(each[at : at + _SAMPLES]), asbytes=True)
-        for at in range(0, len(each), _SAMPLES)
-    ]
+    return [codec.compress(b"".join(each[at : at + _SAMPLES]), asbytes=True) for at in range(0, len(each), _SAMPLES)]
 
 
 class Prometheus:

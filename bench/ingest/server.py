@@ -6,8 +6,6 @@ times are CPU time. At SIGUSR1 what was measured since the last one is written, 
 names. It costs about 2 us a batch.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -18,8 +18,6 @@ for each load, with rolls, and beside it without.
 `idle` and `paced` share their connections where both are asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -63,17 +61,9 @@ class Load:
         self.processes = []
         edges = np.linspace(0, hosts, min(_PROCESSES, hosts) + 1).astype(int).tolist()
         for first, last in pairwise(edges):
-            options = {
-                "port": central.port,
-                "pki": str(central.pki),
-                "first": first,
-                "last": last,
-                "vms": vms,
-            }
+            options = {"port": central.port, "pki": str(central.pki), "first": first, "last": last, "vms": vms}
             command = [sys.executable, str(_AGENTS), json.dumps(options)]
-            self.processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
+            self.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         connected = self.do("connect")
         print(
             f"{hosts} hosts connected in {connected['took']:.0f} s, {connected['cpu'] / hosts * 1e3:.1f} ms CPU "
@@ -158,9 +148,7 @@ def _say_where(minutes: list[dict[str, Any]]) -> None:
         told = ", ".join(f"p{p:g} {np.percentile(found_ms, p):.0f}" for p in (50, 90, 99, 99.9))
         print(f"  {what}: {told}, most {found_ms.max():.0f} ms; {len(found_ms):,} batches")
     pauses_ms = np.concatenate([*(each["pauses"] for each in minutes), [0.0]]) * 1e3
-    print(
-        f"  Python's collector: {pauses_ms.sum():.0f} ms in all, {pauses_ms.max():.0f} ms at most at a time"
-    )
+    print(f"  Python's collector: {pauses_ms.sum():.0f} ms in all, {pauses_ms.max():.0f} ms at most at a time")
 
 
 class Bench:
@@ -184,9 +172,7 @@ class Bench:
         self.number += 1
         state, lake = self.folder / f"state-{self.number}", self.folder / f"lake-{self.number}"
         rows = 500_000 if roll_s < 3600 else 100_000_000
-        central = CentralProcess(
-            self.folder, ingest=f"roll_interval_s = {roll_s}\nroll_rows = {rows}", state_dir=state
-        )
+        central = CentralProcess(self.folder, ingest=f"roll_interval_s = {roll_s}\nroll_rows = {rows}", state_dir=state)
         central.lake_dir = lake
         times = state.with_suffix(".times")
         os.environ["STOPWATCH"] = str(times)
@@ -233,9 +219,7 @@ class Bench:
         rate, wanted = sum(each["windows"] for each in minutes) / took, self.hosts * self.vms / 10
         self.paced_cpu = sum(each["cpu"] for each in minutes) / took
         late_ms = max(late for each in minutes for late in each["found"]) * 1e3
-        print(
-            f"  agents sent at most {late_ms:.0f} ms late (p99), which counts as time to the acknowledgement"
-        )
+        print(f"  agents sent at most {late_ms:.0f} ms late (p99), which counts as time to the acknowledgement")
         bar(f"paced {wanted:,.0f} windows/s: rate", rate, 0.98 * wanted, "windows/s", at_most=False)
         bar("... ack p99", float(np.percentile(latencies_ms, 99)), 150, "ms", at_most=True)
         _say_where(minutes)
@@ -270,10 +254,7 @@ class Bench:
                 bar("windows/s", found["rate"], 240_000, "windows/s", at_most=False)
                 bar("windows per server CPU s", found["per_cpu"], 240_000, "per CPU s", at_most=False)
                 rates.append(found["per_cpu"])
-            self.per_cpu[f"{hosts} hosts with up to {in_flight} batches in flight each"] = (
-                rates[0],
-                rates[1],
-            )
+            self.per_cpu[f"{hosts} hosts with up to {in_flight} batches in flight each"] = (rates[0], rates[1])
 
     def prometheus(self) -> None:
         self.close()

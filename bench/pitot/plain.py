@@ -7,8 +7,6 @@ validated every 200 steps; the step with the least validation loss counts. The p
 normal ones here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -69,8 +67,7 @@ def plain_replica(
     w, p = embeddings(best, x_w, x_p)
     ask = jax.jit(residuals)
     return [
-        np.asarray(ask(w, p, *(jnp.asarray(x) for x in columns(some))), dtype=np.float64)
-        + baseline(a, b, some)
+        np.asarray(ask(w, p, *(jnp.asarray(x) for x in columns(some))), dtype=np.float64) + baseline(a, b, some)
         for some in asked
     ]
 
@@ -98,8 +95,7 @@ def by_mode(rows: Rows, target: np.ndarray) -> list[tuple[jax.Array, ...]]:
     """Return the rows alone and those beside one other: workload, platform, interferers, target."""
     beside = rows.co_runners > 0
     return [
-        tuple(jnp.asarray(x[here]) for x in (*columns(rows), target.astype(np.float32)))
-        for here in (~beside, beside)
+        tuple(jnp.asarray(x[here]) for x in (*columns(rows), target.astype(np.float32))) for here in (~beside, beside)
     ]
 
 
@@ -109,8 +105,7 @@ def start(key: jax.Array, x_w: jax.Array, x_p: jax.Array) -> Any:
     outputs = (RANK, RANK * (1 + 2 * TYPES))
     return {
         "towers": [
-            layers(keys[n], (x.shape[1] + LEARNED, HIDDEN, HIDDEN, outputs[n]))
-            for n, x in enumerate((x_w, x_p))
+            layers(keys[n], (x.shape[1] + LEARNED, HIDDEN, HIDDEN, outputs[n])) for n, x in enumerate((x_w, x_p))
         ],
         "learned": [jax.random.normal(keys[2 + n], (len(x), LEARNED)) for n, x in enumerate((x_w, x_p))],
     }

@@ -4,8 +4,6 @@ As the paper has them they predict the logarithm; two hidden layers of 256, GELU
 logarithm's error, the same schedule, and the standardised logarithm as target.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -45,8 +43,7 @@ def network_rival(
         there = k >= 0
         base = forward(net["base"], jnp.concatenate([x_w[i], x_p[j]], axis=1))
         pairs = jnp.concatenate(
-            [jnp.broadcast_to(x[:, None], (*k.shape, x.shape[1])) for x in (x_w[i], x_p[j])] + [x_w[k]],
-            axis=2,
+            [jnp.broadcast_to(x[:, None], (*k.shape, x.shape[1])) for x in (x_w[i], x_p[j])] + [x_w[k]], axis=2
         )
         beside = forward(net["beside"], pairs)
         if not is_attention:

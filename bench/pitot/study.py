@@ -10,8 +10,6 @@ Settings were chosen on a split of their own (seed 7000), inside its training ro
 Writes tables.md, and into the page what is below its marker. The data: $WHITEPANDA_DATA/pitot, three Parquet files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -51,21 +49,13 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-platform-features": ("one member, no platform features", {**ONE, "blind": ("platform",)}),
     "no-features": ("one member, no features", {**ONE, "blind": ("workload", "platform")}),
     "no-baseline": ("one member, log objective without the baseline", {**ONE, "baseline": False}),
-    "squared": (
-        "one member, squared loss of the logarithm",
-        {**ONE, "training": {"huber": 10.0, "rate": 2e-2}},
-    ),
+    "squared": ("one member, squared loss of the logarithm", {**ONE, "training": {"huber": 10.0, "rate": 2e-2}}),
     "ignore": ("one member, interference ignored", {**ONE, "interference": "ignore"}),
     "discard": ("one member, rows beside others discarded", {**ONE, "interference": "discard"}),
     "no-activation": ("one member, interference without its activation", {**ONE, "training": {"leak": 1.0}}),
     "factorisation": (
         "matrix factorisation, rank 32: no features, no baseline, rows alone only",
-        {
-            **ONE,
-            "baseline": False,
-            "interference": "discard",
-            "training": {"rank": 32, "tower": False, "decay": 0.0},
-        },
+        {**ONE, "baseline": False, "interference": "discard", "training": {"rank": 32, "tower": False, "decay": 0.0}},
     ),
 }
 RIVALS = {
@@ -179,23 +169,17 @@ def rival(data: Data, method: str, rows: Rows, log_us: Any, held_out: Rows, seed
     calibrating, training = order[:kept], order[kept:]
     trained, calibrated = rows.take(training), rows.take(calibrating)
     if method == "linear":
-        a, b = linear_baseline(
-            trained, log_us[training], len(data.workloads.names), len(data.platforms.names)
-        )
+        a, b = linear_baseline(trained, log_us[training], len(data.workloads.names), len(data.platforms.names))
         at_rest, found = (a[part.workload] + b[part.platform] for part in (calibrated, held_out))
     elif method == "plain":
         features = data.workloads.values, data.platforms.values
         validation = calibrated, log_us[calibrating]
-        at_rest, found = plain_replica(
-            trained, log_us[training], validation, features, (calibrated, held_out), seed
-        )
+        at_rest, found = plain_replica(trained, log_us[training], validation, features, (calibrated, held_out), seed)
     elif method == "proportional":
         at_rest, found = proportional(data, trained, log_us[training], (calibrated, held_out), seed)
     else:
         features = data.workloads.values, data.platforms.values
-        at_rest, found = network_rival(
-            method, trained, log_us[training], features, (calibrated, held_out), seed
-        )
+        at_rest, found = network_rival(method, trained, log_us[training], features, (calibrated, held_out), seed)
     residuals = log_us[calibrating] - at_rest
     nothing = np.zeros(kept)
     bounds = np.full((len(EPSILONS), len(held_out)), np.nan)
@@ -216,13 +200,9 @@ def proportional(data: Data, rows: Rows, log_us: Any, asked: tuple[Rows, ...], s
 
     mean = log_us.mean()
     options = Options(proportional=True, steps=int(min(4000, max(600, 0.2 * len(rows)))))  # as `fit` has them
-    member = Trainer(options, rows, log_us - mean, data.workloads.values, data.platforms.values).member(
-        seed * 1000
-    )
+    member = Trainer(options, rows, log_us - mean, data.workloads.values, data.platforms.values).member(seed * 1000)
     members = Members(options.shape, member.workload[None], member.platform[None])
-    return [
-        np.log(np.maximum(log_runtimes(members, some)[0].astype(np.float64), 1e-3)) + mean for some in asked
-    ]
+    return [np.log(np.maximum(log_runtimes(members, some)[0].astype(np.float64), 1e-3)) + mean for some in asked]
 
 
 def blind(features: Features) -> Features:
@@ -242,12 +222,7 @@ def tables(results: list[dict[str, Any]]) -> str:
         here = [r for r in results if r["share"] == share]
         head = "| method | replicates | beside | MAPE, % | by prediction, % | coverage 0.1 / 0.05 / 0.01, % "
         head += "| margin (equation 11), % | by bound, % | margin, one scale, % | CPU s |"
-        lines += [
-            f"## Fitted to {share:.0%} of the rows",
-            "",
-            head,
-            "|---|---|---|---|---|---|---|---|---|---|",
-        ]
+        lines += [f"## Fitted to {share:.0%} of the rows", "", head, "|---|---|---|---|---|---|---|---|---|---|"]
         for method, words in [*((m, w) for m, (w, _) in OURS.items()), *RIVALS.items()]:
             runs = [r for r in here if r["method"] == method]
             if runs:
@@ -284,9 +259,7 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 def main(arguments: list[str]) -> int:
     """Run what is missing, then write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("WHITEPANDA_DATA", ".")) / "pitot")

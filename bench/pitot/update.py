@@ -7,8 +7,6 @@ of them is told by N of its runs, drawn at random, and asked for all its others.
 with what the same N runs tell of the name.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -48,12 +46,7 @@ def errors_of(
     members, asked = model.members, ~told
     estimate = new_workload if what == "workload" else new_platform
     found, base = estimate(
-        members,
-        model.baseline_workload,
-        model.baseline_platform,
-        rows.take(told),
-        log_us[told],
-        noise_of(model),
+        members, model.baseline_workload, model.baseline_platform, rows.take(told), log_us[told], noise_of(model)
     )
     w, p, a, b = members.workload, members.platform, model.baseline_workload, model.baseline_platform
     if what == "workload":
@@ -63,9 +56,7 @@ def errors_of(
         p, b = np.concatenate([p, found[:, None]], axis=1), np.append(b, base)
         rest = a[rows.workload]
     some = rows.take(asked)
-    predicted = (
-        log_runtimes(Members(members.shape, w, p), some).mean(axis=0) + a[some.workload] + b[some.platform]
-    )
+    predicted = log_runtimes(Members(members.shape, w, p), some).mean(axis=0) + a[some.workload] + b[some.platform]
     linear = rest[asked] + (log_us - rest)[told].mean()
     return tuple(np.abs(np.expm1(x - log_us[asked])) for x in (predicted, linear))
 
@@ -81,8 +72,7 @@ def interval(parts: list[np.ndarray], statistic: Callable[[np.ndarray], float], 
     """
     random = np.random.default_rng(SEED)
     drawn = [
-        statistic(np.concatenate([parts[k] for k in random.integers(0, len(parts), len(parts))]))
-        for _ in range(DRAWS)
+        statistic(np.concatenate([parts[k] for k in random.integers(0, len(parts), len(parts))])) for _ in range(DRAWS)
     ]
     low, high = (100 * float(end) for end in np.percentile(drawn, (2.5, 97.5)))
     return f"{100 * statistic(np.concatenate(parts)):.{digits}f}% ({low:.{digits}f} to {high:.{digits}f})"
@@ -129,9 +119,7 @@ def table(data: Data, model: Model, gone: dict[str, np.ndarray], places: dict[st
 
 def main(arguments: list[str]) -> int:
     """Fit if there is no model yet, measure, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--page", type=Path)
@@ -154,9 +142,7 @@ def main(arguments: list[str]) -> int:
         is_known = (rows.workload != ALONE) & (rows.platform != ALONE)
         is_known &= rows.co_runners == data.rows.co_runners
         options = FitOptions(members=given.members)
-        model = fit(
-            rows.take(is_known), data.log_us[is_known], kept["workload"], kept["platform"], options, {}
-        )
+        model = fit(rows.take(is_known), data.log_us[is_known], kept["workload"], kept["platform"], options, {})
         write_model(path, model)
     text = table(data, read_model(path), gone, places)
     print(text)

@@ -14,8 +14,6 @@ Beside the paper's rule stands one of an equal false rate: its limit, the machin
 the median by the least factor that leaves at most one false incident per host and week on quiet hosts of other seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json
@@ -184,9 +182,7 @@ def percentiles(mn: Array) -> Array:
     return np.array([np.percentile(mn[: max(day, 1) * DAY], [50, 99]) for day in range(DAYS)]).T
 
 
-def play(
-    seed: int, fleet: tuple[Array, Array], threshold: float, ours: Counts, *, with_events: bool = True
-) -> None:
+def play(seed: int, fleet: tuple[Array, Array], threshold: float, ours: Counts, *, with_events: bool = True) -> None:
     """Run a host through our rule, with the injected events if they are asked for."""
     host = host_week(seed)
     mn = n_cpi(host, host.cpi, fleet).mean(axis=1)
@@ -236,9 +232,7 @@ def equal_factor(fleet: tuple[Array, Array], seeds: Iterable[int]) -> float:
     too_many = [rule.factor for rule in rules if rule.counts.rate()[0] > ALLOWED_PER_WEEK]
     kept = [rule for rule in rules if not too_many or rule.factor > max(too_many)]
     if not kept:
-        raise ValueError(
-            f"factor {EQUAL_FACTORS[-1]:g} has more than {ALLOWED_PER_WEEK:g} a week; add larger ones"
-        )
+        raise ValueError(f"factor {EQUAL_FACTORS[-1]:g} has more than {ALLOWED_PER_WEEK:g} a week; add larger ones")
     counts = kept[0].counts
     rate, low, high = counts.rate()
     print(
@@ -279,9 +273,7 @@ def report(name: str, counts: Counts) -> dict[str, object]:
     rate, low, high = counts.rate()
     print(f"\n{name}: {counts.incidents} false incidents in {counts.weeks:.0f} host weeks:", end=" ")
     fired_per_day = counts.fired / counts.weeks / 7
-    print(
-        f"{rate:.3g} per host and week (95 %: {low:.3g} to {high:.3g}); fired {fired_per_day:.3g} times a day"
-    )
+    print(f"{rate:.3g} per host and week (95 %: {low:.3g} to {high:.3g}); fired {fired_per_day:.3g} times a day")
     print(f"recall over all rises above 0: {overall(counts):.3f}")
     print("recall (median delay in s) by rise of CPI and duration")
     print("| rise | " + " | ".join(f"{d} s" for d in DURATIONS_S) + " |")
@@ -368,10 +360,7 @@ def after_the_first_hour(fleet: tuple[Array, Array]) -> dict[str, object]:
                     on = [trigger.observe(value, VMS) for value in values]
                     found.append(any(on[begin:]))
             numbers[f"{early:g}/{late_h:g}"] = recall = float(np.mean(found))
-            print(
-                f"{early:.0%} more in the first hour, found {late_h:g} h after the start: {recall:.2f}",
-                flush=True,
-            )
+            print(f"{early:.0%} more in the first hour, found {late_h:g} h after the start: {recall:.2f}", flush=True)
     fired = 0
     for seed in AFTER_SEEDS:
         host = host_week(seed)
@@ -447,9 +436,7 @@ def certain(seeds: Sequence[int]) -> dict[str, object]:
             counts.quiet(is_on[WARM_DAYS * DAY :])
         numbers[f"{vms}/week"] = counts.rate()
         rate, low, high = counts.rate()
-        print(
-            f"{vms} VMs, live, quiet: {counts.incidents} incidents, {rate:.2f} a week ({low:.2f} to {high:.2f})"
-        )
+        print(f"{vms} VMs, live, quiet: {counts.incidents} incidents, {rate:.2f} a week ({low:.2f} to {high:.2f})")
     return numbers
 
 
@@ -461,10 +448,7 @@ def choose(fleet: tuple[Array, Array]) -> float:
         for seed in TRAINING_SEEDS:
             play(seed, fleet, candidate, counts, with_events=False)
         rate, low, high = counts.rate()
-        print(
-            f"training: threshold {candidate:g}: {counts.incidents} in {counts.weeks:.0f} host weeks,",
-            end=" ",
-        )
+        print(f"training: threshold {candidate:g}: {counts.incidents} in {counts.weeks:.0f} host weeks,", end=" ")
         print(f"{rate:.3g} per week ({low:.3g} to {high:.3g})", flush=True)
         if rate > WANTED_PER_WEEK:
             break
@@ -474,13 +458,9 @@ def choose(fleet: tuple[Array, Array]) -> float:
 
 def main() -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=60, help="host weeks that are evaluated")
-    parser.add_argument(
-        "--rules", default="ours,paper,starts,certain", help="of these; ours takes most of the time"
-    )
+    parser.add_argument("--rules", default="ours,paper,starts,certain", help="of these; ours takes most of the time")
     parser.add_argument("--threshold", type=float, help="instead of choosing one on the training seeds")
     parser.add_argument("--factor", type=float, help="of the equal false rate, instead of finding it")
     parser.add_argument("--json", type=Path, help="write the numbers here")

@@ -10,8 +10,6 @@ docs/studies/google-cpi.md is made of. Without the data (`$WHITEPANDA_DATA/googl
 so and exits with 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -61,9 +59,7 @@ SCALE: Mapping[str, Callable[[Floats], float]] = {
     "std / mean": lambda cpi: float(np.log(cpi.std(ddof=1) / cpi.mean())),
     "std of ln": lambda cpi: float(np.log(np.log(cpi).std(ddof=1))),
     "IQR / 1.349 of ln": lambda cpi: float(np.log(_iqr(np.log(cpi)))),
-    "MAD x 1.483 of ln": lambda cpi: float(
-        np.log(1.4826 * np.median(np.abs(np.log(cpi) - np.median(np.log(cpi)))))
-    ),
+    "MAD x 1.483 of ln": lambda cpi: float(np.log(1.4826 * np.median(np.abs(np.log(cpi) - np.median(np.log(cpi)))))),
 }
 
 
@@ -96,23 +92,16 @@ class Row:
 def read(path: Path) -> Sample:
     """Read the sample: one value per collection and time, as it repeats that in all rows of their tasks."""
     table = pq.read_table(path, columns=list(_COLUMNS)).filter(
-        ~np.isnan(
-            pq.read_table(path, columns=["cycles_per_instruction"])["cycles_per_instruction"].to_numpy()
-        )
+        ~np.isnan(pq.read_table(path, columns=["cycles_per_instruction"])["cycles_per_instruction"].to_numpy())
     )
     column = {name: table[name].to_numpy(zero_copy_only=False) for name in _COLUMNS}
     cpi = column["cycles_per_instruction"]
-    _, first = np.unique(
-        np.rec.fromarrays([column["collection_id"], column["start_time"], cpi]), return_index=True
-    )
+    _, first = np.unique(np.rec.fromarrays([column["collection_id"], column["start_time"], cpi]), return_index=True)
     first = first[(cpi[first] > 0) & (cpi[first] <= MAX_CPI)]
     tier = [
         f"{cluster:g}/{priority:g}/{kind:g}"
         for cluster, priority, kind in zip(
-            column["cluster"][first],
-            column["priority"][first],
-            column["scheduling_class"][first],
-            strict=True,
+            column["cluster"][first], column["priority"][first], column["scheduling_class"][first], strict=True
         )
     ]
     names = column["collection_logical_name"][first].astype(str)
@@ -170,9 +159,7 @@ def _bounded(of: Callable[[Ints], float], jobs: int, seed: int) -> tuple[float, 
     return of(np.arange(jobs)), float(low), float(high)
 
 
-def compare(
-    values: Floats, names: tuple[str, ...], where: tuple[str, str, float], seed: int = 1
-) -> Iterator[Row]:
+def compare(values: Floats, names: tuple[str, ...], where: tuple[str, str, float], seed: int = 1) -> Iterator[Row]:
     """Describe each estimator of `values`, as `estimates` returns them; the first one is the plain one."""
     jobs = values.shape[1]
     off = np.abs(values[1] - values[0])
@@ -210,10 +197,7 @@ def corrupt(cpi: Floats, share: float, seed: int = 1) -> Floats:
 
 def study(sample: Sample, least: int) -> list[Row]:
     """Compare all estimators under all groupings, splits and shares of corrupted values."""
-    splits = {
-        "earlier, later": sample.day > np.median(np.unique(sample.day)),
-        "odd, even": sample.day % 2 == 0,
-    }
+    splits = {"earlier, later": sample.day > np.median(np.unique(sample.day)), "odd, even": sample.day % 2 == 0}
     rows: list[Row] = []
     for grouping, job in sample.job.items():
         for split, second in splits.items():
@@ -259,9 +243,7 @@ def tables(sample: Sample, rows: list[Row], least: int) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the study and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Path(os.environ.get("WHITEPANDA_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=usual, help="folder with google2019/")

@@ -13,8 +13,6 @@ Writes tables.md and results.json, and into the page what is below its marker. W
 (`$WHITEPANDA_DATA/google2019/instance_usage.parquet`) that part says so and is left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -39,12 +37,7 @@ from central.upgrades.simulated import CPU_UPGRADE, FleetSettings, simulate_flee
 MARKER = "<!-- below: written by bench/wsmeter/study.py -->"
 #: The paper's case II: another power policy, with which about as many jobs win as lose.
 DVFS_POLICY = FleetSettings(
-    machine_std=0.13,
-    told_machines=400,
-    told_margin=0.0045,
-    told_coverage=0.91,
-    effect=0.01,
-    effect_spread=0.025,
+    machine_std=0.13, told_machines=400, told_margin=0.0045, told_coverage=0.91, effect=0.01, effect_spread=0.025
 )
 MIN_COVERAGE = 0.8
 GOOGLE_SIZES = (4, 8, 16, 32, 64, 128)
@@ -197,9 +190,7 @@ def simulated(draws: int, fleets: int, machines: int, processes: int) -> list[di
     with ProcessPoolExecutor(processes) as pool:
         for case in cases(machines):
             parts = [draws // fleets + (fleet < draws % fleets) for fleet in range(fleets)]
-            found = [
-                draw for part in pool.map(draws_of, [case] * fleets, range(fleets), parts) for draw in part
-            ]
+            found = [draw for part in pool.map(draws_of, [case] * fleets, range(fleets), parts) for draw in part]
             rows.append(summary(case, found))
             sys.stderr.write(f"{case.name}: {len(found)} draws\n")
     return rows
@@ -216,9 +207,7 @@ def read_google(path: Path) -> tuple[Observed, Shares]:
     cpi = column["cycles_per_instruction"]
     good = (cpi > 0) & (cpi <= 100) & (column["machine_id"] > 0) & (column["avg_cpu"] > 0)
     column = {name: values[good] for name, values in column.items()}
-    keys = np.rec.fromarrays(
-        [column["collection_id"], column["start_time"], column["cycles_per_instruction"]]
-    )
+    keys = np.rec.fromarrays([column["collection_id"], column["start_time"], column["cycles_per_instruction"]])
     _, first = np.unique(keys, return_index=True)
     _, machine = group(column["cluster"][first], column["machine_id"][first])
     (jobs,), job = group(column["collection_logical_name"][first].astype(str))
@@ -324,10 +313,7 @@ def _off(value: float | None, digits: int) -> str:
 
 
 def tables(
-    rows: list[dict[str, Any]],
-    plans: list[dict[str, Any]],
-    real: list[dict[str, Any]] | None,
-    conditions: str,
+    rows: list[dict[str, Any]], plans: list[dict[str, Any]], real: list[dict[str, Any]] | None, conditions: str
 ) -> str:
     """Return the Markdown."""
     lines = [
@@ -338,11 +324,7 @@ def tables(
         "| | machines upgraded | method | margin | found (A/A: false alarms) | interval has the truth |",
         "|---|---|---|---|---|---|",
     ]
-    names = {
-        "ours": "ours, by machines",
-        "paper": "the paper's, independent",
-        "baseline": "machine granularity",
-    }
+    names = {"ours": "ours, by machines", "paper": "the paper's, independent", "baseline": "machine granularity"}
     for row in rows:
         for key, name in names.items():
             part = row[key]
@@ -391,9 +373,7 @@ def tables(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the study and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Path(os.environ.get("WHITEPANDA_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--page", type=Path, help="write the tables below the marker of this page too")

@@ -1,7 +1,5 @@
 """One job, and one host's VMs over time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +25,6 @@ from central.models.groups import Floats
 from central.validation.vm_names import VmNames
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = ["HostTimelines", "Jobs"]
 
 _BINS = 40
 _POINTS = 120

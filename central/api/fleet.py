@@ -1,7 +1,5 @@
 """The fleet API: each method of `whitepanda.v1.Fleet`, with the class that answers it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -34,8 +32,6 @@ from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
 from whitepanda.common.protocol import ERROR_FIELD
-
-__all__ = ["Fleet", "Servicer"]
 
 _AT_ONCE = 4  # questions; fewer than asyncio's own pool has threads
 
@@ -75,9 +71,7 @@ class Fleet:
     ) -> None:
         clock, section, parts = clock_unix_ns, placement or PlacementSection(), parts or Parts()
         times, totals, drawing = SegmentTimes(lake), LakeTotals(lake), Worker(most_waiting=16)
-        recent = RecentVms(
-            lake, times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock
-        )
+        recent = RecentVms(lake, times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock)
         live = LiveFleet(lake, section, lambda: [stream.host for stream in registry.connected()], clock)
         snapshot = SharedAnswer(live.snapshot)
         names = KnownNames(journal, registry, builder, incidents)
@@ -89,9 +83,7 @@ class Fleet:
         self.versions = Versions(builder, names)
         self.incidents = Incidents(history, names)
         self.events = Events(journal, names)
-        self.vms = VmHistories(
-            journal, history, registry, VmWindows(lake, times=times), drawing, self.turns, clock
-        )
+        self.vms = VmHistories(journal, history, registry, VmWindows(lake, times=times), drawing, self.turns, clock)
         self.jobs = Jobs(builder, CoefficientHistory(builder.versions), history, recent, drawing, self.turns)
         self.timelines = HostTimelines(
             journal, builder, history, hosts, registry.vm_names, lake, times, drawing, self.turns, clock
@@ -121,9 +113,7 @@ class Fleet:
             "RankHosts": self.placement.rank_hosts,
         }
 
-    async def answer(
-        self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None
-    ) -> Any:
+    async def answer(self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None) -> Any:
         """Answer a request of whoever may ask, when its turn comes.
 
         Args:

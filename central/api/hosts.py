@@ -1,17 +1,14 @@
 """Hosts: the list, one host's summary, which send nothing, and which are held back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from central.api.requests import read_page
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
-from central.journal.writer import HostRecord, Journal
+from central.journal.tables import HostRecord
+from central.journal.writer import Journal
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = ["Hosts", "Silence", "by_reason"]
 
 #: A host without VMs sends heartbeats only.
 _LATE_NS = HEARTBEAT_MS * 10**6 + 60 * 10**9
@@ -44,8 +41,7 @@ class Hosts:
         shown, token = page.cut(names, lambda name: {"after": name})
         over_quota = self.over_quota()
         return fleet_pb2.ListHostsResponse(
-            hosts=[self._summary(self.journal.hosts[name], over_quota) for name in shown],
-            next_page_token=token,
+            hosts=[self._summary(self.journal.hosts[name], over_quota) for name in shown], next_page_token=token
         )
 
     def summary(self, host: str) -> fleet_pb2.HostSummary | None:
@@ -53,9 +49,7 @@ class Hosts:
         record = self.journal.hosts.get(host)
         return None if record is None else self._summary(record, self.over_quota())
 
-    def _summary(
-        self, record: HostRecord, over_quota: Mapping[str, Mapping[str, int]]
-    ) -> fleet_pb2.HostSummary:
+    def _summary(self, record: HostRecord, over_quota: Mapping[str, Mapping[str, int]]) -> fleet_pb2.HostSummary:
         stream = self.registry.get(record.host)
         latest = stream or record
         is_importer = record.host in self.importers
@@ -102,9 +96,7 @@ class Hosts:
 
         return [
             fleet_pb2.HeldBackHost(
-                host=host,
-                over_quota=by_reason(over_quota.get(host, {})),
-                min_batch_interval_ms=paced.get(host, 0),
+                host=host, over_quota=by_reason(over_quota.get(host, {})), min_batch_interval_ms=paced.get(host, 0)
             )
             for host in sorted(over_quota.keys() | paced.keys(), key=order)
         ]

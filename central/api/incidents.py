@@ -1,7 +1,5 @@
 """Incidents and events: lists, one incident with its evidence, suspected jobs, and a VM's history."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,8 +18,6 @@ from central.validation.events import EventRow
 from central.validation.vm_names import shown_name
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = ["Events", "IncidentHistory", "Incidents", "VmHistories", "mark_open"]
 
 _FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
 _WINDOWS = 1000
@@ -51,9 +47,7 @@ class IncidentHistory:
         except StoreError as error:
             raise away(f"incident history does not answer: {error}; is its database up?") from error
 
-    async def find(
-        self, query: IncidentQuery, limit: int, after: Place | None = None
-    ) -> list[fleet_pb2.Incident]:
+    async def find(self, query: IncidentQuery, limit: int, after: Place | None = None) -> list[fleet_pb2.Incident]:
         """Return incidents, the last that began first, each marked whether it is open."""
         found = await self.ask(self.store.find, query, limit=limit, after=after)
         return mark_open(found, self.open_since_unix_ns)
@@ -73,9 +67,7 @@ class Incidents:
     history: IncidentHistory
     names: KnownNames
 
-    async def list_incidents(
-        self, request: fleet_pb2.ListIncidentsRequest
-    ) -> fleet_pb2.ListIncidentsResponse:
+    async def list_incidents(self, request: fleet_pb2.ListIncidentsRequest) -> fleet_pb2.ListIncidentsResponse:
         """When VMs of a host suffered, as hosts reported it, the last that began first."""
         check_times(request)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
@@ -99,9 +91,7 @@ class Incidents:
         mark_open([found.incident], self.history.open_since_unix_ns)
         return found
 
-    async def list_suspect_jobs(
-        self, request: fleet_pb2.ListSuspectJobsRequest
-    ) -> fleet_pb2.ListSuspectJobsResponse:
+    async def list_suspect_jobs(self, request: fleet_pb2.ListSuspectJobsRequest) -> fleet_pb2.ListSuspectJobsResponse:
         """Jobs that were suspected first, by name: how often, and on how many hosts."""
         page = read_page(request, "suspect_jobs", request.job)
         after = page.token.after
@@ -133,9 +123,7 @@ class Events:
         }
         page = read_page(request, "events", repr(sorted(wanted.items())))
         before = page.token.offset or MAX_TIME_UNIX_NS
-        found = await asyncio.to_thread(
-            self.journal.read_events, before_id=before, limit=page.size + 1, **wanted
-        )
+        found = await asyncio.to_thread(self.journal.read_events, before_id=before, limit=page.size + 1, **wanted)
         if not found:
             await self.names.check(request, "host", "vm")
         shown, token = page.cut(found, lambda last: {"offset": last[0]})
@@ -190,9 +178,7 @@ class VmHistories:
                 message += "; of a VM that sends none now they are found by its UUID only"
             raise unknown(message, "vm")
         names = self.registry.vm_names.by_host(vm)
-        hosts = (
-            {one.host for one in windows} | {one.host for one in incidents} | {row.host for _, row in events}
-        )
+        hosts = {one.host for one in windows} | {one.host for one in incidents} | {row.host for _, row in events}
         if not names or hosts - names.keys():
             async with self.turns.turn():
                 names = (await self.history.ask(self.history.store.names, [vm])).get(vm, {}) | names
@@ -209,9 +195,7 @@ class VmHistories:
 def _messages(events: Sequence[tuple[int, EventRow]]) -> list[fleet_pb2.FleetEvent]:
     return [
         fleet_pb2.FleetEvent(
-            host=row.host,
-            received_unix_ns=row.received_unix_ns,
-            event=agent_pb2.VmEvent.FromString(row.payload),
+            host=row.host, received_unix_ns=row.received_unix_ns, event=agent_pb2.VmEvent.FromString(row.payload)
         )
         for _, row in events
     ]

@@ -3,41 +3,11 @@
 What parses requests, what answers them and the OpenAPI document take them from here, so that they cannot differ.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from google.protobuf.descriptor import FieldDescriptor
-
-__all__ = [
-    "MAX_BESIDE",
-    "MAX_BINS",
-    "MAX_EPSILON",
-    "MAX_EPSILONS",
-    "MAX_HOSTS",
-    "MAX_HTTP_BYTES",
-    "MAX_HTTP_ITEMS",
-    "MAX_LOADING",
-    "MAX_NAME",
-    "MAX_PAGE_SIZE",
-    "MAX_POINTS",
-    "MAX_TIME_UNIX_NS",
-    "MAX_TOP",
-    "MAX_WINDOWS",
-    "NUMBERS",
-    "QUEUED",
-    "TEXT_PATTERN",
-    "TOKEN_PATTERN",
-    "Numbers",
-    "has_control",
-    "is_text",
-    "is_time",
-    "max_integer",
-    "max_items",
-    "max_length",
-]
 
 MAX_TIME_UNIX_NS = 2**63 - 1  # in the year 2262; all that is kept is within 1970 and then
 MAX_PAGE_SIZE = 1000
@@ -57,9 +27,7 @@ MAX_LOADING = 1000  # characters
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
 
 #: Methods whose questions have a queue of their own (`central.api.work.Worker`), which may be full.
-QUEUED = frozenset(
-    {"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime"}
-)
+QUEUED = frozenset({"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime"})
 
 #: Neither control characters nor what ends a line: no name that central took has one.
 TEXT_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*$"
@@ -80,12 +48,7 @@ _MOST_OF: dict[tuple[str, str], int] = {
     ("PlanObservationRequest", "top"): MAX_COUNT,
     ("CompareSidesRequest", "top"): MAX_COUNT,
 }
-_ITEMS = {
-    "current_hosts": MAX_HOSTS,
-    "new_hosts": MAX_HOSTS,
-    "beside": MAX_BESIDE,
-    "epsilons": MAX_EPSILONS,
-}
+_ITEMS = {"current_hosts": MAX_HOSTS, "new_hosts": MAX_HOSTS, "beside": MAX_BESIDE, "epsilons": MAX_EPSILONS}
 _LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING}
 
 

@@ -1,7 +1,5 @@
 """Names in filters of the fleet API: one that is not known here is refused, where the answer would be an empty list."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from central.build.status import BuildStatus
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-
-__all__ = ["KnownNames"]
 
 
 @dataclass(eq=False)

@@ -1,7 +1,5 @@
 """The whole fleet: totals of central's work, the fleet at a glance, and how whole its data is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
@@ -19,15 +17,14 @@ from central.build.status import BuildStatus
 from central.ingest.sessions import StreamRegistry
 from central.journal.latency import BOUNDS_S
 from central.journal.writer import Journal
-from central.lake.segments import Lake, LakeError
+from central.lake.errors import LakeError
+from central.lake.segments import Lake
 from central.lake.vm_windows import SlowError
 from central.own_threads import SharedAnswer
 from whitepanda.common import log
 from whitepanda.common.protocol import PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["LakeTotals", "Overview", "Parts", "Status"]
 
 _S_NS = 10**9
 _MINUTE_NS = 60 * _S_NS
@@ -153,9 +150,7 @@ class Status:
             last_commit_error=self.journal.failure,
             last_roll_error=self.parts.roll_error(),
             last_incidents_error=incidents_error,
-            acknowledgements=fleet_pb2.AcknowledgementTimes(
-                bound_s=BOUNDS_S, batches=times.counts, sum_s=times.sum_s
-            ),
+            acknowledgements=fleet_pb2.AcknowledgementTimes(bound_s=BOUNDS_S, batches=times.counts, sum_s=times.sum_s),
             known_hosts=len(self.journal.hosts),
             open_incidents=open_incidents,
             webhooks=self.parts.webhooks(),
@@ -186,9 +181,7 @@ class Overview:
         now, store = self.clock_unix_ns(), self.history.store
         since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, MAX_TIME_UNIX_NS)
         open_since = self.history.open_since_unix_ns
-        totals = await self.history.ask(
-            store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top
-        )
+        totals = await self.history.ask(store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top)
         is_open = mark_open(await self.history.ask(store.open_now, open_since, limit=top), open_since)
         silence = self.hosts.silence(now)
         hosts, connected_hosts = self.hosts.counts()

@@ -1,7 +1,5 @@
 """Placement: loading vectors of jobs, and hosts ranked for a new VM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +12,6 @@ from central.placement.tables import numbers_by_name
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["Placement"]
-
 _TOP = 10
 
 
@@ -25,9 +21,7 @@ class Placement:
 
     snapshot: SharedAnswer[Snapshot]
 
-    async def list_loadings(
-        self, request: fleet_pb2.ListJobLoadingsRequest
-    ) -> fleet_pb2.ListJobLoadingsResponse:
+    async def list_loadings(self, request: fleet_pb2.ListJobLoadingsRequest) -> fleet_pb2.ListJobLoadingsResponse:
         """Loading vectors of the jobs that ran lately, by name."""
         page = read_page(request, "loadings", request.job)
         now = await self.snapshot.get()

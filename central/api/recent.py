@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from central.lake.duckdb_connection import answering
+from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import Lake, LakeError
+from central.lake.segments import Lake
 from central.lake.vm_windows import SlowError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["RecentVms", "Running", "read_lines"]
 
 _S_NS = 10**9
 _MEMORY_MIB = 512
@@ -117,9 +117,7 @@ class RecentVms:
             # A VM that has moved counts where it was last.
             order = [ibis.desc("last"), "machine", "job", "platform"]
             placed = means.mutate(place=ibis.row_number().over(group_by="vm", order_by=order))
-            return connection.to_pyarrow(
-                placed.filter(placed.place == 0).drop("place", "last").order_by("vm")
-            )
+            return connection.to_pyarrow(placed.filter(placed.place == 0).drop("place", "last").order_by("vm"))
 
         found = _ask(self._lake, self._times, since, until, ask)
         return Running(since, until, found, len(found.column("job").unique()))
@@ -156,20 +154,14 @@ def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until:
     return _ask(lake, times, since, until, ask)
 
 
-def _ask(
-    lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[[Any, ir.Table], Found]
-) -> Found:
+def _ask(lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[[Any, ir.Table], Found]) -> Found:
     """Ask of the windows that begin in [since, until); once more where a segment was merged away meanwhile."""
     import duckdb  # noqa: PLC0415 - as ibis
 
     for is_last in (False, True):
         try:
             segments = times.overlapping(since, until)
-            with (
-                lake.objects.session(),
-                answering(_MEMORY_MIB) as connection,
-                _hurried(connection),
-            ):
+            with lake.objects.session(), answering(_MEMORY_MIB) as connection, _hurried(connection):
                 windows = lake.samples(connection, segments=segments)
                 in_time = windows.filter(windows.start_unix_ns >= since, windows.start_unix_ns < until)
                 return ask(connection, in_time)

@@ -3,8 +3,6 @@
 Each check here raises `ApiError`.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Callable, Sequence
@@ -16,21 +14,6 @@ import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 
 from central.api import limits
-
-__all__ = [
-    "ApiError",
-    "Page",
-    "Token",
-    "at_most",
-    "away",
-    "check",
-    "check_times",
-    "read_page",
-    "read_span",
-    "read_top",
-    "unknown",
-    "wrong",
-]
 
 _PAGE_SIZE = 100
 _HOUR_NS = 3600 * 10**9
@@ -87,10 +70,7 @@ def check(request: Any) -> None:
     for field, value in request.ListFields():
         values = value if field.is_repeated else [value]
         if field.is_repeated and len(values) > limits.max_items(field):
-            raise wrong(
-                f"{field.name} must be at most {limits.max_items(field):,} (value {len(values):,})",
-                field.name,
-            )
+            raise wrong(f"{field.name} must be at most {limits.max_items(field):,} (value {len(values):,})", field.name)
         for each in values:
             if isinstance(each, str):
                 _check_text(field, each)
@@ -101,9 +81,7 @@ def check(request: Any) -> None:
 def _check_text(field: FieldDescriptor, text: str) -> None:
     most, shown = limits.max_length(field), repr(text[:80])
     if len(text) > most:
-        raise wrong(
-            f"{field.name} must be at most {most:,} characters (value {shown}, {len(text):,})", field.name
-        )
+        raise wrong(f"{field.name} must be at most {most:,} characters (value {shown}, {len(text):,})", field.name)
     if limits.has_control(text):
         raise wrong(f"{field.name} must have no control characters (value {shown})", field.name)
 
@@ -121,9 +99,7 @@ def read_span(request: Any, now_unix_ns: int, least_ns: int = 0) -> tuple[int, i
     since: int = request.since_unix_ns or max(0, until - _HOUR_NS)
     if not least_ns <= until - since <= _DAY_NS:
         value = f"value {(until - since) / 1e9:.0f} s"
-        raise wrong(
-            f"until_unix_ns must be after since_unix_ns and at most a day later ({value})", "until_unix_ns"
-        )
+        raise wrong(f"until_unix_ns must be after since_unix_ns and at most a day later ({value})", "until_unix_ns")
     return since, until
 
 

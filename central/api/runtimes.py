@@ -24,7 +24,6 @@ from whitepanda.v1 import fleet_pb2
 if TYPE_CHECKING:
     from central.runtimes.model import Model
 
-__all__ = ["ModelFile", "Runtimes"]
 
 _EPSILONS = (0.1, 0.05, 0.01)
 
@@ -94,9 +93,7 @@ class Runtimes:
                 raise unknown(f"{missing}; `whitepanda runtime update` adds it from a few runs", field)
         known = [job for job in beside if job in model.workloads.places]
         try:
-            predicted, bounds = await self.worker.run(
-                lambda: _predict(model, request.job, platform, known, epsilons)
-            )
+            predicted, bounds = await self.worker.run(lambda: _predict(model, request.job, platform, known, epsilons))
         except ValueError as error:
             raise wrong(f"epsilons: {error}", "epsilons") from error
         return fleet_pb2.RuntimePrediction(

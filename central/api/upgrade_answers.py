@@ -3,8 +3,6 @@
 Imported when the first such question comes: scipy and what else it needs would cost every central memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,8 +20,6 @@ from central.upgrades.tables import Rows, jobs_of
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["compare_sides", "plan_observation"]
-
 _JOBS = "jobs"  # what the one side of a plan is called
 _S_NS = 10**9
 _WEEK_NS = 7 * 86_400 * _S_NS
@@ -37,9 +33,7 @@ _OF_THE_API = "parameters of the API, options of `whitepanda fleet`"
 _MOST_NAMED = 3  # unknown hosts in one message
 
 
-def plan_observation(
-    lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int
-) -> fleet_pb2.ObservationPlan:
+def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
     """Answer PlanObservation.
 
     Raises:
@@ -160,9 +154,7 @@ def _sides(request: fleet_pb2.CompareSidesRequest, now_ns: int) -> tuple[Side, S
         if getattr(request, f"{name}_rest"):
             not_hosts = tuple(getattr(request, f"{other}_hosts"))
             if not not_hosts or getattr(request, f"{name}_hosts"):
-                needs = (
-                    f"{name}_rest needs {other}_hosts and no {name}_hosts: rest are the hosts not named there"
-                )
+                needs = f"{name}_rest needs {other}_hosts and no {name}_hosts: rest are the hosts not named there"
                 raise wrong(needs, f"{name}_rest")
         made.append(_side(name, request, f"{name}_", not_hosts, now_ns))
     if replace(made[0], text="") == replace(made[1], text=""):
@@ -185,9 +177,7 @@ def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_
         raise wrong(f"{first} must be before {last} (values {since}, {until})", first)
     days = (until - since) / (86_400 * _S_NS)
     if days > _MAX_SPAN_DAYS:
-        raise wrong(
-            f"{last} must be at most {_MAX_SPAN_DAYS} days after {first} (value {days:.0f} days)", last
-        )
+        raise wrong(f"{last} must be at most {_MAX_SPAN_DAYS} days after {first} (value {days:.0f} days)", last)
     platform = getattr(request, f"{prefix}platform") or None
     return Side(name, hosts or None, not_hosts, platform, since, until)
 
@@ -306,9 +296,7 @@ def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparis
         new_machines=found.machines[1],
         current_instances=found.instances[0],
         new_instances=found.instances[1],
-        left_out=[
-            fleet_pb2.JobsLeftOut(reason=reason, count=count) for reason, count in found.left_out.items()
-        ],
+        left_out=[fleet_pb2.JobsLeftOut(reason=reason, count=count) for reason, count in found.left_out.items()],
         jobs=[
             fleet_pb2.ComparedJob(
                 job=str(job.job),

@@ -1,7 +1,5 @@
 """WSMeter: what to observe for a margin, and whether the fleet became faster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,11 +9,10 @@ import grpc
 from central.api.requests import ApiError, wrong
 from central.api.work import Worker
 from central.journal.writer import Journal
-from central.lake.segments import Lake, LakeError
+from central.lake.errors import LakeError
+from central.lake.segments import Lake
 from whitepanda.common.errors import FieldError, InputError
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["Upgrades"]
 
 Answer = TypeVar("Answer")
 
@@ -31,16 +28,12 @@ class Upgrades:
 
     async def plan(self, request: fleet_pb2.PlanObservationRequest) -> fleet_pb2.ObservationPlan:
         """How many instances of which jobs to observe for a margin, at the least cost."""
-        return await self._run(
-            lambda answers: answers.plan_observation(self.lake, request, self.clock_unix_ns())
-        )
+        return await self._run(lambda answers: answers.plan_observation(self.lake, request, self.clock_unix_ns()))
 
     async def compare(self, request: fleet_pb2.CompareSidesRequest) -> fleet_pb2.SideComparison:
         """The weighted metric of the jobs that both sides have, and its difference."""
         hosts = self.journal.hosts
-        return await self._run(
-            lambda answers: answers.compare_sides(self.lake, request, self.clock_unix_ns(), hosts)
-        )
+        return await self._run(lambda answers: answers.compare_sides(self.lake, request, self.clock_unix_ns(), hosts))
 
     async def _run(self, ask: Callable[[Any], Answer]) -> Answer:
         """Ask the answers' module, in the worker."""

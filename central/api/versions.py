@@ -1,7 +1,5 @@
 """The versions that builds made: job statistics and coefficients, page by page of one version."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +12,8 @@ from central.api.names import KnownNames
 from central.api.requests import ApiError, Page, Row, read_page
 from central.build.status import BuildStatus
 from central.coefficients.versions import BuiltVersion
-from central.lake.segments import LakeError
+from central.lake.errors import LakeError
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["Versions"]
 
 
 @dataclass(eq=False)
@@ -28,9 +24,7 @@ class Versions:
     names: KnownNames
     _older: BuiltVersion | None = None  # the last version asked for that is not in force any more
 
-    async def list_statistics(
-        self, request: fleet_pb2.ListJobStatisticsRequest
-    ) -> fleet_pb2.ListJobStatisticsResponse:
+    async def list_statistics(self, request: fleet_pb2.ListJobStatisticsRequest) -> fleet_pb2.ListJobStatisticsResponse:
         """CPI statistics by job and platform; of one job where the request names one."""
         page = read_page(request, "statistics", request.job)
         built = await self._version(page)
@@ -40,13 +34,9 @@ class Versions:
         of_job = built.statistics(request.job)[first : first + size] if request.job else None
         rows = built.statistics_page(first, size) if of_job is None else of_job
         shown, token = _cut(page, built, rows)
-        return fleet_pb2.ListJobStatisticsResponse(
-            version=built.version, statistics=shown, next_page_token=token
-        )
+        return fleet_pb2.ListJobStatisticsResponse(version=built.version, statistics=shown, next_page_token=token)
 
-    async def list_coefficients(
-        self, request: fleet_pb2.ListCoefficientsRequest
-    ) -> fleet_pb2.ListCoefficientsResponse:
+    async def list_coefficients(self, request: fleet_pb2.ListCoefficientsRequest) -> fleet_pb2.ListCoefficientsResponse:
         """Coefficients, the largest first; of one job where the request names one."""
         page = read_page(request, "coefficients", request.job)
         built = await self._version(page)
@@ -61,9 +51,7 @@ class Versions:
         else:
             rows = built.coefficients_page(first, page.size + 1)
         shown, token = _cut(page, built, rows)
-        return fleet_pb2.ListCoefficientsResponse(
-            version=built.version, coefficients=shown, next_page_token=token
-        )
+        return fleet_pb2.ListCoefficientsResponse(version=built.version, coefficients=shown, next_page_token=token)
 
     async def _version(self, page: Page) -> BuiltVersion | None:
         """Return the version that the page is of: the one in force on a first page."""

@@ -1,7 +1,5 @@
 """How many questions are answered at a time. Those that take long: one, off the event loop, and few that wait."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -12,10 +10,8 @@ from typing import Any, TypeVar
 import grpc
 
 from central.api.requests import ApiError, away
-from central.lake.segments import LakeError
+from central.lake.errors import LakeError
 from central.lake.vm_windows import SlowError
-
-__all__ = ["Turns", "Worker"]
 
 Result = TypeVar("Result")
 

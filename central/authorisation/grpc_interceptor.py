@@ -1,7 +1,5 @@
 """Authorisation of gRPC: every RPC passes here before its method, and before anything of its requests is read."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ import grpc
 import grpc.aio
 
 from central.authorisation.roles import ROLES, Role
-
-__all__ = ["Authorisation"]
 
 
 class Door(Protocol):
@@ -56,9 +52,5 @@ class Authorisation(grpc.aio.ServerInterceptor):
             async with self.door.call(method, context):
                 return await inner(requests, context)
 
-        make = (
-            grpc.stream_unary_rpc_method_handler
-            if handler.stream_unary
-            else grpc.stream_stream_rpc_method_handler
-        )
+        make = grpc.stream_unary_rpc_method_handler if handler.stream_unary else grpc.stream_stream_rpc_method_handler
         return make(checked, handler.request_deserializer, handler.response_serializer)

@@ -1,7 +1,5 @@
 """Authorisation of HTTP: every request passes here before its path is looked up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +8,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from central.authorisation.roles import HTTP_ROLE, Access
 from whitepanda.common.tls import serial_text
-
-__all__ = ["CERTIFICATE", "Authorisation"]
 
 #: Where the server puts the client's verified certificate, in the scope's state, as `ssl.SSLSocket.getpeercert` has it.
 CERTIFICATE = "certificate"

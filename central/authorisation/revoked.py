@@ -1,15 +1,11 @@
 """Certificates that no longer count: a file of their serial numbers, read again while central runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import serial_text
-
-__all__ = ["LOOK_S", "Revoked", "read_serials", "revoked_text"]
 
 LOOK_S = 5.0  # how often the file is read
 

@@ -1,7 +1,5 @@
 """The role that each RPC requires, and whether a certificate has it. What is not in the table is refused to all."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +8,6 @@ import grpc
 
 from central.authorisation.revoked import Revoked, revoked_text
 from whitepanda.common.tls import shown_names
-
-__all__ = ["HTTP_ROLE", "ROLES", "Access", "Role"]
 
 
 class Role(enum.Enum):

@@ -10,8 +10,6 @@ What is read is held against its digest (`central.lake.checksums`): of a damaged
 Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
@@ -37,8 +35,6 @@ from central.lake.segments import Lake
 from central.roll_ups.maintenance import LakeCare
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
-
-__all__ = ["Builder"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -88,9 +84,7 @@ class Builder(BuildStatus):
         self._care = (
             None
             if lake_section is None
-            else LakeCare(
-                lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days
-            )
+            else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
         )
         self._care_error = ""
         self._is_taken = False  # by the last `_build`: the version was another replica's
@@ -248,10 +242,7 @@ class Builder(BuildStatus):
         """Where a disk is full and the error does not say which: what is free, by folder."""
         if not isinstance(error, OSError) or error.errno not in _FULL or error.filename:
             return ""
-        folders = [
-            ("the state", self._states.root),
-            *([("the lake", self._lake.root)] if self._lake.is_folder else []),
-        ]
+        folders = [("the state", self._states.root), *([("the lake", self._lake.root)] if self._lake.is_folder else [])]
         with contextlib.suppress(OSError):  # there is none to write into
             folders.append(("TMPDIR", Path(tempfile.gettempdir())))
         told = []

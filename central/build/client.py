@@ -6,8 +6,6 @@ for the maintenance of the lake after it; the end of the input stops what runs.
 The version comes by way of the lake, as another replica's does; lease and manifests are the same ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -30,8 +28,6 @@ from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
-
-__all__ = ["BUILD", "CARE", "COMMAND", "Answer", "BuildFailedError", "BuildProcess", "Start"]
 
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
@@ -172,9 +168,7 @@ class BuildProcess(BuildStatus):
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = worker_process.start(
-            [*COMMAND, str(os.getpid())], env=worker_process.FRUGAL | os.environ
-        )
+        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=worker_process.FRUGAL | os.environ)
         _write_line(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:

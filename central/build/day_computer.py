@@ -1,7 +1,5 @@
 """Computes the states of days that have none, and the tables of a version from all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import shutil
@@ -25,8 +23,6 @@ from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
 
-__all__ = ["DayComputer", "left_out_by_machine"]
-
 _LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
 
 _PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
@@ -45,13 +41,7 @@ class DayComputer:
     """
 
     def __init__(
-        self,
-        section: BuildSection,
-        slots: SlotStore,
-        states: StateFolders,
-        switch: StopSwitch,
-        *,
-        is_short: bool,
+        self, section: BuildSection, slots: SlotStore, states: StateFolders, switch: StopSwitch, *, is_short: bool
     ) -> None:
         self._section = section
         self._slot_ns = round(section.slot_s * 1e9)
@@ -95,11 +85,7 @@ class DayComputer:
         is_short: bool = False,
     ) -> tuple[pa.Table, pa.Table]:
         with self._running_engines(len(stale), threads) as (running, scratch):
-            on_engines(
-                running,
-                stale,
-                lambda one, day: self.compute_day(one, day, scratch, check, is_short=is_short),
-            )
+            on_engines(running, stale, lambda one, day: self.compute_day(one, day, scratch, check, is_short=is_short))
             if len(running) == 1:
                 return self._solved(running[0], folders)
         with self._running_engines(1, threads) as ((one,), _):  # with all of the memory
@@ -188,14 +174,9 @@ class DayComputer:
             with self._switch.interrupting(running):
                 yield running, scratch
 
-    def _duckdb(
-        self, scratch: Path, days: int, threads: int
-    ) -> contextlib.AbstractContextManager[list[Engine]]:
+    def _duckdb(self, scratch: Path, days: int, threads: int) -> contextlib.AbstractContextManager[list[Engine]]:
         return duckdb_engines(
-            days,
-            memory_limit_mib=self._section.memory_limit_mib,
-            threads=threads,
-            spill_dir=scratch / "spill",
+            days, memory_limit_mib=self._section.memory_limit_mib, threads=threads, spill_dir=scratch / "spill"
         )
 
     def _spark(self, scratch: Path) -> SparkEngine:

@@ -4,8 +4,6 @@ Numbers are the places of names in their order, so they are the same however oft
 computed. The tables of names are small; they are kept in Parquet files, where they are computed once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ import ibis
 import ibis.expr.types as ir
 
 from central.build.engine import AnyEngine
-
-__all__ = ["CodedSlots", "coded", "numbered"]
 
 
 @dataclass(frozen=True, slots=True)

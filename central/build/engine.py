@@ -4,8 +4,6 @@ Several days are worked on beside each other: Python makes half of a day's state
 An engine runs one query at a time, so each day has an engine of its own, with its part of memory and threads.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import math
@@ -24,16 +22,6 @@ import pyarrow.parquet as pq
 from central.build.machine_days import PRODUCTS, Kernel
 from central.build.status import BuildStoppedError
 from central.lake import duckdb_connection
-
-__all__ = [
-    "AnyEngine",
-    "Engine",
-    "Interruptible",
-    "StopSwitch",
-    "duckdb_engines",
-    "on_engines",
-    "with_schema",
-]
 
 _PART_ROWS = 4_000_000  # of some 32 bytes, and as much again while they are sorted
 
@@ -88,9 +76,7 @@ class Engine:
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
         spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
-        opened = duckdb_connection.bounded(
-            memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=spill_dir
-        )
+        opened = duckdb_connection.bounded(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=spill_dir)
         self.connection: Any = ibis.duckdb.from_connection(opened)
 
     def __enter__(self) -> Self:
@@ -139,9 +125,7 @@ _AnyOne = TypeVar("_AnyOne", bound=Interruptible)
 
 
 @contextlib.contextmanager
-def duckdb_engines(
-    days: int, *, memory_limit_mib: int, threads: int, spill_dir: Path
-) -> Iterator[list[Engine]]:
+def duckdb_engines(days: int, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> Iterator[list[Engine]]:
     """Open engines for so many days, at most one per thread; they share the memory and the threads."""
     count = max(1, min(days, threads))
     with contextlib.ExitStack() as stack:

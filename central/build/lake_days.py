@@ -24,8 +24,6 @@ from whitepanda.common import log
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["BuildDay", "LakeDays", "digest"]
-
 
 @dataclass(frozen=True, slots=True)
 class BuildDay:
@@ -100,9 +98,7 @@ class LakeDays:
         if not (found := {*segments, *manifests}):
             return [], self._left_out((), before)
         after = max(found) - timedelta(days=self._section.days)
-        older = [
-            _OlderDay(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after
-        ]
+        older = [_OlderDay(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after]
         days: list[BuildDay] = []
         with self._rolling() as connection:
             for each in sorted(day for day in found if day > after):
@@ -130,9 +126,7 @@ class LakeDays:
         with (
             OwnedFolder(root, ".roll-") as spill,
             duckdb_connection.bounded(
-                memory_limit_mib=self._section.memory_limit_mib,
-                threads=self._section.threads,
-                spill_dir=spill,
+                memory_limit_mib=self._section.memory_limit_mib, threads=self._section.threads, spill_dir=spill
             ) as connection,
             self._switch.interrupting((connection,)),
         ):

@@ -8,8 +8,6 @@ Names are numbers here (`central.build.dictionary_encoding`). The sums come in o
 can add up by key (`kind`, `a`, `b`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,20 +19,6 @@ import pyarrow as pa
 from central.models.antagonists.whitepanda import CLIP, quasi_differenced
 from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
-
-__all__ = [
-    "DAY_NS",
-    "JOBS",
-    "MACHINES",
-    "MACHINE_JOBS",
-    "PAIRS",
-    "PRODUCTS",
-    "TOTAL",
-    "Kernel",
-    "panda",
-    "products",
-    "whitepanda",
-]
 
 #: What kernels leave. Which keys and values count depends on `kind`, see the kernels; the others are 0.
 PRODUCTS = pa.schema(
@@ -95,7 +79,7 @@ class _Beside:
     usage: Floats
 
     @classmethod
-    def of(cls, rows: _Rows) -> _Beside | None:
+    def of(cls, rows: _Rows) -> "_Beside | None":
         """Return None where no latency-sensitive task has a CPI."""
         first = int(rows.slot.min())
         slot = rows.slot - first

@@ -4,8 +4,6 @@ A day's state is a folder of Parquet files: the moments of CPI, which statistics
 method, and the method's own. No task slot is read again to merge them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,6 @@ import pyarrow.parquet as pq
 
 from central.build import panda_state, whitepanda_state
 from central.build.engine import AnyEngine, with_schema
-
-__all__ = ["CROWDED_FILE", "MAX_JOBS", "METHODS", "Method", "solved", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +58,7 @@ CROWDED_FILE = "crowded.parquet"
 
 
 def write(
-    method: str,
-    running: AnyEngine,
-    slots: ir.Table,
-    slot_ns: int,
-    folder: Path,
-    max_jobs: int = MAX_JOBS,
+    method: str, running: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path, max_jobs: int = MAX_JOBS
 ) -> None:
     """Write the state of one day.
 
@@ -84,9 +75,7 @@ def write(
     rare = folder / "rare.parquet"
     slots = _without_rarest(running, slots, max_jobs, rare)
     METHODS[method].write_state(running, slots, slot_ns, folder)
-    running.write(
-        with_schema(panda_state.cpi_moments(slots), panda_state.CPI_MOMENTS), folder / "cpi.parquet"
-    )
+    running.write(with_schema(panda_state.cpi_moments(slots), panda_state.CPI_MOMENTS), folder / "cpi.parquet")
     rare.unlink(missing_ok=True)
 
 

@@ -3,8 +3,6 @@
 It is warned of, not refused: settings may be changed, one replica after the other.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -15,8 +13,6 @@ from central.config import BuildSection
 from central.lake.errors import LakeError
 from central.lake.replicas import RECENT_S
 from whitepanda.common import log
-
-__all__ = ["OtherSettings"]
 
 _RECENT_BUILDS = 3  # a replica that builds none of so many that are due is gone, or was set up anew
 

@@ -9,8 +9,6 @@ numbers in any order, so results differ in the last digits from run to run; mome
 mean, where nothing large cancels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +21,6 @@ from central.build import machine_days
 from central.build.dictionary_encoding import coded, numbered
 from central.build.engine import AnyEngine, with_schema
 from central.models.antagonists.panda import MIN_RELATIVE_STD
-
-__all__ = [
-    "CPI_MOMENTS",
-    "STATE",
-    "FitTables",
-    "coefficients",
-    "cpi_moments",
-    "fit",
-    "job_statistics",
-    "merged_moments",
-    "task_slots",
-    "write_state",
-]
 
 #: The tables of a day's state, see `central.models.antagonists.panda.PairState`.
 STATE: Mapping[str, pa.Schema] = {
@@ -53,13 +38,7 @@ STATE: Mapping[str, pa.Schema] = {
 
 #: Columns of `cpi_moments`, which every method's state has.
 CPI_MOMENTS = pa.schema(
-    {
-        "job": pa.string(),
-        "platform": pa.string(),
-        "samples": pa.int64(),
-        "mean": pa.float64(),
-        "m2": pa.float64(),
-    }
+    {"job": pa.string(), "platform": pa.string(), "samples": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
 )
 
 _PLACE = ["machine", "slot_start_ns"]
@@ -198,10 +177,7 @@ def _named(products: ir.Table, groups: ir.Table) -> dict[str, ir.Table]:
     victims = groups.select("group", "platform", sensitive_job="job")
     usage = products.filter(products.kind == machine_days.JOBS)
     usage = usage.group_by("a").aggregate(sum_usage_squared=usage.v0.sum(), samples=usage.v1.sum())
-    return {
-        "pairs": pairs.join(victims, pairs.b == victims.group),
-        "usage": usage.join(jobs, usage.a == jobs.code),
-    }
+    return {"pairs": pairs.join(victims, pairs.b == victims.group), "usage": usage.join(jobs, usage.a == jobs.code)}
 
 
 def merged_moments(parts: ir.Table) -> ir.Table:
@@ -235,11 +211,7 @@ def coefficients(opened: AnyEngine, folders: Sequence[Path], statistics: ir.Tabl
     usage = by_day.select(*keys, "samples", squared="sum_usage_squared")
     rows = usage.left_join(_products(pairs, statistics, keys), keys)
     rows = rows.select(
-        *keys,
-        "samples",
-        "squared",
-        _known=rows["_product"].notnull(),
-        _product=rows["_product"].fill_null(0.0),
+        *keys, "samples", "squared", _known=rows["_product"].notnull(), _product=rows["_product"].fill_null(0.0)
     )
     of_job = ibis.window(group_by="job")
     value = rows["_product"].sum().over(of_job) / rows.squared.sum().over(of_job).nullif(0.0)

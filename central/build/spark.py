@@ -1,7 +1,5 @@
 """Spark as an engine: the same Ibis expressions as on DuckDB, on any master. Needs the extra `spark` and Java 17."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -20,8 +18,6 @@ import pyarrow.parquet as pq
 from central.build.machine_days import DAY_NS, Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
-
-__all__ = ["SparkEngine", "is_spark_error"]
 
 _NAME = "whitepanda"
 _FOLDER_SUFFIX = ".spark"

@@ -6,8 +6,6 @@
 damaged is logged, deleted and computed anew from the day's slots.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -20,8 +18,6 @@ from central.lake import checksums
 from central.lake.errors import DamagedError
 from central.lake.objects import NotRegularError, check_regular
 from whitepanda.common import log
-
-__all__ = ["StateFolders", "check_state", "state_folders"]
 
 _DIGESTS = "digests.json"
 _REMEDY = "delete its folder: the next build computes the day anew"
@@ -113,9 +109,7 @@ class StateFolders:
         """
         files = {path.name: checksums.digest_of(path) for path in sorted(written.iterdir())}
         data = msgspec.json.encode(_Digests(files=files, seal=checksums.PLACE)) + b"\n"
-        (written / _DIGESTS).write_bytes(
-            checksums.sealed(data, f"{folder.parent.name}/{folder.name}/{_DIGESTS}")
-        )
+        (written / _DIGESTS).write_bytes(checksums.sealed(data, f"{folder.parent.name}/{folder.name}/{_DIGESTS}"))
         folder.parent.mkdir(exist_ok=True)
         try:
             written.rename(folder)

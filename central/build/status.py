@@ -1,13 +1,9 @@
 """What is known of builds, where they run and where they are asked for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import BuiltVersion, VersionStore
-
-__all__ = ["BuildStatus", "BuildStoppedError", "LeftOut", "line_of"]
 
 
 class BuildStoppedError(Exception):

@@ -5,8 +5,6 @@ in numpy (`merged_state`, `coefficients`): no row of task slots is read again. T
 `central.models.antagonists.whitepanda` to 1e-9.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,18 +26,6 @@ from central.build.engine import AnyEngine
 from central.models.antagonists.robust_cpi import over_days
 from central.models.antagonists.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 from central.models.groups import Floats, Ints, group, sums
-
-__all__ = [
-    "STATE_FILES",
-    "as_table",
-    "coefficients",
-    "day_scales",
-    "merged_state",
-    "normalised",
-    "scales",
-    "with_robust_scales",
-    "write_state",
-]
 
 #: Of a state's folder. `machines`: machine, code, rows. `jobs`: as of `day_scales`. `products`: `PRODUCTS` by key.
 STATE_FILES = ("machines.parquet", "jobs.parquet", "products.parquet")
@@ -91,11 +77,7 @@ def normalised(slots: ir.Table, jobs: ir.Table, *, is_one_day: bool = False) -> 
     scales = jobs.select(*keys, "code", "location", scale=jobs.scale.nullif(0.0).fill_null(math.inf))
     joined = _with_log_cpi(slots).join(scales, keys)
     return joined.select(
-        "machine",
-        "slot_start_ns",
-        "usage",
-        job=joined.code,
-        n_cpi=(joined["_x"] - joined.location) / joined.scale,
+        "machine", "slot_start_ns", "usage", job=joined.code, n_cpi=(joined["_x"] - joined.location) / joined.scale
     )
 
 
@@ -103,8 +85,7 @@ def _with_log_cpi(slots: ir.Table) -> ir.Table:
     """Add `day`, and `_x`: ln CPI of latency-sensitive tasks that have one."""
     cpi = ibis.ifelse(slots.latency_sensitive, slots.cpi, None)
     return slots.mutate(
-        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(machine_days.DAY_NS, "int64"),
-        _x=cpi.ln(),
+        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(machine_days.DAY_NS, "int64"), _x=cpi.ln()
     )
 
 
@@ -233,8 +214,7 @@ class _Products:
     def __init__(self, widths: dict[str, int]) -> None:
         self._widths = widths
         self._totals = {
-            kind: _Totals(values, widths[first] * widths[second])
-            for kind, (first, second, values) in _KINDS.items()
+            kind: _Totals(values, widths[first] * widths[second]) for kind, (first, second, values) in _KINDS.items()
         }
 
     def add(self, rows: pa.Table, numbers: dict[str, Ints]) -> None:

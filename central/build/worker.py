@@ -1,7 +1,5 @@
 """The process that builds, as `central.build.client` starts and asks it."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import sys
@@ -18,11 +16,7 @@ from central.config import BuildSection
 from central.lake.segments import Lake
 from whitepanda.common import log
 
-__all__ = ["bound_mib", "main"]
-
-_BESIDE_MIB = (
-    512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
-)
+_BESIDE_MIB = 512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
 _NICE = 10  # than central: an hour's build takes what CPU time is left, and no acknowledgement waits for it
 
 

@@ -1,7 +1,5 @@
 """Asking central's fleet API from the command line; what goes wrong becomes one line with its remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +9,8 @@ import grpc
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
 from whitepanda.common.fleets import Asked
 from whitepanda.common.protocol import ERROR_FIELD
-from whitepanda.common.tls import (
-    certificate_names,
-    channel_credentials,
-    is_of_another_ca,
-    not_grpc,
-    warnings,
-)
+from whitepanda.common.tls import certificate_names, channel_credentials, is_of_another_ca, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
-
-__all__ = ["Asks", "asking", "explained"]
 
 #: Takes a method's name and its request, and returns the answer.
 Asks = Callable[[str, Any], Any]

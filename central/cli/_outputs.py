@@ -1,7 +1,5 @@
 """Refuses a file to write before anything is computed for it: a fit takes minutes, and measurements are dear."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -11,8 +9,6 @@ from typing import Annotated
 import typer
 
 from whitepanda.common.errors import InputError
-
-__all__ = ["PICTURES", "TABLES", "JsonOption", "check_output", "is_standard_output"]
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
 TABLES = (".csv", ".parquet", ".pq")

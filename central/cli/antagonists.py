@@ -1,7 +1,5 @@
 """`whitepanda antagonists`: coefficients, whitepanda's or PANDA's, fitted to a trace or as central holds them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,19 +53,14 @@ _MAX_DAY = 100_000
 def fit(
     traces: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
-        ),
+        typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")
-    ],
+    out: Annotated[Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")],
     method: Annotated[str, typer.Option(help="whitepanda or panda.")] = "whitepanda",
     engine: EngineOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",
     until_day: Annotated[
-        int | None,
-        typer.Option(min=1, max=_MAX_DAY, help="Only the days before this one; the first is 0."),
+        int | None, typer.Option(min=1, max=_MAX_DAY, help="Only the days before this one; the first is 0.")
     ] = None,
     slot_s: Annotated[
         float, typer.Option(help="Length of a time slot, in seconds of the trace's clock; panda only.")
@@ -75,9 +68,7 @@ def fit(
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
     max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
-    memory_limit_mib: Annotated[
-        int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
-    ] = 2048,
+    memory_limit_mib: Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")] = 2048,
     json: JsonOption = False,
 ) -> None:
     """Fit antagonist coefficients to a trace.
@@ -100,8 +91,7 @@ def fit(
     if until_day is not None and result.last_day < until_day - 1:
         errors.print(
             Text("warning: ", style="yellow").append(
-                f"--until-day {until_day}: the last day before it that the trace has is {result.last_day}",
-                style="none",
+                f"--until-day {until_day}: the last day before it that the trace has is {result.last_day}", style="none"
             ),
             soft_wrap=True,
         )
@@ -159,30 +149,21 @@ def _print_fit(summary: dict[str, Any]) -> None:
 def evaluate(
     traces: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
-        ),
+        typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."),
     ],
     truth: Annotated[
-        Path,
-        typer.Option(
-            metavar="TRUTH.json", help='The antagonists: JSON with "antagonists", a list of job ids.'
-        ),
+        Path, typer.Option(metavar="TRUTH.json", help='The antagonists: JSON with "antagonists", a list of job ids.')
     ],
     methods: Annotated[
         str | None, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
     ] = None,
-    from_day: Annotated[
-        int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")
-    ] = 20,
+    from_day: Annotated[int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")] = 20,
     engine: MergerOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
     max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
-    memory_limit_mib: Annotated[
-        int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
-    ] = 2048,
+    memory_limit_mib: Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")] = 2048,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -244,12 +225,7 @@ def _ranks(summary: dict[str, Any]) -> Table:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show on a terminal's standard error what is being done."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("reading", total=None)
 

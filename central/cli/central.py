@@ -1,7 +1,5 @@
 """`whitepanda central`: the aggregator."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path
@@ -12,8 +10,6 @@ import typer
 from central import daemon
 from central.config import load
 from whitepanda.common import log
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="The central aggregator: takes what agents measure, learns, and tells them.", no_args_is_help=True

@@ -1,7 +1,5 @@
 """`whitepanda degradation`: fit models of how much slower VMs become, apply them to rows, and measure their error."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from importlib import metadata
@@ -35,23 +33,16 @@ _ModelOption = Annotated[Path, typer.Option(metavar="MODEL.json", help="Model fi
 def fit(
     runs: _RunsArgument,
     target: Annotated[str, typer.Option(metavar="COL", help="Column of the measured target, > 0.")],
-    baseline_where: Annotated[
-        str, typer.Option(metavar="EXPR", help="SQL condition: rows without interference.")
-    ],
+    baseline_where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows without interference.")],
     group_by: Annotated[str, typer.Option(metavar="COLS", help="Columns (a,b,c): rows of one baseline.")],
     features: Annotated[str, typer.Option(metavar="COLS", help="Columns that the model may use.")],
     out: Annotated[Path, typer.Option(metavar="MODEL.json", help="Model file to write.")],
     scenario: Annotated[
-        str | None,
-        typer.Option(metavar="COL", help="Held out one after the other; default: scenario, if there."),
+        str | None, typer.Option(metavar="COL", help="Held out one after the other; default: scenario, if there.")
     ] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar="COL", help="Seconds in a run; default: at_s, if there.")
-    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="COL", help="Seconds in a run; default: at_s, if there.")] = None,
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
-    methods: Annotated[
-        str, typer.Option(metavar="NAMES", help="Rivals to choose among (a,b,c); default: all.")
-    ] = "",
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Rivals to choose among (a,b,c); default: all.")] = "",
     nominal: Annotated[float, typer.Option(min=0.5, max=0.99, help="Coverage of the intervals.")] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
     memory_bound_from: Annotated[
@@ -66,9 +57,7 @@ def fit(
     baseline_rows: Annotated[
         bool, typer.Option(help="Fit to the baseline rows too, whose degradation is about 1.")
     ] = True,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Fit a degradation model to measured runs.
@@ -166,9 +155,7 @@ def predict(
 def evaluate(
     runs: _RunsArgument,
     model: _ModelOption,
-    by_scenario: Annotated[
-        bool, typer.Option("--by-scenario", help="Re-fit without each scenario in turn.")
-    ] = False,
+    by_scenario: Annotated[bool, typer.Option("--by-scenario", help="Re-fit without each scenario in turn.")] = False,
     folds: Annotated[int, typer.Option(min=0, help="Re-fit in so many folds of rows; 0: as it is.")] = 0,
     method: Annotated[str, typer.Option(metavar="NAME", help="Re-fit this one; default: the model's.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the folds and fits.")] = 0,
@@ -176,9 +163,7 @@ def evaluate(
         str | None, typer.Option(metavar="COL", help="Default: the model's column of scenarios.")
     ] = None,
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure a model's error on measured runs, baseline rows apart.
@@ -216,11 +201,7 @@ def evaluate(
         )
         with errors.status("fitting") as status:
             rows, estimates, result = evaluate_refitted(
-                measured,
-                options,
-                method or fitted.method,
-                folds,
-                lambda step: status.update(f"fitting {step}"),
+                measured, options, method or fitted.method, folds, lambda step: status.update(f"fitting {step}")
             )
         result["held_out_by"] = f"{folds} folds" if folds else "scenario"
     else:

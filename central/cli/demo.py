@@ -1,7 +1,5 @@
 """`whitepanda demo`: central and four simulated hosts on this machine, and an antagonist found among them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -24,8 +22,6 @@ from central.demo.show import LiveShow, PlainShow, Show, print_next_step, print_
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
-__all__ = ["demo"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _DEFAULT_SEED = 1
 _MAX_SEED = 2**31
@@ -42,8 +38,7 @@ def demo(
     ] = None,
     *,
     stay: Annotated[
-        bool,
-        typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at."),
+        bool, typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -57,9 +52,7 @@ def demo(
     try:
         with _signals_as_exit(), _folders(keep) as (work, sockets):
             show: Show = (
-                LiveShow(console)
-                if console.is_terminal and not json
-                else PlainShow(errors if json else console)
+                LiveShow(console) if console.is_terminal and not json else PlainShow(errors if json else console)
             )
             running = Demo(seed, work, sockets, show)
             try:
@@ -143,9 +136,7 @@ def _folders(keep: Path | None) -> Iterator[tuple[Path, Path]]:
             temporary.append(_temporary_folder([tempfile.gettempdir()]))
         work = keep.resolve() if keep is not None else temporary[0]
         # TMPDIR may be longer than a socket's path may be.
-        short = [
-            parent for parent in (tempfile.gettempdir(), *_SHORT) if len(os.fsencode(parent)) <= _MAX_SHORT
-        ]
+        short = [parent for parent in (tempfile.gettempdir(), *_SHORT) if len(os.fsencode(parent)) <= _MAX_SHORT]
         temporary.append(_temporary_folder(short))
         yield work, temporary[-1]
     finally:
@@ -161,6 +152,4 @@ def _temporary_folder(parents: list[str]) -> Path:
             return Path(tempfile.mkdtemp(prefix="whitepanda-demo-", dir=parent)).resolve()
         except OSError as error:
             why = f"{parent}: {error.strerror}"
-    raise UnavailableError(
-        f"demo: cannot make a temporary folder ({why}); set TMPDIR to a folder that you may write"
-    )
+    raise UnavailableError(f"demo: cannot make a temporary folder ({why}); set TMPDIR to a folder that you may write")

@@ -1,7 +1,5 @@
 """`whitepanda fleet`: WSMeter. What to observe for a margin, which machines to try it on, and whether it helped."""
 
-from __future__ import annotations
-
 import json as json_module
 import math
 from dataclasses import replace
@@ -62,23 +60,15 @@ _MOST_INSTANCES = 2**53
 _DEADLINE_S = 300.0
 
 _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
-_MinCoverage = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")
-]
-_Metric = Annotated[
-    str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")
-]
-_Central = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Instead of files: asked of central, of its lake.")
-]
+_MinCoverage = Annotated[float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")]
+_Metric = Annotated[str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")]
+_Central = Annotated[str, typer.Option(metavar="HOST:PORT", help="Instead of files: asked of central, of its lake.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 
 
 @app.command()
 def plan(
-    margin_percent: Annotated[
-        float, typer.Option(help="Half width of the interval wanted, % of the metric.")
-    ],
+    margin_percent: Annotated[float, typer.Option(help="Half width of the interval wanted, % of the metric.")],
     jobs: Annotated[
         str,
         typer.Argument(
@@ -94,8 +84,7 @@ def plan(
         float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest with this share of the weight.")
     ] = None,
     design_effect: Annotated[
-        float,
-        typer.Option(min=1.0, help="Multiplies variances: instances of a machine are not independent."),
+        float, typer.Option(min=1.0, help="Multiplies variances: instances of a machine are not independent.")
     ] = 1.0,
     observed: Annotated[
         Path | None, typer.Option(metavar="ROWS", help="What was observed by then: is it enough, what more.")
@@ -128,10 +117,7 @@ def plan(
             raise InputError(f"{option}: must be above 0 (value {value:g})")
         if not 1.0 / _MOST <= value <= _MOST:
             raise InputError(f"{option}: must be from {1.0 / _MOST:g} to {_MOST:g} (value {value:g})")
-    for option, value in (
-        ("--design-effect", design_effect),
-        ("--machine-std-percent", machine_std_percent or 0.0),
-    ):
+    for option, value in (("--design-effect", design_effect), ("--machine-std-percent", machine_std_percent or 0.0)):
         if not value <= _MOST:
             raise InputError(f"{option}: must be at most {_MOST:g} (value {value:g})")
     is_live = bool(central or fleet)
@@ -139,9 +125,7 @@ def plan(
         raise InputError("JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake")
     file = None if is_live else Path(jobs)
     check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
-    options = PlanOptions(
-        margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None
-    )
+    options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
     seen = None if observed is None else read_rows(observed, metric).observed
     if file is None:
         asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
@@ -164,16 +148,11 @@ def plan(
 @app.command()
 def compare(
     current: Annotated[
-        str,
-        typer.Argument(
-            metavar="CURRENT", help="File of instances; with --lake or --central a side, see below."
-        ),
+        str, typer.Argument(metavar="CURRENT", help="File of instances; with --lake or --central a side, see below.")
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same, with the upgrade.")],
     metric: _Metric = "",
-    lake: Annotated[
-        str, typer.Option(metavar="LAKE", help="Central's lake, a folder or s3://bucket/prefix.")
-    ] = "",
+    lake: Annotated[str, typer.Option(metavar="LAKE", help="Central's lake, a folder or s3://bucket/prefix.")] = "",
     min_instances: _MinInstances = MIN_INSTANCES,
     min_coverage: _MinCoverage = MIN_COVERAGE,
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
@@ -200,10 +179,7 @@ def compare(
     if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
     check_output(
-        plot,
-        "--plot",
-        PICTURES,
-        others={} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)},
+        plot, "--plot", PICTURES, others={} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
     )
     if is_live:
         asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
@@ -319,9 +295,7 @@ def simulate(
     check_output(out, "ROWS", TABLES, others={"--upgraded": upgraded})
     if not 0.0 < 1.0 + effect_percent / 100.0 <= _MOST:
         raise InputError(f"--effect-percent: must be above -100 (value {effect_percent:g})")
-    settings = replace(
-        CPU_UPGRADE, machines=machines, jobs=jobs, instances=instances, effect=effect_percent / 100.0
-    )
+    settings = replace(CPU_UPGRADE, machines=machines, jobs=jobs, instances=instances, effect=effect_percent / 100.0)
     fleet = simulate_fleet(settings, seed)
     chosen = None
     if upgraded is not None:
@@ -329,9 +303,7 @@ def simulate(
         places = {f"m{number:05d}": number for number in range(machines)}
         unknown = next((name for name in names if name not in places), None)
         if unknown is not None:
-            raise InputError(
-                f"{upgraded}: machine {unknown} is not of this fleet; its are m00000 to {max(places)}"
-            )
+            raise InputError(f"{upgraded}: machine {unknown} is not of this fleet; its are m00000 to {max(places)}")
         chosen = np.array([places[name] for name in names], dtype=np.int64)
     rng = np.random.default_rng((seed, 0 if upgraded is None else 1))
     seen = fleet.measure(rng, chosen, is_upgraded=upgraded is not None)
@@ -357,15 +329,11 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, R
         raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
-        raise UnavailableError(
-            f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?"
-        )
+        raise UnavailableError(f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?")
     return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
 
 
-def _tell(
-    found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool
-) -> None:
+def _tell(found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool) -> None:
     """Draw and print a comparison."""
     if plot is not None:
         plot_comparison(plot, found, metric)
@@ -376,8 +344,7 @@ def _tell(
     show_comparison(found, metric, weighed_by)
     if jobs_in_all > len(found.jobs):
         console.print(
-            f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest",
-            soft_wrap=True,
+            f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest", soft_wrap=True
         )
 
 

@@ -1,7 +1,5 @@
 """`whitepanda incidents`: when VMs of a host suffered, as hosts reported it and central keeps it."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -34,11 +32,7 @@ from whitepanda.common.tls_options import (
 )
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["app"]
-
-app = typer.Typer(
-    help="VMs that suffer in the fleet: where, when, by how much, whom to suspect.", no_args_is_help=True
-)
+app = typer.Typer(help="VMs that suffer in the fleet: where, when, by how much, whom to suspect.", no_args_is_help=True)
 
 _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
@@ -192,9 +186,7 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
         )
     _print(_victims(detail))
     _print(_suspects(detail))
-    table = _table(
-        "REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD"
-    )
+    table = _table("REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD")
     for report in detail.reports[-_SHOWN_REPORTS:]:
         first = first_suspect(report)
         slowest = report.victims[0] if report.victims else agent_pb2.TriggerVictim()

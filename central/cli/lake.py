@@ -1,7 +1,5 @@
 """`whitepanda lake`: is it whole, how much is in it, fewer and larger segments."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -97,11 +95,7 @@ def show_stats(lake: _Lake, slot_s: _SlotS = None, json: JsonOption = False) -> 
     console.print(f"{found.versions} versions, the newest is {found.newest_version}", highlight=False)
     if found.machines_left_out:
         names = ", ".join(found.machines_left_out)
-        console.print(
-            f"left out of it, as their rows make a build fail: {names}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        console.print(f"left out of it, as their rows make a build fail: {names}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -110,9 +104,7 @@ def compact(
     slot_s: _SlotS = None,
     raw_days: Annotated[
         int | None,
-        typer.Option(
-            help="Also delete samples of days so much older than the newest; slots stay.", min=1, max=36_500
-        ),
+        typer.Option(help="Also delete samples of days so much older than the newest; slots stay.", min=1, max=36_500),
     ] = None,
     min_segments: Annotated[
         int, typer.Option(help="Leave fewer segments of one journal and day alone.", min=2)
@@ -188,9 +180,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
         errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True)
 
     if not lease.outwait(tell):
-        raise UnavailableError(
-            f"lake {lake.name}: {lease.holder() or watched[0]} is building; try again later"
-        )
+        raise UnavailableError(f"lake {lake.name}: {lease.holder() or watched[0]} is building; try again later")
     try:
         yield lease
     finally:
@@ -204,9 +194,7 @@ def _slot_length(lake: Lake, slot_s: float | None) -> float:
     if slot_s is not None and there and slot_s not in there:
         raise InputError(f"lake {lake.name}: has slots of {words} s, none of --slot-s {slot_s:g}")
     if slot_s is None and len(there) > 1:
-        raise InputError(
-            f"lake {lake.name}: has slots of {words} s; say which, --slot-s: central's build.slot_s"
-        )
+        raise InputError(f"lake {lake.name}: has slots of {words} s; say which, --slot-s: central's build.slot_s")
     return slot_s or (there[0] if there else 300.0)
 
 

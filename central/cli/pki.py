@@ -1,7 +1,5 @@
 """`whitepanda pki`: a small certificate authority for sites that have none."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +12,6 @@ from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, 
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="Certificates for mTLS: a small CA, central's certificate, one per host, and those of the tools.",
@@ -37,23 +33,19 @@ def init(
     """Make the CA: ca.crt, which every machine gets, and ca.key, which stays here."""
     path = make_ca(directory, days=days, force=force)
     console.print(f"{path}: goes to every host and to central")
-    console.print(
-        f"{path.with_suffix('.key')}: stays here, is needed for new certificates only, keep it offline"
-    )
+    console.print(f"{path.with_suffix('.key')}: stays here, is needed for new certificates only, keep it offline")
 
 
 @app.command("central")
 def central(
     directory: Folder,
     *,
-    name: Annotated[
-        list[str], typer.Option(help="Central's name; the first names the files. May be repeated.")
-    ] = ["central"],  # noqa: B006 - typer's way to give a list its default
+    name: Annotated[list[str], typer.Option(help="Central's name; the first names the files. May be repeated.")] = [  # noqa: B006 - typer's way to give a list its default
+        "central"
+    ],
     address: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A DNS name or IP address by which agents reach it. May be repeated.", show_default=False
-        ),
+        typer.Option(help="A DNS name or IP address by which agents reach it. May be repeated.", show_default=False),
     ] = None,
     days: Days = LEAF_DAYS,
     force: Force = False,
@@ -106,8 +98,7 @@ def importer(
 def renew_(
     directory: Folder,
     names: Annotated[
-        list[str],
-        typer.Argument(help="Names that certificates were issued to, NAME.crt there.", show_default=False),
+        list[str], typer.Argument(help="Names that certificates were issued to, NAME.crt there.", show_default=False)
     ],
     *,
     days: Days = LEAF_DAYS,
@@ -131,9 +122,7 @@ def revoke_(
     *,
     into: Annotated[
         Path | None,
-        typer.Option(
-            "--list", help="The list of serials.", show_default="revoked.txt beside each certificate"
-        ),
+        typer.Option("--list", help="The list of serials.", show_default="revoked.txt beside each certificate"),
     ] = None,
 ) -> None:
     """Add certificates to the list of serials that central refuses (central.revoked_serials)."""
@@ -149,9 +138,7 @@ def revoke_(
 def show(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE|DIR", help="Certificates, PEM; of a folder all its *.crt.", show_default=False
-        ),
+        typer.Argument(metavar="FILE|DIR", help="Certificates, PEM; of a folder all its *.crt.", show_default=False),
     ],
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
@@ -172,9 +159,7 @@ def _certificates(path: Path) -> list[Path]:
         return [path]
     found = sorted(path.glob("*.crt"), key=lambda file: (file.name != "ca.crt", file.name))
     if not found:
-        raise TlsError(
-            f"{path}: no certificates here (*.crt); name a file, or the folder of `whitepanda pki`"
-        )
+        raise TlsError(f"{path}: no certificates here (*.crt); name a file, or the folder of `whitepanda pki`")
     return found
 
 

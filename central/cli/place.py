@@ -1,7 +1,5 @@
 """`whitepanda place`: which host a new VM should run on, by D-Factor, and why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +15,7 @@ from central.placement.plots import plot_added
 from central.placement.requests import read_hosts, read_vms
 from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
 from central.placement.tables import numbers_by_name
-from central.upgrades.plots import bar
+from central.plotting.figures import bar
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.fleets import CENTRAL
@@ -44,20 +42,15 @@ def place(
     vms: Annotated[
         Path | None,
         typer.Argument(
-            metavar="VMS.csv",
-            help="Columns job, one per resource; if known tau_s, start_s, host.",
-            show_default=False,
+            metavar="VMS.csv", help="Columns job, one per resource; if known tau_s, start_s, host.", show_default=False
         ),
     ] = None,
     hosts: Annotated[
-        Path | None,
-        typer.Option(metavar="HOSTS.csv", help="Column host; loadings there; units.NAME, limit.NAME."),
+        Path | None, typer.Option(metavar="HOSTS.csv", help="Column host; loadings there; units.NAME, limit.NAME.")
     ] = None,
     central: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT", help=f"Instead of files: the live fleet, asked of central; or {CENTRAL}."
-        ),
+        typer.Option(metavar="HOST:PORT", help=f"Instead of files: the live fleet, asked of central; or {CENTRAL}."),
     ] = "",
     job: Annotated[str, typer.Option(help="Of the live fleet: the job of the new VM.")] = "",
     loading: Annotated[
@@ -87,16 +80,11 @@ def place(
         typer.Option(metavar="NAME=ROOM", help="A column that has to fit, as memory_gib=256; repeatable."),
     ] = None,
     rule: Annotated[str, typer.Option(help="dfactor, graham, first-fit or least-loaded.")] = "dfactor",
-    order: Annotated[
-        str, typer.Option(help="Of VMs that arrive at one moment: given, or largest first.")
-    ] = "given",
+    order: Annotated[str, typer.Option(help="Of VMs that arrive at one moment: given, or largest first.")] = "given",
     top: Annotated[int, typer.Option(min=0, help="Hosts to list per VM; 0: all with room.")] = _TOP,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="PNG: what each resource adds; per VM placed, or live host."),
+        Path | None, typer.Option(metavar="FILE", help="PNG: what each resource adds; per VM placed, or live host.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -160,9 +148,7 @@ def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, ob
 
 def _check_words(rule: str, order: str, job: str, loading: str) -> None:
     if job or loading:
-        raise InputError(
-            f"--{'job' if job else 'loading'}: is for the live fleet; the VMs are those of VMS.csv"
-        )
+        raise InputError(f"--{'job' if job else 'loading'}: is for the live fleet; the VMs are those of VMS.csv")
     if rule not in RULES:
         raise InputError(f"--rule {rule}: must be one of {', '.join(RULES)}")
     if order not in ("given", "largest"):
@@ -176,12 +162,7 @@ def _by_resource(found: fleet_pb2.HostRanking, host: fleet_pb2.RankedHost) -> di
 def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
     resources = list(found.resources)
     rows: list[dict[str, Any]] = [
-        {
-            "host": host.host,
-            "dilation": 1.0 + host.added,
-            "by_resource": _by_resource(found, host),
-            "vms": host.vms,
-        }
+        {"host": host.host, "dilation": 1.0 + host.added, "by_resource": _by_resource(found, host), "vms": host.vms}
         for host in found.hosts
     ]
     if json:
@@ -246,9 +227,7 @@ def _print(summary: dict[str, Any]) -> None:
                 table.add_row(host["host"], f"{host['dilation']:.4f}", added)
             console.print(table)
     placed = sum(row["host"] is not None for row in summary["placements"])
-    added = (
-        f"added dilation {summary['added_dilation']:.4g} (over 1 of each new VM, and what the others rise by)"
-    )
+    added = f"added dilation {summary['added_dilation']:.4g} (over 1 of each new VM, and what the others rise by)"
     line = f"{placed} of {len(summary['placements'])} placed; {added}"
     if "makespan_s" in summary:
         line += f"; the last ends at {summary['makespan_s']:.2f} s"

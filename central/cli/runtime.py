@@ -1,7 +1,5 @@
 """`whitepanda runtime`: how long a workload runs on a platform, alone or beside others, and bounds of that (Pitot)."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict
 from importlib import metadata
@@ -30,15 +28,11 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer(
-    help="How long workloads run on platforms, alone or beside others, and bounds of that.",
-    no_args_is_help=True,
+    help="How long workloads run on platforms, alone or beside others, and bounds of that.", no_args_is_help=True
 )
 
 _Observations = Annotated[
-    Path,
-    typer.Argument(
-        metavar="OBSERVATIONS", help="CSV or Parquet: workload, platform, interferer(s), runtime_us."
-    ),
+    Path, typer.Argument(metavar="OBSERVATIONS", help="CSV or Parquet: workload, platform, interferer(s), runtime_us.")
 ]
 _ModelOption = Annotated[Path, typer.Option(metavar="MODEL", help="Model file, from `runtime fit`.")]
 _Epsilon = Annotated[
@@ -63,8 +57,7 @@ def fit(
         float, typer.Option(min=0.02, max=0.5, help="Share of rows that only calibrate the bounds.")
     ] = 0.1,
     steps: Annotated[
-        int,
-        typer.Option(min=0, max=1_000_000, help="Steps of training per member; 0: by the number of rows."),
+        int, typer.Option(min=0, max=1_000_000, help="Steps of training per member; 0: by the number of rows.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of all randomness.")] = 0,
     json: JsonOption = False,
@@ -109,7 +102,7 @@ def fit(
         return
     counts = model.provenance["rows"]
     console.print(
-        f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds",
+        f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds"
     )
     console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms")
     console.print(f"written to {out}", soft_wrap=True)
@@ -117,9 +110,7 @@ def fit(
 
 @app.command()
 def predict(
-    rows: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="CSV or Parquet: workload, platform, interferer(s).")
-    ],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="CSV or Parquet: workload, platform, interferer(s).")],
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     epsilon: _Epsilon = _EPSILONS,
@@ -205,9 +196,7 @@ def evaluate(
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
     if _provenance(observations)["sha256"] == fitted.provenance.get("sha256"):
-        errors.print(
-            "warning: the model was fitted to this very file; errors of new rows are larger", style="yellow"
-        )
+        errors.print("warning: the model was fitted to this very file; errors of new rows are larger", style="yellow")
     if plot is not None:
         plot_measures(plot, result)
     if json:
@@ -221,8 +210,7 @@ def embeddings(
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     groups: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="CSV or Parquet: name, group; default: names up to / or :."),
+        Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: name, group; default: names up to / or :.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: a t-SNE map by group.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the map and of chance.")] = 0,
@@ -237,9 +225,7 @@ def embeddings(
     parts = embed(read_model(model))
     given = None if groups is None else read_groups(groups)
     labels = {part.kind: groups_of(part, given) for part in parts}
-    found = {
-        part.kind: neighbours(part.values, labels[part.kind], seed) for part in parts if len(part.names) > 1
-    }
+    found = {part.kind: neighbours(part.values, labels[part.kind], seed) for part in parts if len(part.names) > 1}
     write_table(out, as_table(parts))
     if plot is not None:
         maps = [Map(f"{part.kind}s (t-SNE)", project(part, seed), labels[part.kind]) for part in parts]

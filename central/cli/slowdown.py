@@ -1,7 +1,5 @@
 """`whitepanda slowdown`: D-Factor's estimates of what sharing a machine costs, and the loading vectors they need."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,25 +12,16 @@ from rich.table import Table
 from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
-from central.placement.pairs import (
-    DFACTOR,
-    EXTENDED,
-    HeldOut,
-    Measured,
-    fit_all,
-    hold_out,
-    read_asked,
-    read_pairs,
-)
+from central.placement.pairs import DFACTOR, EXTENDED, HeldOut, Measured, fit_all, hold_out, read_asked, read_pairs
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
 from central.placement.tables import Jobs, jobs_of, numbers_by_name, units_of
+from central.plotting.figures import bar
 from central.plotting.timeline import bars
 from central.plotting.timeline import plot as write_plot
 from central.tables.csv_files import write_table
 from central.tables.user_files import UserTable
-from central.upgrades.plots import bar
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 
@@ -50,15 +39,10 @@ _SHARE_WIDTH = 10
 @app.command()
 def estimate(
     loadings: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LOADINGS.csv", help="Columns job, one per resource, if known tau_s and start_s."
-        ),
+        Path, typer.Argument(metavar="LOADINGS.csv", help="Columns job, one per resource, if known tau_s and start_s.")
     ],
     units: _UnitsOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: when each job runs; needs tau_s.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: when each job runs; needs tau_s.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Estimate how much longer jobs take that share a machine.
@@ -75,9 +59,7 @@ def estimate(
     found = estimated(jobs, counts)
     if plot is not None:
         if jobs.tau_s is None:
-            raise InputError(
-                f"--plot {plot}: {loadings} has no column tau_s, so it is not known when jobs end"
-            )
+            raise InputError(f"--plot {plot}: {loadings} has no column tau_s, so it is not known when jobs end")
         write_plot(plot, jobs.names, *_times(found, jobs))
     if json:
         print_json(found)
@@ -92,9 +74,7 @@ def _jobs_of_one_machine(path: Path) -> Jobs:
         hosts = dict.fromkeys(rows.texts(HOST).tolist())
         if len(hosts) > 1:
             some = ", ".join(name or "(none)" for name in list(hosts)[:3])
-            raise InputError(
-                f"{path}: has jobs of several hosts ({some}); give the rows of one, whose jobs share it"
-            )
+            raise InputError(f"{path}: has jobs of several hosts ({some}); give the rows of one, whose jobs share it")
     jobs = jobs_of(rows, beside=(HOST,))
     if jobs.start_s is not None and jobs.tau_s is None:
         raise InputError(f"{path}: has a column start_s but no tau_s, without which nothing ends; add it")
@@ -144,21 +124,15 @@ def _print(found: dict[str, Any], jobs: Jobs) -> None:
 
 @app.command()
 def profile(
-    runs: Annotated[
-        Path, typer.Argument(metavar="RUNS.csv", help="Runs or samples of jobs; its columns say which.")
-    ],
+    runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Runs or samples of jobs; its columns say which.")],
     rest: Annotated[
         str, typer.Option(metavar="NAME", help="Resource of what the other shares of busy jobs leave.")
     ] = "",
-    larger: Annotated[
-        str, typer.Option(metavar="NAME", help="Of copies: the resource with the larger share.")
-    ] = "",
+    larger: Annotated[str, typer.Option(metavar="NAME", help="Of copies: the resource with the larger share.")] = "",
     out: Annotated[
         Path | None, typer.Option(metavar="LOADINGS.csv", help="Write what `estimate` and `place` read.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: what was measured, with intervals.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what was measured, with intervals.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Find loading vectors of jobs, with 95 % intervals.
@@ -207,9 +181,7 @@ def _print_profiles(found: Profiles) -> None:
             share = bar(max(each.value, 0.0), 1.0, _SHARE_WIDTH)
             table.add_row(job.job, str(job.n), name, f"{each.value:.4g}", _interval(each), share)
         if job.tau_s is not None:
-            table.add_row(
-                job.job, str(job.n), "time alone, s", f"{job.tau_s.value:.5g}", _interval(job.tau_s)
-            )
+            table.add_row(job.job, str(job.n), "time alone, s", f"{job.tau_s.value:.5g}", _interval(job.tau_s))
     console.print(table)
     for job in found.jobs:
         for vector in job.candidates if job.loading is None else [job.loading]:
@@ -314,9 +286,7 @@ def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
             first = (part, f"{each.n:,}") if place == 0 else ("", "")
             table.add_row(*first, name, f"{100 * each.mean:.2f}", told, bar(each.mean, largest, _SHARE_WIDTH))
     to.print(table)
-    to.print(
-        f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", soft_wrap=True
-    )
+    to.print(f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", soft_wrap=True)
 
 
 def _interval(estimate: Estimate) -> str:

@@ -1,7 +1,5 @@
 """`whitepanda trace`: traces with known antagonists, to study the methods on."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path
@@ -24,9 +22,7 @@ app = typer.Typer(help="Traces with known antagonists, to study the methods on."
 def synth(
     out: Annotated[Path, typer.Option(metavar="TRACE", help="Rows to write: .csv, else Parquet.")],
     truth: Annotated[Path, typer.Option(metavar="TRUTH.json", help="Who the antagonists are, and more.")],
-    preset_name: Annotated[
-        str, typer.Option("--preset", help="Named settings that the knobs below change.")
-    ] = "paper",
+    preset_name: Annotated[str, typer.Option("--preset", help="Named settings that the knobs below change.")] = "paper",
     seed: Annotated[int | None, typer.Option(help="Makes another trace.")] = None,
     days: Annotated[int | None, typer.Option(help="Days of 288 slots of 300 s.")] = None,
     machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
@@ -41,9 +37,7 @@ def synth(
     ] = None,
     burners: Annotated[int | None, typer.Option(help="CPU burners that hurt nobody.")] = None,
     platforms: Annotated[int | None, typer.Option(help="CPU platforms, whose CPI differs.")] = None,
-    corrupted: Annotated[
-        float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")
-    ] = None,
+    corrupted: Annotated[float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")] = None,
     form: Annotated[str | None, typer.Option(help="Contention: linear or saturating.")] = None,
     sets: Annotated[
         list[str] | None,
@@ -83,9 +77,7 @@ def synth(
     if json:
         print_json({"out": str(out), "truth": str(truth), **dataclasses.asdict(written), "seconds": seconds})
         return
-    shape = (
-        f"{settings.days} days, {settings.machines} machines, {written.jobs} jobs, {written.tasks:,} tasks"
-    )
+    shape = f"{settings.days} days, {settings.machines} machines, {written.jobs} jobs, {written.tasks:,} tasks"
     console.print(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s", soft_wrap=True)
     console.print(
         f"written to {out}; {len(written.antagonists)} antagonists in {truth}, "

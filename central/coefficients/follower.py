@@ -1,15 +1,11 @@
 """The version in force in this process: the newest one of the lake, whoever has built it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
 from central.coefficients.versions import BuiltVersion, VersionStore
 from central.own_threads import in_own_thread
 from whitepanda.common import log
-
-__all__ = ["VersionFollower"]
 
 
 class VersionFollower:
@@ -61,9 +57,7 @@ class VersionFollower:
 
         """
         if await in_own_thread(self.take_newer):
-            self._log.info(
-                "version of another replica taken", version=self.current.version if self.current else 0
-            )
+            self._log.info("version of another replica taken", version=self.current.version if self.current else 0)
             self.announce()
 
     def announce(self) -> None:

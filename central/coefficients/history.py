@@ -1,7 +1,5 @@
 """How a job's coefficient came to be what it is: its value in every version that is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import OrderedDict
@@ -12,8 +10,6 @@ import pyarrow as pa
 from central.coefficients.versions import VersionStore
 from central.lake.errors import LakeError
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["CoefficientHistory"]
 
 _KEPT_JOBS = 200
 

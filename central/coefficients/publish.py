@@ -10,8 +10,6 @@ from the making of the version.
 Rows of few samples are not sent: a coefficient of two task slots, or the spread of two CPIs, blames at random.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +18,10 @@ from typing import NamedTuple
 from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import BuiltVersion
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.lake.segments import LakeError
+from central.lake.errors import LakeError
 from whitepanda.common import log
 from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Publisher"]
 
 _RETRY_S = 1.0  # for a host that does not read its messages
 _SENT_AT_ONCE = 8  # hosts, before others on the loop have their turn
@@ -64,9 +60,7 @@ class Publisher:
 
     """
 
-    def __init__(
-        self, registry: StreamRegistry, versions: VersionFollower, *, ttl_s: float, min_samples: int
-    ) -> None:
+    def __init__(self, registry: StreamRegistry, versions: VersionFollower, *, ttl_s: float, min_samples: int) -> None:
         self._registry = registry
         self._versions = versions
         self._ttl_ns = round(ttl_s * 1e9)

@@ -9,8 +9,6 @@ than its own gives up. So numbers never go back, nobody reads half a version or 
 stalled publishes nothing after the one that took over.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import io
@@ -33,8 +31,6 @@ from central.lake.objects import Folder, Objects
 from whitepanda.common import log
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "VersionStore"]
 
 #: Equation (1): CPI of a job on a platform, sorted by both. The last two are null where the method has none.
 JOB_STATISTICS = pa.schema(
@@ -219,9 +215,7 @@ class VersionStore:
                 break
             except (DamagedError, OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
                 damaged.add(error.name if isinstance(error, DamagedError) else self._name(number, ""))
-                self._log.warning(
-                    "version cannot be read, an older one is used", version=number, error=str(error)
-                )
+                self._log.warning("version cannot be read, an older one is used", version=number, error=str(error))
         self.damaged = frozenset(damaged)
         return found
 
@@ -270,11 +264,7 @@ class VersionStore:
         return msgspec.json.decode(data, type=Manifest)
 
     def write(
-        self,
-        manifest: Manifest,
-        statistics: pa.Table,
-        coefficients: pa.Table,
-        check: Callable[[], None] = lambda: None,
+        self, manifest: Manifest, statistics: pa.Table, coefficients: pa.Table, check: Callable[[], None] = lambda: None
     ) -> BuiltVersion:
         """Write a version under the number after the last one; it is on disk and whole when this returns.
 
@@ -336,9 +326,7 @@ class VersionStore:
                 DamagedError, msgspec.MsgspecError, OSError
             ):  # damaged: its number is taken all the same
                 if (found := self.manifest(last).token) > token:
-                    raise FencedError(
-                        f"version {last} is of lease {found}, later than this builder's {token}"
-                    )
+                    raise FencedError(f"version {last} is of lease {found}, later than this builder's {token}")
         return last + 1
 
     def _table(self, manifest: Manifest, number: int, file: str) -> pa.Table:

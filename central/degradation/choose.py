@@ -1,7 +1,5 @@
 """The choice among rivals: by the error on scenarios that they were not fitted to, with the agent's own code."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,8 +25,6 @@ from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import with_scatter
 from central.models.groups import Floats
 from whitepanda.common.errors import InputError
-
-__all__ = ["MIN_ROWS", "Held", "fit_model", "folds_of", "held_out", "scenario_sets"]
 
 #: Rows, baselines apart, that a fit needs.
 MIN_ROWS = 20

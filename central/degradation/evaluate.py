@@ -4,8 +4,6 @@ Source: "Cloud White", section 7.1. Overall: the 95th percentiles of a run's mea
 Dynamic: the mean error over quanta of 1 s.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -22,19 +20,13 @@ from central.degradation.scatter import percentile_with
 from central.models.groups import Floats
 from whitepanda.common.errors import InputError
 
-__all__ = ["PERCENTILE", "errors", "evaluate_as_is", "evaluate_refitted", "summary"]
-
 PERCENTILE = 95.0
 _QUANTUM_S = 1.0
 _ERRORS = ("mean_ape", "median_ape", "overall_error", "overall_error_with_scatter", "dynamic_error")
 
 
 def errors(
-    measured: Floats,
-    estimated: Floats,
-    runs: NDArray[np.str_],
-    at_s: Floats,
-    scatter: Floats | None = None,
+    measured: Floats, estimated: Floats, runs: NDArray[np.str_], at_s: Floats, scatter: Floats | None = None
 ) -> dict[str, float]:
     """Compare estimates with measurements; rows without an estimate (NaN) are left out.
 
@@ -151,11 +143,7 @@ def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Est
 
 
 def evaluate_refitted(
-    runs: Runs,
-    options: FitOptions,
-    method: str,
-    folds: int,
-    on_progress: Callable[[str], None] = lambda _step: None,
+    runs: Runs, options: FitOptions, method: str, folds: int, on_progress: Callable[[str], None] = lambda _step: None
 ) -> tuple[Runs, Estimates, dict[str, Any]]:
     """Evaluate a method: fitted, and its intervals calibrated, without the rows that it then estimates.
 

@@ -1,7 +1,5 @@
 """Fit a degradation model to runs: rivals, the choice among them, intervals, and the file that the agent evaluates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,17 +23,6 @@ from central.degradation import glm
 from central.degradation.glm import FitError
 from central.degradation.runs import Columns, Runs
 from central.models.groups import Floats
-
-__all__ = [
-    "RULE_SIGNALS",
-    "FitOptions",
-    "Rival",
-    "document",
-    "fit_parts",
-    "model_of",
-    "rivals",
-    "with_ranges",
-]
 
 #: What the choice among the models of behaviours and CPU levels needs of a VM's baseline: see `degradation.Rule`.
 RULE_SIGNALS = ("memory_stall_ratio", "total_stall_ratio", "guest_ratio")
@@ -88,9 +75,7 @@ def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
     from central.degradation import trees  # noqa: PLC0415 - the extra `train`
 
     def regression(link: str) -> FitFunction:
-        def fit(
-            values: Floats, baseline: Floats, degradation: Floats, _s: NDArray[np.str_]
-        ) -> dict[str, Any]:
+        def fit(values: Floats, baseline: Floats, degradation: Floats, _s: NDArray[np.str_]) -> dict[str, Any]:
             return glm.fit(values, baseline, degradation, features, link)[0]
 
         return fit
@@ -208,9 +193,7 @@ def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) ->
     return result
 
 
-def document(
-    runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], options: FitOptions
-) -> dict[str, Any]:
+def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], options: FitOptions) -> dict[str, Any]:
     """Return a model file's content: see `agent.analysis.degradation.model`."""
     columns = runs.columns
     sizes = [g.rows for g in runs.groups.values()]

@@ -3,8 +3,6 @@
 Source: "Cloud White", section 6.3. statsmodels fits; `agent.analysis.degradation.glm` evaluates what is written here.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence
@@ -18,8 +16,6 @@ from agent.analysis.degradation.relative import relative
 from central.models.groups import Floats
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
-
-__all__ = ["MAX_P", "MIN_CORRELATION", "FitError", "Regression", "Term", "fit", "regress", "scales_of"]
 
 #: Candidates are the features whose correlation with the degradation is at least this, either way (section 6.3).
 MIN_CORRELATION = 0.4
@@ -102,13 +98,9 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
     links = {"inverse": sm.families.links.InversePower, "log": sm.families.links.Log}
     design = np.column_stack((np.ones(rows), terms))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter(
-            "ignore"
-        )  # statsmodels warns of every inverse link; what matters is checked below
+        warnings.simplefilter("ignore")  # statsmodels warns of every inverse link; what matters is checked below
         try:
-            result = sm.GLM(degradation, design, family=sm.families.Gamma(links[link]())).fit(
-                method="IRLS", tol=1e-10
-            )
+            result = sm.GLM(degradation, design, family=sm.families.Gamma(links[link]())).fit(method="IRLS", tol=1e-10)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             raise FitError(f"IRLS failed: {error}") from error
         interval = result.conf_int(0.05)
@@ -120,9 +112,7 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
         raise FitError("IRLS does not converge within the link's domain")
     return Regression(
         link=link,
-        terms=tuple(
-            Term(name, *(float(x) for x in numbers[:, i])) for i, name in enumerate(("const", *names))
-        ),
+        terms=tuple(Term(name, *(float(x) for x in numbers[:, i])) for i, name in enumerate(("const", *names))),
         observations=rows,
         df_residuals=int(result.df_resid),
         df_model=int(result.df_model),

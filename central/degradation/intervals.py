@@ -6,8 +6,6 @@ intervals have to widen as rows are farther from all of training: see `agent.ana
 formula.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +19,6 @@ from agent.analysis.degradation.trees import Terms, Trees
 from central.degradation import trees
 from central.degradation.glm import FitError
 from central.models.groups import Floats
-
-__all__ = ["fit"]
-
 
 _NEIGHBOURS = 5
 _PROTOTYPES = 512
@@ -89,9 +84,7 @@ def fit(
     """
     usable = np.isfinite(estimated) & (estimated > 0)
     if int(usable.sum()) < _LEAST_ROWS:
-        raise FitError(
-            f"intervals: {int(usable.sum())} rows with estimates are too few; {_LEAST_ROWS} are needed"
-        )
+        raise FitError(f"intervals: {int(usable.sum())} rows with estimates are too few; {_LEAST_ROWS} are needed")
     known = (values, baseline) if training is None else training
     rows = np.arange(len(values)).astype(np.str_) if units is None else units
     values, baseline, degradation, estimated = (a[usable] for a in (values, baseline, degradation, estimated))
@@ -191,16 +184,10 @@ def _novelty(
 ) -> tuple[Novelty, Floats, Floats]:
     """Return the measure, the novelty of each row seen from other units, and from other scenarios (NaN: one only)."""
     used = trees.terms_of(values[:, columns], baseline[:, columns])
-    kept = [
-        i
-        for i, form in enumerate(used.forms)
-        if form == "relative" or not (is_relative or form == "baseline")
-    ]
+    kept = [i for i, form in enumerate(used.forms) if form == "relative" or not (is_relative or form == "baseline")]
     kept = kept or list(range(len(used.forms)))
     terms = Terms(
-        np.array(columns, dtype=np.int64)[used.columns[kept]],
-        tuple(used.forms[i] for i in kept),
-        used.scales[kept],
+        np.array(columns, dtype=np.int64)[used.columns[kept]], tuple(used.forms[i] for i in kept), used.scales[kept]
     )
     seen = terms.of(values, baseline)
     middles = np.median(seen, axis=0)

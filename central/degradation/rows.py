@@ -1,7 +1,5 @@
 """Estimates for the rows of a file, and files written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -20,8 +18,6 @@ from central.degradation.runs import Table, baselines_of
 from central.tables.csv_files import write_table
 from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
-
-__all__ = ["Predicted", "predict_rows", "read_model", "write_model"]
 
 _NEW = ("degradation", "low", "high", "reason")
 
@@ -110,9 +106,7 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
     estimates = model.predict(values, baseline, np.array([g.rows for g in found], dtype=np.int64))
     targets = estimates.degradation * np.array([g.target for g in found])
     # Without any baseline the reason is that, whatever else the row lacks.
-    reasons = [
-        "no_baseline" if not group.rows else why for group, why in zip(found, estimates.reasons, strict=True)
-    ]
+    reasons = ["no_baseline" if not group.rows else why for group, why in zip(found, estimates.reasons, strict=True)]
     result = table.all_columns()
     numbers = (estimates.degradation, estimates.low, estimates.high)
     for name, column in zip(_NEW, numbers, strict=False):

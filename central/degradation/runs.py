@@ -3,8 +3,6 @@
 The user's expressions run on a table in memory, on a connection that can open no file, nor anything else.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping, Sequence
@@ -22,9 +20,6 @@ from central.lake import duckdb_connection
 from central.models.groups import Floats
 from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError
-
-__all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs"]
-
 
 _LEFT_OUT = {
     "not_wanted": "not wanted (--where)",
@@ -102,9 +97,7 @@ class Table:
         is_wrong = (np.isnan(values) & ~is_null & np.asarray(cast.is_null())) | np.isinf(values)
         if is_wrong.any():
             row = int(np.flatnonzero(is_wrong)[0])
-            raise InputError(
-                f"{self.path}: column {name} must be numbers (row {row + 1}: {_shown(raw[row])})"
-            )
+            raise InputError(f"{self.path}: column {name} must be numbers (row {row + 1}: {_shown(raw[row])})")
         return values
 
     def labels(self, names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -124,9 +117,7 @@ class Table:
 
         """
         if not expression.strip():
-            raise InputError(
-                f"{option}: must be a condition on the columns, such as phase = 'quiet'; it is empty"
-            )
+            raise InputError(f"{option}: must be a condition on the columns, such as phase = 'quiet'; it is empty")
         query = f"SELECT coalesce(({expression}\n)::BOOLEAN, false) FROM runs ORDER BY __row"  # noqa: S608 - no file, no network: see the class
         try:
             if len(duckdb.extract_statements(query)) != 1:
@@ -186,7 +177,7 @@ class Runs:
     counts: Mapping[str, int]
     left_out_features: tuple[str, ...] = ()
 
-    def take(self, rows: NDArray[Any]) -> Runs:
+    def take(self, rows: NDArray[Any]) -> "Runs":
         """Return only some of the rows: a mask or places. Groups and counts stay."""
         return Runs(
             columns=self.columns,
@@ -230,15 +221,11 @@ def make_runs(table: Table, columns: Columns) -> Runs:
         raise InputError(f"{table.path}: has columns and no rows")
     if not is_baseline.any():
         raise InputError(f"{table.path}: no row is a baseline (--baseline-where {columns.baseline_where})")
-    is_wanted = (
-        table.where(columns.where, "--where") if columns.where else np.ones(table.rows, dtype=np.bool_)
-    )
+    is_wanted = table.where(columns.where, "--where") if columns.where else np.ones(table.rows, dtype=np.bool_)
     keys = table.labels(columns.group_by)
     groups = baselines_of(keys, is_baseline, target, values)
     columns, values, groups, left_out = _known_features(table, columns, values, groups)
-    has_group = np.array(
-        [key in groups and math.isfinite(groups[key].target) for key in keys], dtype=np.bool_
-    )
+    has_group = np.array([key in groups and math.isfinite(groups[key].target) for key in keys], dtype=np.bool_)
     has_target = ~np.isnan(target)
     count = len(columns.features)
     empty = GroupBaseline(0, math.nan, np.full(values.shape[1], math.nan))
@@ -289,9 +276,7 @@ def baselines_of(
     for row in np.flatnonzero(is_baseline).tolist():
         members.setdefault(keys[row], []).append(row)
     return {
-        key: GroupBaseline(
-            rows=len(rows), target=float(_means(target[rows][:, None])[0]), values=_means(values[rows])
-        )
+        key: GroupBaseline(rows=len(rows), target=float(_means(target[rows][:, None])[0]), values=_means(values[rows]))
         for key, rows in members.items()
     }
 

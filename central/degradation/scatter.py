@@ -5,8 +5,6 @@ A tail latency of one second is noisy, whoever estimates it. So the 95th percent
 it, for it also holds by how much a model errs about a run as a whole, and widens where training was unlike.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 from typing import Any
@@ -19,9 +17,6 @@ from agent.analysis.degradation.model import parse
 from central.degradation.fit import FitOptions, cells, document, inputs_of
 from central.degradation.runs import Runs
 from central.models.groups import Floats
-
-__all__ = ["percentile_with", "with_scatter"]
-
 
 #: Rows of a run, quiet or not, that tell of a scatter.
 _LEAST_ROWS = 6

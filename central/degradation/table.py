@@ -1,11 +1,7 @@
 """The summary of a fitted regression in the layout of the paper's Table 2."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
-
-__all__ = ["summary_table", "summary_tables"]
 
 _WIDTH = 78
 _LINKS = {"inverse": "inverse_power", "log": "log"}
@@ -35,10 +31,7 @@ def summary_table(estimator: Mapping[str, Any], title: str) -> str:
     lines = [title, "Generalized linear model regression results".center(_WIDTH).rstrip(), "=" * _WIDTH]
     for (name, value), (other, number) in zip(left, right, strict=True):
         lines.append(f"{name:<18}{value:>19}    {other:<18}{number:>19}")
-    lines += [
-        "=" * _WIDTH,
-        f"{'':<28}{'coef':>9}{'std err':>9}{'z':>9}{'P>|z|':>7}{'[0.025':>8}{'0.975]':>8}",
-    ]
+    lines += ["=" * _WIDTH, f"{'':<28}{'coef':>9}{'std err':>9}{'z':>9}{'P>|z|':>7}{'[0.025':>8}{'0.975]':>8}"]
     lines.append("-" * _WIDTH)
     lines += [
         f"{t['name'][:28]:<28}{t['coef']:>9.4f}{t['std_err']:>9.3f}{t['z']:>9.3f}{t['p']:>7.3f}{t['low']:>8.3f}{t['high']:>8.3f}"

@@ -23,16 +23,6 @@ from central.models.groups import Floats
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "EXTRA_TREES",
-    "METHODS",
-    "directions_of",
-    "fit",
-    "fit_boosting",
-    "fit_extra_trees",
-    "rivals",
-    "terms_of",
-]
 
 FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
 
@@ -76,9 +66,7 @@ def rivals(features: Sequence[str], seed: int) -> dict[str, FitFunction]:
     """
 
     def method(name: str) -> FitFunction:
-        def one(
-            values: Floats, baseline: Floats, degradation: Floats, scenarios: NDArray[np.str_]
-        ) -> dict[str, Any]:
+        def one(values: Floats, baseline: Floats, degradation: Floats, scenarios: NDArray[np.str_]) -> dict[str, Any]:
             return fit(values, baseline, degradation, scenarios, inputs=features, seed=seed, method=name)
 
         return one
@@ -214,11 +202,7 @@ def terms_of(values: Floats, baseline: Floats) -> Terms:
     scales = _scales(values)
     found: list[tuple[int, str]] = []
     seen: list[Floats] = []
-    for form, numbers in (
-        ("raw", values),
-        ("baseline", baseline),
-        ("relative", relative(values, baseline, scales)),
-    ):
+    for form, numbers in (("raw", values), ("baseline", baseline), ("relative", relative(values, baseline, scales))):
         for column in range(values.shape[1]):
             term = numbers[:, column]
             if len(term) and np.ptp(term) > 0 and not any(np.array_equal(term, other) for other in seen):

@@ -1,15 +1,11 @@
 """Runs `whitepanda` as a child that dies with its parent: `-m central.demo.child PARENT_PID ARGUMENTS...`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import sys
 
 from whitepanda.common import cli
-
-__all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 

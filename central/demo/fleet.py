@@ -7,8 +7,6 @@ of the hosts for days, and in the demonstration it comes to the fourth. There, a
 known to be able to hurt, and innocent now.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -19,18 +17,6 @@ from typing import Any
 from collector.simulated.scenario import Scenario, parse
 from whitepanda.common.tls import TlsFiles
 
-__all__ = [
-    "PLATFORM",
-    "SLOT_S",
-    "TICK_S",
-    "DemoFleet",
-    "DemoHost",
-    "agent_config",
-    "central_config",
-    "make_fleet",
-    "to_toml",
-]
-
 #: CPU model of all simulated hosts: CPI is compared within one.
 PLATFORM = "Simulated 64-core server @ 2.1 GHz"
 TICK_S = 0.5
@@ -39,14 +25,7 @@ SLOT_S = 2.0
 
 _HOSTS = 4
 _DAY_S = 86400.0
-_HOST = {
-    "platform": PLATFORM,
-    "cpus": 64,
-    "ghz": 2.1,
-    "llc_mib": 27.5,
-    "memory_gib_per_s": 28.0,
-    "system_cores": 2.0,
-}
+_HOST = {"platform": PLATFORM, "cpus": 64, "ghz": 2.1, "llc_mib": 27.5, "memory_gib_per_s": 28.0, "system_cores": 2.0}
 #: Latency-sensitive: job, VMs per host, what it is like (`collector.simulated.profiles`), load of its 2 vCPUs.
 _SERVICES = (
     ("web", 2, "masstree", 0.25),
@@ -113,11 +92,7 @@ def make_fleet(seed: int, start_file: Path) -> DemoFleet:
             injected = {"vm": vm_name, "cores": _ANTAGONISTS[job][1], "boots": True}
             now["antagonists"] = [{**injected, "start_file": str(start_file)}]
         # A window of the past is one step, so that days take no longer than a second.
-        before: Table = {
-            **base,
-            "host": {"name": name, **_HOST, "step_s": SLOT_S},
-            "vms": [*neighbours, past],
-        }
+        before: Table = {**base, "host": {"name": name, **_HOST, "step_s": SLOT_S}, "vms": [*neighbours, past]}
         history = parse(before, f"past of {name}")
         hosts.append(DemoHost(name, to_toml(now), history))
     return DemoFleet(seed, tuple(hosts), target, job, vm_name, tuple(service[0] for service in _SERVICES))
@@ -140,13 +115,7 @@ def _services(chance: random.Random, host: str) -> list[Table]:
 
 def _batch(chance: random.Random, host: str) -> list[Table]:
     def vm(job: str, profile: str, vcpus: int, load: Table) -> Table:
-        return {
-            "name": f"{job}-{host}",
-            "job": job,
-            "vcpus": vcpus,
-            "profile": profile,
-            "load_ratio": load,
-        }
+        return {"name": f"{job}-{host}", "job": job, "vcpus": vcpus, "profile": profile, "load_ratio": load}
 
     def phases(low: float, high: float, every_s: float) -> Table:
         start = chance.uniform(0.1, 0.4) * every_s
@@ -204,9 +173,7 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
     )
 
 
-def agent_config(
-    fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles
-) -> str:
+def agent_config(fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles) -> str:
     """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state (and truth)."""
     services = "|".join(fleet.services)
     off = {"mode": "off"}
@@ -223,12 +190,7 @@ def agent_config(
                 "tick_s": TICK_S,
                 "window_s": SLOT_S,
             },
-            "sources": {
-                "libvirt": off,
-                "perf": off,
-                "procfs": off,
-                "simulated": simulated,
-            },
+            "sources": {"libvirt": off, "perf": off, "procfs": off, "simulated": simulated},
             "uplink": {"address": address, "tls": _tls(tls)},
             "jobs": [
                 {"fact": "job", "pattern": f"^({services})$", "job": r"\1", "latency_sensitive": True},

@@ -1,13 +1,9 @@
 """The demonstration's result, for people and programs."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from central.demo.watch import Ranked
-
-__all__ = ["Outcome", "Victim"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """The demonstration's past: simulated days of every host, sent to central's real ingest by an importer."""
 
-from __future__ import annotations
-
 import math
 import queue
 import time
@@ -16,8 +14,6 @@ from collector.simulated.history import History, simulate_days
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import PROTOCOL_VERSION
 from whitepanda.v1 import agent_pb2, agent_pb2_grpc
-
-__all__ = ["DAYS", "EVERY_S", "Past", "send", "simulate"]
 
 DAYS = 3
 EVERY_S = 300.0
@@ -41,20 +37,14 @@ def simulate(fleet: DemoFleet, now_unix_s: float) -> Past:
     windows = 0
     for host in fleet.hosts:
         history = simulate_days(
-            host.past,
-            start_unix_s=end_s - DAYS * 86400,
-            end_unix_s=end_s,
-            every_s=EVERY_S,
-            window_s=SLOT_S,
+            host.past, start_unix_s=end_s - DAYS * 86400, end_unix_s=end_s, every_s=EVERY_S, window_s=SLOT_S
         )
         windows += len(history)
         batches += _batches(host.name, history, set(fleet.services), first_sequence=len(batches) + 1)
     return Past(tuple(batches), windows)
 
 
-def _batches(
-    machine: str, history: History, services: set[str], first_sequence: int
-) -> Iterator[agent_pb2.CpiBatch]:
+def _batches(machine: str, history: History, services: set[str], first_sequence: int) -> Iterator[agent_pb2.CpiBatch]:
     tasks = [
         agent_pb2.Task(
             vm=task.vm,
@@ -138,9 +128,7 @@ def _until_acknowledged(replies: Iterable[Any], batches: int, windows: int) -> N
             continue
         ack = reply.ack
         for bad in ack.rejected_batches:
-            raise UnavailableError(
-                f"demo: central refused simulated batch {bad.sequence}: {bad.reason}: {bad.detail}"
-            )
+            raise UnavailableError(f"demo: central refused simulated batch {bad.sequence}: {bad.reason}: {bad.detail}")
         for rows in ack.rejected_rows:
             raise UnavailableError(f"demo: central refused {rows.count} simulated windows: {rows.reason}")
         accepted += ack.accepted_rows

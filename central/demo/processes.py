@@ -1,7 +1,5 @@
 """The demonstration's daemons: real processes, watched, and gone when the demonstration is, come what may."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -12,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whitepanda.common.errors import UnavailableError
-
-__all__ = ["Daemons"]
 
 _TAIL_LINES = 3
 _TAIL_CHARACTERS = 1200
@@ -44,11 +40,7 @@ class Daemons:
         try:
             with log.open("ab") as output:
                 process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
         except OSError as error:
             raise UnavailableError(f"demo: cannot start {name}: {error.strerror}") from error

@@ -1,7 +1,5 @@
 """The course of the demonstration, from nothing to the first suspect. Not staged: what fails is told."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time
@@ -19,8 +17,6 @@ from central.demo.watch import LATENCY_TRUTH, AgentWatch, CentralWatch, Latency,
 from central.pki import issue, make_ca
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, channel_credentials
-
-__all__ = ["DURATION", "Demo"]
 
 #: What people are told, here, in the help and in the docs (tests hold them together, and the demonstration to it).
 DURATION = "less than a minute"
@@ -144,14 +140,10 @@ class Demo:
 
     def _start(self) -> None:
         folder = self._work / "central"
-        self._daemons.start(
-            "central", ["central", "run", "--config", str(folder / "central.toml")], folder / "log"
-        )
+        self._daemons.start("central", ["central", "run", "--config", str(folder / "central.toml")], folder / "log")
         for agent in self._agents:
             folder = self._work / agent.name
-            self._daemons.start(
-                agent.name, ["agent", "run", "--config", str(folder / "agent.toml")], folder / "log"
-            )
+            self._daemons.start(agent.name, ["agent", "run", "--config", str(folder / "agent.toml")], folder / "log")
         seed = self._fleet.seed
         self._show.event(f"started central and {len(self._agents)} agents (seed {seed}); it takes {DURATION}")
 
@@ -192,9 +184,7 @@ class Demo:
         self._injected_unix_ns = time.time_ns()
         began = time.monotonic()
         self._start_file.touch()
-        self._show.event(
-            f"INJECTED: VM {injected} (job {self._fleet.antagonist_job}) starts on {target.name}"
-        )
+        self._show.event(f"INJECTED: VM {injected} (job {self._fleet.antagonist_job}) starts on {target.name}")
         self._until(f"{target.name} finds victims", target.name, lambda: bool(target.victims))
         detection_s = time.monotonic() - began
         self._show.event(f"{target.name} reports victims: {', '.join(target.victims)}")

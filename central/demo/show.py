@@ -1,7 +1,5 @@
 """How the demonstration is shown: a live screen on a terminal, plain lines anywhere else, and the result."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -14,8 +12,6 @@ from rich.text import Text
 
 from central.demo.outcome import Outcome, Victim
 from central.demo.watch import AgentWatch
-
-__all__ = ["LiveShow", "PlainShow", "Show", "print_next_step", "print_outcome", "print_where"]
 
 _EVERY_S = 5.0  # between lines of progress where there is no terminal
 _EVENTS = 12  # kept on the screen
@@ -94,9 +90,7 @@ class LiveShow:
         table.add_column("victims, by the agent's verdict" if is_wide else "victims")
         for agent in self._agents:
             number = str(agent.coefficient_version)
-            version = (
-                (f"version {number}" if is_wide else number) if agent.coefficient_version else "none yet"
-            )
+            version = (f"version {number}" if is_wide else number) if agent.coefficient_version else "none yet"
             counts = (str(agent.vms), str(agent.windows_acknowledged)) if is_wide else ()
             table.add_row(
                 agent.name,
@@ -116,9 +110,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     verdict = right if outcome.correct else wrong
     end = f" ({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started."
     suspect = (str(outcome.first_suspect), "bold")
-    console.print(
-        Text.assemble(f"\nFirst suspect on {outcome.host}: ", suspect, ", ", verdict, end), soft_wrap=True
-    )
+    console.print(Text.assemble(f"\nFirst suspect on {outcome.host}: ", suspect, ", ", verdict, end), soft_wrap=True)
     suspects = Table(title=f"Suspects, ranked by the agent on {outcome.host}")
     for heading in ("VM", "job"):
         suspects.add_column(heading)
@@ -185,9 +177,7 @@ def _victims(outcome: Outcome) -> Table:
 def _interval(victim: Victim) -> str:
     if victim.latency_degradation is None:
         return "cannot tell"
-    ends = (
-        "" if victim.latency_low is None else f" {_number(victim.latency_low)}-{_number(victim.latency_high)}"
-    )
+    ends = "" if victim.latency_low is None else f" {_number(victim.latency_low)}-{_number(victim.latency_high)}"
     return _number(victim.latency_degradation) + ends
 
 

@@ -1,7 +1,5 @@
 """What the demonstration sees: the agents' words (local sockets), central's (fleet API), and the truth."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -15,8 +13,6 @@ import grpc
 from central.demo.fleet import SLOT_S
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc, host_pb2, host_pb2_grpc
-
-__all__ = ["LATENCY_TRUTH", "AgentWatch", "CentralWatch", "Latency", "Ranked", "SlotEstimate", "Truth"]
 
 #: What the simulator calls the true slow-down of a VM's requests, beside that of its CPI.
 LATENCY_TRUTH = "true_latency_degradation"
@@ -93,9 +89,7 @@ class AgentWatch:
             self._take_vms(stub.ListVms(host_pb2.ListVmsRequest(), timeout=_DEADLINE_S))
             if explain:
                 for vm in self.services:
-                    self._take_explanation(
-                        stub.ExplainVm(host_pb2.ExplainVmRequest(vm=vm), timeout=_DEADLINE_S)
-                    )
+                    self._take_explanation(stub.ExplainVm(host_pb2.ExplainVmRequest(vm=vm), timeout=_DEADLINE_S))
         except grpc.RpcError as error:
             _only_passing(error, f"the agent of {self.name}")
             self.answers = False
@@ -116,9 +110,7 @@ class AgentWatch:
 
     def _take_vms(self, listed: Any) -> None:
         self.vms = len(listed.vms)
-        self.victims = tuple(
-            vm.name for vm in listed.vms if vm.decision.verdict == agent_pb2.BEHAVIOUR_VICTIM
-        )
+        self.victims = tuple(vm.name for vm in listed.vms if vm.decision.verdict == agent_pb2.BEHAVIOUR_VICTIM)
         self.first_suspect = listed.decision.suspect.job or self.first_suspect
         self.services = tuple(vm.name for vm in listed.vms if vm.latency_sensitive)
         self.jobs = frozenset(vm.job for vm in listed.vms)

@@ -4,8 +4,6 @@ A report is committed to the journal with its batch, so ingest never waits for t
 leaves the journal once the history has it; a kill between the two repeats the report, which the history then knows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3
@@ -17,8 +15,6 @@ from central.incidents.store import IncidentStore, StoreError
 from central.journal.writer import Journal
 from central.own_threads import in_own_thread
 from whitepanda.common import log
-
-__all__ = ["IncidentRecorder"]
 
 _AT_ONCE = 200  # reports in one transaction
 _RETRY_S = 5.0
@@ -88,9 +84,7 @@ class IncidentRecorder:
         waiting = await in_own_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
             rows = [row for _, row in waiting]
-            new = await in_own_thread(
-                self._store.take, rows, gap_ns=self.gap_ns, oldest_unix_ns=self._oldest_unix_ns()
-            )
+            new = await in_own_thread(self._store.take, rows, gap_ns=self.gap_ns, oldest_unix_ns=self._oldest_unix_ns())
             self.recorded += new
             if new:
                 self.on_recorded()

@@ -3,8 +3,6 @@
 All methods block and may be called from any thread; those that write wait for each other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading
@@ -18,14 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central.incidents import tables
+from central.incidents.tables import METADATA
 from central.incidents.totals import IncidentTotals, count_open, read_totals
-from central.incidents.webhook_tables import METADATA
 from central.validation.triggers import TriggerRow
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = ["IncidentQuery", "IncidentStore", "Place", "StoreError"]
 
 SCHEMA_VERSION = "1"
 _SHOWN_REPORTS = 100
@@ -130,9 +126,7 @@ class IncidentStore:
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 
-    def find(
-        self, query: IncidentQuery, *, limit: int, after: Place | None = None
-    ) -> list[fleet_pb2.Incident]:
+    def find(self, query: IncidentQuery, *, limit: int, after: Place | None = None) -> list[fleet_pb2.Incident]:
         """Return up to `limit` incidents, the last that began first, going on after a place.
 
         Raises:
@@ -151,13 +145,7 @@ class IncidentStore:
 
         """
         i = tables.incidents.c
-        worst = (
-            i.slow_down_now.is_(None),
-            i.slow_down_now.desc(),
-            i.peak_mn_cpi.is_(None),
-            i.peak_mn_cpi.desc(),
-            i.id,
-        )
+        worst = (i.slow_down_now.is_(None), i.slow_down_now.desc(), i.peak_mn_cpi.is_(None), i.peak_mn_cpi.desc(), i.id)
         with self._reading() as connection:
             statement = sa.select(tables.incidents).where(tables.is_open(since_unix_ns)).order_by(*worst)
             return _messages(connection, connection.execute(statement.limit(limit)).all())
@@ -289,9 +277,7 @@ def _postgresql(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError) as error:  # the latter: a port that is no number
-        raise UnavailableError(
-            "incidents.url is no URL; write postgresql://user:password@host/database"
-        ) from error
+        raise UnavailableError("incidents.url is no URL; write postgresql://user:password@host/database") from error
     if parsed.get_backend_name() != "postgresql":
         raise UnavailableError(
             f"incidents.url must begin with postgresql:// (value begins with {parsed.drivername!r}); leave it empty "
@@ -322,9 +308,7 @@ def _line(error: SQLAlchemyError) -> str:
     return " ".join(str(cause).split())[:300] or type(cause).__name__
 
 
-def _find(
-    connection: sa.Connection, query: IncidentQuery, limit: int, after: Place | None
-) -> Sequence[sa.Row[Any]]:
+def _find(connection: sa.Connection, query: IncidentQuery, limit: int, after: Place | None) -> Sequence[sa.Row[Any]]:
     i, v = tables.incidents.c, tables.incident_vms.c
     conditions = []
     if query.host:
@@ -352,10 +336,7 @@ def _find(
     if after is not None:
         conditions.append(sa.tuple_(i.first_unix_ns, i.id) < sa.tuple_(*after))
     statement = (
-        sa.select(tables.incidents)
-        .where(*conditions)
-        .order_by(i.first_unix_ns.desc(), i.id.desc())
-        .limit(limit)
+        sa.select(tables.incidents).where(*conditions).order_by(i.first_unix_ns.desc(), i.id.desc()).limit(limit)
     )
     return connection.execute(statement).all()
 
@@ -453,9 +434,7 @@ def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_p
 def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, fleet_pb2.IncidentVm]:
     """Return the slowest victim in the last report of each of these incidents."""
     i, r = tables.incidents.c, tables.reports.c
-    last = sa.select(r.incident, r.payload).join(
-        tables.incidents, (i.id == r.incident) & (i.last_unix_ns == r.unix_ns)
-    )
+    last = sa.select(r.incident, r.payload).join(tables.incidents, (i.id == r.incident) & (i.last_unix_ns == r.unix_ns))
     found: dict[int, list[fleet_pb2.IncidentVm]] = defaultdict(list)
     for number, payload in connection.execute(last.where(r.incident.in_(numbers))) if numbers else ():
         found[number] += (
@@ -480,8 +459,6 @@ def _jobs(connection: sa.Connection, limit: int, after: str, job: str) -> list[f
         statement = statement.where(j.job == job)
     statement = statement.group_by(j.job).order_by(j.job).limit(limit)
     return [
-        fleet_pb2.SuspectJob(
-            job=name, hosts=hosts, incidents=int(count), first_unix_ns=began, last_unix_ns=ended
-        )
+        fleet_pb2.SuspectJob(job=name, hosts=hosts, incidents=int(count), first_unix_ns=began, last_unix_ns=ended)
         for name, hosts, count, began, ended in connection.execute(statement)
     ]

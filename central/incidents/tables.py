@@ -9,8 +9,6 @@ A report that it is over (it names no victim) is kept as a time of its host only
 longer. An incident is open while its last report is not older than the gap, and no such time came after it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -43,25 +41,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from central.validation.triggers import TriggerRow, first_suspect
 from whitepanda.v1 import agent_pb2
 
-__all__ = [
-    "METADATA",
-    "ROLE_SUSPECT",
-    "ROLE_VICTIM",
-    "ROW_ID",
-    "analyses",
-    "incident_vms",
-    "incidents",
-    "insert_into",
-    "is_open",
-    "meta",
-    "prune",
-    "recommendations",
-    "reports",
-    "suspect_jobs",
-    "take",
-    "was_first",
-]
-
 ROLE_VICTIM = 0
 ROLE_SUSPECT = 1
 
@@ -69,9 +48,7 @@ METADATA = MetaData()
 #: Of a column `id` that the database numbers: SQLite does so only under this name.
 ROW_ID = BigInteger().with_variant(Integer, "sqlite")
 
-meta = Table(
-    "incident_meta", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False)
-)
+meta = Table("incident_meta", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 reports = Table(
     "incident_reports",
     METADATA,
@@ -128,10 +105,7 @@ incident_vms = Table(
 )
 #: When it was last over on a host.
 ends = Table(
-    "incident_ends",
-    METADATA,
-    Column("host", Text, primary_key=True),
-    Column("unix_ns", BigInteger, nullable=False),
+    "incident_ends", METADATA, Column("host", Text, primary_key=True), Column("unix_ns", BigInteger, nullable=False)
 )
 #: What could be done, of the last report that said so: a row per incident, so it does not grow with the reports.
 recommendations = Table(
@@ -209,10 +183,7 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
             "payload": trigger.SerializeToString(),
         }
         found = connection.execute(
-            insert_into(connection, reports)
-            .values(values)
-            .on_conflict_do_nothing()
-            .returning(reports.c.number)
+            insert_into(connection, reports).values(values).on_conflict_do_nothing().returning(reports.c.number)
         )
         if found.first() is None:
             continue
@@ -283,11 +254,7 @@ def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigge
     i = incidents.c
     near = connection.execute(
         select(incidents)
-        .where(
-            i.host == row.machine,
-            i.last_unix_ns >= row.unix_ns - gap_ns,
-            i.first_unix_ns <= row.unix_ns + gap_ns,
-        )
+        .where(i.host == row.machine, i.last_unix_ns >= row.unix_ns - gap_ns, i.first_unix_ns <= row.unix_ns + gap_ns)
         .order_by(i.id)
     ).all()
     parts: list[Mapping[str, Any]] = [_of_report(row, trigger)]
@@ -332,9 +299,7 @@ def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
         "first_unix_ns": row.unix_ns,
         "last_unix_ns": row.unix_ns,
         "victims_now": len(trigger.victims),
-        "slow_down_now": max(
-            (v.slow_down.ratio for v in trigger.victims if v.slow_down.ratio > 0), default=None
-        ),
+        "slow_down_now": max((v.slow_down.ratio for v in trigger.victims if v.slow_down.ratio > 0), default=None),
         "reports": 1,
         "peak_mn_cpi": _or_none(trigger.mn_cpi),
         "peak_threshold": None if math.isnan(trigger.mn_cpi) else _or_none(trigger.mn_cpi_threshold),
@@ -412,9 +377,7 @@ def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
 
 def _note_advice(connection: Connection, incident: int, unix_ns: int, payload: bytes) -> None:
     """Keep what was said last, whatever the order in which reports arrive."""
-    statement = insert_into(connection, recommendations).values(
-        incident=incident, unix_ns=unix_ns, payload=payload
-    )
+    statement = insert_into(connection, recommendations).values(incident=incident, unix_ns=unix_ns, payload=payload)
     new = statement.excluded
     connection.execute(
         statement.on_conflict_do_update(
@@ -431,13 +394,7 @@ def _count(connection: Connection, hosts: Iterable[str]) -> None:
     for host in sorted(hosts):
         connection.execute(delete(suspect_jobs).where(suspect_jobs.c.host == host))
         counted = (
-            select(
-                v.job,
-                i.host,
-                func.count(i.id.distinct()),
-                func.min(i.first_unix_ns),
-                func.max(i.last_unix_ns),
-            )
+            select(v.job, i.host, func.count(i.id.distinct()), func.min(i.first_unix_ns), func.max(i.last_unix_ns))
             .select_from(incidents)
             .join(incident_vms, i.id == v.incident)
             .where(i.host == host, was_first())

@@ -1,7 +1,5 @@
 """Totals of incident history since a time: by host, by suspected job, in all. Functions of a connection."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -9,8 +7,6 @@ import sqlalchemy as sa
 from central.incidents.tables import incident_vms, incidents, is_open, was_first
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["IncidentTotals", "count_open", "read_totals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +30,7 @@ def count_open(connection: sa.Connection, since_unix_ns: int) -> int:
     return int(connection.scalar(count) or 0)
 
 
-def read_totals(
-    connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int
-) -> IncidentTotals:
+def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int) -> IncidentTotals:
     """Count the incidents that were not over before a time.
 
     Args:
@@ -50,9 +44,7 @@ def read_totals(
     recent = i.last_unix_ns >= since_unix_ns
     open_ones = sa.case((is_open(open_since_unix_ns), 1), else_=0)
     number, still_open = sa.func.count(), sa.func.coalesce(sa.func.sum(open_ones), 0)
-    total, hosts = connection.execute(
-        sa.select(number, sa.func.count(sa.distinct(i.host))).where(recent)
-    ).one()
+    total, hosts = connection.execute(sa.select(number, sa.func.count(sa.distinct(i.host))).where(recent)).one()
     reports = sa.func.sum(i.reports)
     by_host = (
         sa.select(

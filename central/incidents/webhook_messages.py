@@ -5,8 +5,6 @@ labels stay the same while it lasts, so `fingerprint` and `startsAt` say which; 
 Suspects may change while it lasts, so they are annotations.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -18,8 +16,6 @@ from typing import Any
 from central.incidents.words import found_by, named, slow_down
 from whitepanda.common.texts import printable
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["ALERT_NAME", "firing", "resolved"]
 
 ALERT_NAME = "WhitepandaContention"
 _RECEIVER = "whitepanda"

@@ -1,7 +1,5 @@
 """Posting a message to a receiver: signed, within a time, without following where it is sent on to."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac
@@ -16,8 +14,6 @@ import httpx
 
 from whitepanda.common.errors import ConfigError, TlsError
 from whitepanda.common.private_files import read_secret
-
-__all__ = ["SIGNATURE", "TIMESTAMP", "Answer", "Sender", "receiver_names", "sign"]
 
 TIMESTAMP = "X-Whitepanda-Timestamp"
 SIGNATURE = "X-Whitepanda-Signature"

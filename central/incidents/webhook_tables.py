@@ -4,41 +4,15 @@ Each receiver (a URL) has notices, told in their order, and remembers which inci
 its lease makes them and tells them: so of several replicas with one database one does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Index,
-    Row,
-    Table,
-    Text,
-    delete,
-    func,
-    select,
-    text,
-)
+from sqlalchemy import BigInteger, Column, Connection, Index, Row, Table, Text, delete, func, select, text
 
 from central.incidents import webhook_messages
 from central.incidents.tables import METADATA, ROW_ID, incidents, insert_into, is_open
 from whitepanda.v1 import fleet_pb2
-
-__all__ = [
-    "METADATA",  # with these tables in it
-    "Notice",
-    "Waiting",
-    "change",
-    "claim",
-    "first",
-    "forget",
-    "forget_receivers",
-    "waiting",
-]
 
 _AT_ONCE = 200  # incidents in one transaction
 
@@ -175,9 +149,7 @@ def change(
     new = []
     for row in over:
         new.append(
-            webhook_messages.resolved(
-                known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns
-            )
+            webhook_messages.resolved(known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns)
         )
         connection.execute(delete(told).where(mine, told.c.incident == row.incident))
     for row in begun:
@@ -186,9 +158,7 @@ def change(
             receiver=receiver, incident=row.id, message=new[-1], suspect_vm=row.suspect_vm
         )
         said = {"message": statement.excluded.message, "suspect_vm": statement.excluded.suspect_vm}
-        connection.execute(
-            statement.on_conflict_do_update(index_elements=["receiver", "incident"], set_=said)
-        )
+        connection.execute(statement.on_conflict_do_update(index_elements=["receiver", "incident"], set_=said))
     rows = [{"receiver": receiver, "created_unix_ns": now_unix_ns, "message": message} for message in new]
     connection.execute(notices.insert(), rows)
     return _cut(connection, receiver, max_waiting)

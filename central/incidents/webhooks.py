@@ -4,8 +4,6 @@ What waits is in the database of incident history, so a kill loses nothing; a me
 killed is told once more.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random
@@ -24,8 +22,6 @@ from central.incidents.webhook_sender import Answer, Sender, receiver_names
 from central.own_threads import in_own_thread
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = ["DROP_REASONS", "Timing", "Webhooks"]
 
 #: Why a notice is given up.
 DROP_REASONS = ("expired", "refused", "too_many")
@@ -101,8 +97,7 @@ class Webhooks:
         self._log = log.get("webhooks")
         names = receiver_names(section.urls)
         self._receivers = [
-            _Receiver(name, _key(url), self._sender(url))
-            for name, url in zip(names, section.urls, strict=True)
+            _Receiver(name, _key(url), self._sender(url)) for name, url in zip(names, section.urls, strict=True)
         ]
 
     def wake(self) -> None:
@@ -130,10 +125,7 @@ class Webhooks:
                 active=one.is_ours,
                 delivered=one.delivered,
                 failed_attempts=one.failed,
-                dropped=[
-                    agent_pb2.RejectedRows(reason=reason, count=one.dropped[reason])
-                    for reason in DROP_REASONS
-                ],
+                dropped=[agent_pb2.RejectedRows(reason=reason, count=one.dropped[reason]) for reason in DROP_REASONS],
                 waiting=one.waiting.count,
                 oldest_waiting_unix_ns=one.waiting.oldest_unix_ns,
                 last_error=one.error,
@@ -198,15 +190,11 @@ class Webhooks:
     def _look(self, receiver: _Receiver) -> webhook_tables.Notice | None:
         """Note what is new; return what is to be told next, None where nothing is or another replica tells it."""
 
-        def look(
-            connection: Connection,
-        ) -> tuple[bool, int, webhook_tables.Waiting, webhook_tables.Notice | None]:
+        def look(connection: Connection) -> tuple[bool, int, webhook_tables.Waiting, webhook_tables.Notice | None]:
             section, now = self._section, self._clock()
             # It is renewed before each post; the other half is for a database that answers late.
             lease_ns = round(2 * (section.timeout_s + self._timing.lease_s) * 1e9)
-            if not webhook_tables.claim(
-                connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now
-            ):
+            if not webhook_tables.claim(connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now):
                 return False, 0, webhook_tables.Waiting(), None
             dropped = webhook_tables.change(
                 connection,
@@ -218,12 +206,7 @@ class Webhooks:
                 max_waiting=section.max_waiting,
             )
             waiting = webhook_tables.waiting(connection, receiver.key)
-            return (
-                True,
-                dropped,
-                waiting,
-                webhook_tables.first(connection, receiver.key) if waiting.count else None,
-            )
+            return (True, dropped, waiting, webhook_tables.first(connection, receiver.key) if waiting.count else None)
 
         receiver.is_ours, dropped, receiver.waiting, notice = self._store.write(look)
         if dropped:
@@ -237,9 +220,7 @@ class Webhooks:
         ceiling_s = min(timing.last_retry_s, timing.first_retry_s * 2.0 ** min(receiver.attempts, 30))
         return max(answer.delay_s, ceiling_s * self._rng.uniform(0.5, 1.0))
 
-    async def _give_up(
-        self, receiver: _Receiver, notice: webhook_tables.Notice, reason: str, why: str
-    ) -> None:
+    async def _give_up(self, receiver: _Receiver, notice: webhook_tables.Notice, reason: str, why: str) -> None:
         await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
         receiver.dropped[reason] += 1
         self._log.error(
@@ -250,9 +231,7 @@ class Webhooks:
         """Forget receivers that nobody has told of for a month, now and daily."""
         while True:
             forget = partial(
-                webhook_tables.forget_receivers,
-                unclaimed_for_ns=_KEEP_UNCLAIMED_NS,
-                now_unix_ns=self._clock(),
+                webhook_tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=self._clock()
             )
             try:
                 gone = await in_own_thread(self._store.write, forget)

@@ -1,18 +1,11 @@
 """An incident in words, the same ones in webhooks and on the command line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["found_by", "named", "slow_down", "slow_down_or_why"]
-
-_ANALYSES = {
-    agent_pb2.ANALYSIS_HOST: "the host's own baseline",
-    agent_pb2.ANALYSIS_FLEET: "the fleet's statistics",
-}
+_ANALYSES = {agent_pb2.ANALYSIS_HOST: "the host's own baseline", agent_pb2.ANALYSIS_FLEET: "the fleet's statistics"}
 
 
 def slow_down(one: agent_pb2.Degradation) -> str:

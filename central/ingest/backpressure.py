@@ -4,19 +4,16 @@ A stream that sends faster than the journal writes is not read, which is what sl
 asked to (SlowDown).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 
 from central.config import IngestSection
 from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
-from central.journal.writer import HostRecord, Journal
+from central.journal.tables import HostRecord
+from central.journal.writer import Journal
 from central.validation.wire_columns import Layout
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Flow", "Room"]
 
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
 _PENDING_BYTES_PER_STREAM = 1 << 20  # or one larger message: so much of one host is in a commit at most
@@ -36,15 +33,11 @@ class Flow:
         self.pace_ms = 0  # least time between its batches, by its quota
         self.pending_bytes = 0
         self.layout: Layout | None = None  # of the last batch, where all of it was good
-        self.noted_jobs: tuple[frozenset[str], frozenset[str]] | None = (
-            None  # the last batch's, the stream's then
-        )
+        self.noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
         self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
         self.idle = asyncio.Event()
         self.idle.set()
-        self.unread: asyncio.Future[None] = (
-            asyncio.get_running_loop().create_future()
-        )  # set: the host does not read
+        self.unread: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # set: the host does not read
 
     def is_full(self) -> bool:
         """Whether nothing more of this stream is read for now."""

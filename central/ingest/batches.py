@@ -4,8 +4,6 @@ A batch like its stream's last one differs in numbers only; those of all batches
 together (`central.validation.wire_columns`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
@@ -19,14 +17,13 @@ from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.ingest.sessions import StreamRegistry
-from central.journal.writer import Journal, Submission
+from central.journal.tables import Submission
+from central.journal.writer import Journal
 from central.validation.reader import ReadBatch, Sender, read_batch
 from central.validation.rows import Limits, bounds, job_bytes, too_many_jobs
 from central.validation.wire_columns import CHECKED, Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Intake"]
 
 _NO_REJECTIONS: dict[str, int] = {}
 _WARN_EVERY_S = 600.0  # of the same host and reason; all are counted
@@ -91,9 +88,7 @@ class Intake:
 
         def is_sound(batches: list[tuple[Flow, Layout, int, bytes]]) -> bool:
             slices = [(layout.slices, raw) for _, layout, _, raw in batches]
-            return sound(
-                [[raw[at[i][0] : at[i][1]] for at, raw in slices] for i in range(len(CHECKED))], limits
-            )
+            return sound([[raw[at[i][0] : at[i][1]] for at, raw in slices] for i in range(len(CHECKED))], limits)
 
         all_sound = is_sound(waiting)
         for one in waiting:
@@ -151,10 +146,7 @@ class Intake:
     def _done_quick(self, flow: Flow, layout: Layout, sequence: int, is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
         self._room.end(flow, layout.size)
         flow.stream.acknowledge(
-            layout.spool_id,
-            sequence,
-            accepted_rows=layout.rows if is_new else 0,
-            under_way=flow.pending,
+            layout.spool_id, sequence, accepted_rows=layout.rows if is_new else 0, under_way=flow.pending
         )
 
     def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
@@ -246,9 +238,7 @@ class Intake:
             detail = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
             self._refused(flow.stream.host, read.reason, detail)
         for reason, count in read.rejected_rows.items():
-            self._refused(
-                flow.stream.host, reason, f"{count} of {read.rows} rows of batch {read.sequence} refused"
-            )
+            self._refused(flow.stream.host, reason, f"{count} of {read.rows} rows of batch {read.sequence} refused")
         for reason, count in read.rejected_reports.items():
             detail = f"{count} of {read.reports} reports of batch {read.sequence} refused"
             self._refused(flow.stream.host, reason, detail)

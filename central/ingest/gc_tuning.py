@@ -7,23 +7,17 @@ behind, but for a small one of gRPC's where a stream is refused. So the young ge
 all of it rarely.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc
 from collections.abc import Callable
-
-__all__ = ["YOUNG", "be_patient", "collect", "collect_rarely"]
 
 #: Objects before the first generation is collected, and such collections before the second one is. Never the third.
 YOUNG = (50_000, 5, 2**31 - 1)
 
 _LOOK_S = 60.0
 _LOOKS = 60  # before everything is looked at anyway, that is hourly
-_ENDED = (
-    10_000  # streams, or before that when so many have ended: should one ever leave a cycle, they are few
-)
+_ENDED = 10_000  # streams, or before that when so many have ended: should one ever leave a cycle, they are few
 
 
 def be_patient() -> None:

@@ -1,7 +1,5 @@
 """The first words on a stream: who speaks, for which host, in which version of the protocol; and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable
@@ -19,15 +17,14 @@ from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
-from central.journal.writer import HostRecord, Journal
+from central.journal.tables import HostRecord
+from central.journal.writer import Journal
 from central.validation.reader import ReadBatch, Sender
 from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree, version_span
 from whitepanda.common.tls import peer_certificate, shown_names
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
 
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
 
@@ -81,9 +78,7 @@ class Greeter:
         self._warn = LogLimit(self._log.warning)
         self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
 
-    def admit(
-        self, context: Context, names: frozenset[str], hello: agent_pb2.Hello
-    ) -> tuple[HostStream, HostRecord]:
+    def admit(self, context: Context, names: frozenset[str], hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
         """Agree on a version.
 
         Raises:
@@ -102,9 +97,7 @@ class Greeter:
                 f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
                 f"({shown_names(names)}); issue a certificate for that name, or set agent.host "
                 "to the certificate's name",
-                host=someone(
-                    names
-                ),  # not what it claims: one certificate could use up all lines of that reason
+                host=someone(names),  # not what it claims: one certificate could use up all lines of that reason
             )
         for what in ("platform", "agent_version", "boot_id"):
             value = getattr(hello, what)
@@ -190,9 +183,7 @@ class Greeter:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
         except TimeoutError:
             detail = f"no Hello within {_HELLO_TIMEOUT_S:.0f} s of connecting"
-            raise self.refuse(
-                grpc.StatusCode.DEADLINE_EXCEEDED, "no_hello", detail, host=someone(names)
-            ) from None
+            raise self.refuse(grpc.StatusCode.DEADLINE_EXCEEDED, "no_hello", detail, host=someone(names)) from None
         if raw is grpc.aio.EOF:
             raise self.refuse(
                 grpc.StatusCode.FAILED_PRECONDITION,

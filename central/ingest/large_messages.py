@@ -6,8 +6,6 @@ comes back has been checked and is small, or bounded by `ingest.max_batch_rows`.
 whose message it was reading.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -30,8 +28,6 @@ from central.ingest.peers import Peer
 from central.validation.reader import ReadBatch, Sender, read_batch
 from central.validation.rows import job_bytes
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]
 
 LARGE = 64 << 10  # bytes; the library reads so many in a millisecond, whatever they are
 
@@ -102,9 +98,7 @@ class LargeMessages:
         async with peer.reads_large:
             answer = None
             while answer is None:  # while this one waited the process died of another message
-                answer = await loop.run_in_executor(
-                    self._thread, self._exchange, self._running(), raw, sender
-                )
+                answer = await loop.run_in_executor(self._thread, self._exchange, self._running(), raw, sender)
         if not sender.is_importer:
             peer.owe_for(answer.took_s)
         if answer.body == "not_read":
@@ -199,10 +193,7 @@ def main() -> None:
             sys.stdout.buffer.write(_HEAD.pack(len(said), 0) + said)
             sys.stdout.buffer.flush()
             del answer, said
-            if (
-                trim is not None
-                and int(statm.read_text().split()[1]) * resource.getpagesize() > _TRIMMED_BYTES
-            ):
+            if trim is not None and int(statm.read_text().split()[1]) * resource.getpagesize() > _TRIMMED_BYTES:
                 trim(0)
 
 

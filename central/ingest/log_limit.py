@@ -1,12 +1,8 @@
 """Limits log lines about what others send, by host and reason, and counts the lines left out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
-
-__all__ = ["LogLimit"]
 
 
 class _Lines:
@@ -78,9 +74,7 @@ class LogLimit:
             lines.since_s = now_s
             lines.others += sum(lines.before.values())
             lines.before = {
-                host: count - self._most_lines
-                for host, count in lines.hosts.items()
-                if count > self._most_lines
+                host: count - self._most_lines for host, count in lines.hosts.items() if count > self._most_lines
             }
             lines.hosts = {}
         return lines

@@ -5,14 +5,10 @@ itself takes from it, and as long as it owes more than a little, none of its str
 for is not its debt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Container
-
-__all__ = ["Certificate", "Peer", "Peers"]
 
 Certificate = tuple[frozenset[str], str]  # its names and its serial
 
@@ -33,17 +29,7 @@ class Peer:
     `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
     """
 
-    __slots__ = (
-        "_clock_s",
-        "calls",
-        "greets",
-        "names",
-        "open",
-        "reads_large",
-        "revoked",
-        "serials",
-        "until_s",
-    )
+    __slots__ = ("_clock_s", "calls", "greets", "names", "open", "reads_large", "revoked", "serials", "until_s")
 
     def __init__(self, names: frozenset[str], revoked: str, clock_s: Callable[[], float]) -> None:
         self.names = names

@@ -5,8 +5,6 @@ was quiet for so long has a full one. A batch is taken while something is left, 
 most. Beyond it a batch is refused for now: it is not acknowledged, so the agent keeps it and sends it again later.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -16,8 +14,6 @@ import numpy as np
 
 from central.config import QuotaSection
 from central.validation.triggers import TriggerRow
-
-__all__ = ["OVER_QUOTA_REPORTS", "OverQuotaError", "Quotas"]
 
 #: Why reports are dropped.
 OVER_QUOTA_REPORTS = "over_quota_reports"
@@ -100,9 +96,7 @@ class Quotas:
 
     """
 
-    def __init__(
-        self, section: QuotaSection | None = None, *, clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, section: QuotaSection | None = None, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._section = section = section or QuotaSection()
         self._clock_s = clock_s
         self._rows = float(section.max_rows_per_minute)
@@ -129,14 +123,7 @@ class Quotas:
         return found
 
     def take(
-        self,
-        name: str,
-        *,
-        rows: int,
-        size: int,
-        spool_id: str,
-        sequence: int,
-        tasks: Collection[tuple[str, str]] = (),
+        self, name: str, *, rows: int, size: int, spool_id: str, sequence: int, tasks: Collection[tuple[str, str]] = ()
     ) -> int:
         """Charge a host for a batch.
 
@@ -159,20 +146,14 @@ class Quotas:
         host = self._refilled(name)
         if host.rows <= 0:
             raise self._over(
-                host,
-                "over_quota_rows",
-                f"max_rows_per_minute allows {self._section.max_rows_per_minute} rows",
+                host, "over_quota_rows", f"max_rows_per_minute allows {self._section.max_rows_per_minute} rows"
             )
         if host.bytes <= 0:
-            raise self._over(
-                host, "over_quota_bytes", f"max_gib_per_day allows {self._section.max_gib_per_day:g} GiB"
-            )
+            raise self._over(host, "over_quota_bytes", f"max_gib_per_day allows {self._section.max_gib_per_day:g} GiB")
         spool = hash(spool_id)
         begins = host.spools.get(spool) != sequence - 1
         if begins and host.ranges < 1:
-            detail = (
-                f"max_ranges_per_day allows {self._section.max_ranges_per_day} new spools and gaps in numbers"
-            )
+            detail = f"max_ranges_per_day allows {self._section.max_ranges_per_day} new spools and gaps in numbers"
             raise self._over(host, "over_quota_ranges", detail)
         if tasks:
             self._take_tasks(host, tasks)
@@ -254,6 +235,5 @@ class Quotas:
     def _over(host: _Host, reason: str, detail: str) -> OverQuotaError:
         host.note_refused(reason)
         return OverQuotaError(
-            reason,
-            f"over quota: quotas.{detail} of one host; it may send again later. Raise it where that is too few",
+            reason, f"over quota: quotas.{detail} of one host; it may send again later. Raise it where that is too few"
         )

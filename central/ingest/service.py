@@ -5,8 +5,6 @@ bad input. `central.ingest.handshake` is a stream's begin, `central.ingest.batch
 `central.ingest.backpressure` says when.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -33,8 +31,6 @@ from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log
 from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["Ingest"]
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
 _LOOKS = 10  # in `ingest.unread_s`, for hosts that do not read
@@ -172,9 +168,7 @@ class Ingest:
                 stream.close("ended by the agent" if is_plain else "refused")
                 # gRPC takes no status while a message is being written: the refused one would wait for it for ever.
                 await asyncio.wait(
-                    (sender, flow.unread),
-                    timeout=None if is_plain else _DRAIN_S,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    (sender, flow.unread), timeout=None if is_plain else _DRAIN_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if is_plain and flow.unread.done():
                     raise self._unread(stream)
@@ -202,9 +196,7 @@ class Ingest:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
             raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))
         if is_full:
-            detail = (
-                f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            )
+            detail = f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
             raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
 
     async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
@@ -215,9 +207,7 @@ class Ingest:
         except TimeoutError:
             raise asyncio.CancelledError from None
 
-    def _raise_end(
-        self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]
-    ) -> None:
+    def _raise_end(self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]) -> None:
         """Raise what the stream ends with, if that is no plain end."""
         for task in (receiver, sender):
             if task.done():
@@ -277,9 +267,7 @@ class Ingest:
             if read is None:
                 read = self._take(flow, raw)
             else:
-                self._charge(
-                    flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks
-                )
+                self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
                 self._intake.take_read(flow, read, len(raw))
             peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
@@ -315,13 +303,7 @@ class Ingest:
         return None
 
     def _charge(
-        self,
-        flow: Flow,
-        rows: int,
-        size: int,
-        spool_id: str,
-        sequence: int,
-        tasks: Collection[tuple[str, str]] = (),
+        self, flow: Flow, rows: int, size: int, spool_id: str, sequence: int, tasks: Collection[tuple[str, str]] = ()
     ) -> None:
         """Charge the host's quota for a batch; raises OverQuotaError where it is used up."""
         stream = flow.stream
@@ -335,9 +317,7 @@ class Ingest:
         stream.spooled_batches = min(heartbeat.spooled_batches, _MOST_BATCHES)
         stream.dropped_batches = min(heartbeat.dropped_batches, _MOST_BATCHES)
         self._registry.update(
-            stream,
-            jobs=filter(is_name, heartbeat.jobs),
-            coefficient_version=heartbeat.coefficient_version or None,
+            stream, jobs=filter(is_name, heartbeat.jobs), coefficient_version=heartbeat.coefficient_version or None
         )
         flow.record = replace(
             flow.record,

@@ -3,8 +3,6 @@
 Everything here belongs to the one asyncio loop; nothing is safe to call from another thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -18,8 +16,6 @@ from central.authorisation.revoked import revoked_text
 from central.journal.sequence_ranges import merged
 from central.validation.vm_names import VmNames
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["MAX_QUEUED_BYTES", "MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]
 
 #: Messages (without acknowledgements, which merge) that may wait for one host that does not read.
 MAX_QUEUED_MESSAGES = 64
@@ -44,7 +40,7 @@ class LateAcknowledgements:
     def __init__(self) -> None:
         self._streams: set[HostStream] = set()
 
-    def add(self, stream: HostStream) -> None:
+    def add(self, stream: "HostStream") -> None:
         """Look at a stream until its acknowledgements have left."""
         if not self._streams:
             self._look_later()
@@ -198,9 +194,7 @@ class StreamRegistry:
     def __init__(self) -> None:
         self.on_change: list[Callable[[HostStream], None]] = []
         self.ended = 0  # streams, since the start
-        self.refused: Counter[str] = (
-            Counter()
-        )  # streams and handshakes that were refused since the start, by reason
+        self.refused: Counter[str] = Counter()  # streams and handshakes that were refused since the start, by reason
         self.vm_names = VmNames()
         self._late = LateAcknowledgements()
         self._streams: dict[str, HostStream] = {}
@@ -228,9 +222,7 @@ class StreamRegistry:
 
     def close_revoked(self, revoked: Container[str]) -> list[HostStream]:
         """Close the streams whose certificates' serials are `revoked`, and return them."""
-        found = [
-            stream for stream in self._streams.values() if stream.serial in revoked and not stream.closed
-        ]
+        found = [stream for stream in self._streams.values() if stream.serial in revoked and not stream.closed]
         for stream in found:
             stream.close(revoked_text(stream.serial), grpc.StatusCode.UNAUTHENTICATED)
         return found

@@ -4,8 +4,6 @@ So what the core writes there is read: of each refused handshake it says why, th
 all others by their form, and go no further; everything else goes on to where standard error went before.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -17,8 +15,6 @@ from contextlib import contextmanager
 
 from whitepanda.common import log
 
-__all__ = ["REASONS", "Refusals", "reading_standard_error", "reason_of"]
-
 _CORE_LINE = re.compile(rb"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")
 _REFUSED = re.compile(rb"\] Handshake failed with error (?P<why>.*)$")
 _TOLD_EVERY_S = 60.0
@@ -28,16 +24,8 @@ _SHOWN = 300  # characters of a line
 REASONS = (
     ("tls_expired", "certificate has expired", "issue a new one with `whitepanda pki host`"),
     ("tls_not_yet_valid", "certificate is not yet valid", "compare the clocks"),
-    (
-        "tls_wrong_ca",
-        "CERTIFICATE_VERIFY_FAILED",
-        "it is not signed by the CA of central.tls.ca; issue it there",
-    ),
-    (
-        "tls_no_certificate",
-        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
-        "it presented none; central speaks mTLS only",
-    ),
+    ("tls_wrong_ca", "CERTIFICATE_VERIFY_FAILED", "it is not signed by the CA of central.tls.ca; issue it there"),
+    ("tls_no_certificate", "PEER_DID_NOT_RETURN_A_CERTIFICATE", "it presented none; central speaks mTLS only"),
     ("tls_handshake", "", "it is no agent's, or its TLS is too old"),
 )
 
@@ -84,13 +72,8 @@ def reading_standard_error(on_refusal: Callable[[str], None]) -> Iterator[None]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    before, sys.stderr = (
-        sys.stderr,
-        os.fdopen(os.dup(outside), "w", buffering=1, encoding="utf-8", errors="replace"),
-    )
-    reader = threading.Thread(
-        target=_read, args=(reading, outside, on_refusal), name="standard error", daemon=True
-    )
+    before, sys.stderr = (sys.stderr, os.fdopen(os.dup(outside), "w", buffering=1, encoding="utf-8", errors="replace"))
+    reader = threading.Thread(target=_read, args=(reading, outside, on_refusal), name="standard error", daemon=True)
     reader.start()
     try:
         yield

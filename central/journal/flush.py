@@ -1,7 +1,5 @@
 """The roll loop: what the journal holds becomes segments of the lake, every minute or when there is much of it."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time
@@ -11,12 +9,11 @@ from importlib import metadata
 
 from central.config import IngestSection
 from central.journal.flush_worker import WHOLE_PACK, RollFaultError, RollWorker, Unfit, write_roll
-from central.journal.writer import Journal, Roll
+from central.journal.tables import Roll
+from central.journal.writer import Journal
 from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from whitepanda.common import log
-
-__all__ = ["Roller"]
 
 _LOOK_S = 0.25  # how often the loop looks at how much there is
 _TRIES = 3  # of a batch by itself, before it is set aside
@@ -28,9 +25,7 @@ class Roller:
     Segments are written by `worker`, which is central's to close; without one by a thread.
     """
 
-    def __init__(
-        self, config: IngestSection, journal: Journal, lake: Lake, worker: RollWorker | None = None
-    ) -> None:
+    def __init__(self, config: IngestSection, journal: Journal, lake: Lake, worker: RollWorker | None = None) -> None:
         self.on_rolled: list[Callable[[], None]] = []
         self.failure = ""  # why the last roll failed; "" while all is well
         self._config = config

@@ -11,8 +11,6 @@ Two processes must never write the same segment. So it dies with central, and un
 lock, which it inherits: the next central does not begin before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -34,8 +32,6 @@ from central import worker_process
 from central.journal.tables import Roll, read_batches, read_roll
 from central.lake.segments import Lake
 from central.validation.rows import StoredBatch, samples_tables
-
-__all__ = ["WHOLE_PACK", "RollFaultError", "RollWorker", "Unfit", "main", "write_roll"]
 
 _NICE = 5  # than central: rolls have to keep up with it, but agents wait for it
 _PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
@@ -71,9 +67,7 @@ class RollFaultError(OSError):
         self.unfit = unfit or []
 
 
-def write_roll(
-    lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str], *, careful: bool = False
-) -> int:
+def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str], *, careful: bool = False) -> int:
     """Write the segments of a roll and return the number of their rows.
 
     `careful` has less in memory at a time.

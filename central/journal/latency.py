@@ -1,12 +1,8 @@
 """How long batches take from their arrival until they are on disk, as a histogram since central's start."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
-
-__all__ = ["BOUNDS_S", "AckTimes"]
 
 #: Upper bounds of the buckets, s; the last bucket has none.
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

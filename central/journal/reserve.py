@@ -6,15 +6,11 @@ full disk the reserve is drawn for that. Batches wait until it is held again: el
 The file's size is the state, also for the next process: an empty file means that the reserve is drawn.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import sqlite3
 from pathlib import Path
-
-__all__ = ["Reserve", "free_bytes", "is_full", "reserve_bytes"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it

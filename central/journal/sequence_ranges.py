@@ -1,12 +1,8 @@
 """Sets of sequence numbers as merged ranges: compact for ever, as a spool numbers its batches almost without gaps."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-__all__ = ["RangeChange", "SequenceRanges", "merged"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """The journal's tables: what one transaction writes, and what is read back. Functions of a connection, no threads."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections import Counter
@@ -17,35 +15,6 @@ import numpy as np
 from central.validation.events import EventRow
 from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
-
-__all__ = [
-    "BUSY_TIMEOUT_S",
-    "FORGOTTEN_BYTES",
-    "FORGOTTEN_RANGES",
-    "HOST_COLUMNS",
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "Group",
-    "HostRecord",
-    "JournalStats",
-    "Rejection",
-    "Roll",
-    "Submission",
-    "end_of_roll",
-    "finish_roll",
-    "forget_some",
-    "forget_spools",
-    "read_batches",
-    "read_events",
-    "read_hosts",
-    "read_roll",
-    "read_stats",
-    "read_triggers",
-    "set_aside",
-    "unpack",
-    "unpack_kept",
-    "write_group",
-]
 
 SCHEMA_VERSION = "1"
 BUSY_TIMEOUT_S = 10.0
@@ -223,15 +192,11 @@ class Group:
     triggers: list[TriggerRow] = field(default_factory=list)
     outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
     hosts: dict[str, HostRecord] = field(default_factory=dict)
-    seen: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # host -> (accepted rows, received_unix_ns)
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # host -> (accepted rows, received_unix_ns)
     rejections: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (host, kind, reason)
     upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
     deletes: set[tuple[str, str, int]] = field(default_factory=set)
-    last_days: dict[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # by (host, spool_id), where it is a new one
+    last_days: dict[tuple[str, str], int] = field(default_factory=dict)  # by (host, spool_id), where it is a new one
     counters: Counter[str] = field(default_factory=Counter)
     counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
@@ -253,9 +218,7 @@ def write_group(
         _forget_events(connection, group, max_events, max_events_per_host)
     _write_triggers(connection, group, max_events)
     _insert_many(connection, "packs (batches, accepted_rows, contents, payload)", 4, _packs(group.new))
-    connection.executemany(
-        "DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes
-    )
+    connection.executemany("DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes)
     upserts = [(*key, last) for key, last in group.upserts.items()]
     _insert_many(connection, "received", 4, upserts, "UPDATE SET last = excluded.last")
     days = [(*key, day) for key, day in group.last_days.items()]
@@ -272,9 +235,7 @@ def write_group(
     _insert_many(connection, "seen", 3, seen, f"UPDATE SET {change}")
 
 
-def _forget_events(
-    connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int
-) -> None:
+def _forget_events(connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int) -> None:
     """Delete the oldest events: of hosts that have too many, counted, then of all."""
     for host in {event.host for event in group.events}:
         count = connection.execute("SELECT count(*) FROM events WHERE host = ?", (host,)).fetchone()[0]
@@ -290,8 +251,7 @@ def _forget_events(
     if last // step != (last - len(group.events)) // step:
         count = connection.execute("SELECT count(*) FROM events").fetchone()[0]
         connection.execute(
-            "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)",
-            (max(0, count - max_events),),
+            "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)", (max(0, count - max_events),)
         )
 
 
@@ -335,9 +295,7 @@ def _packs(batches: list[Submission]) -> list[tuple[int, int, bytes, bytes]]:
             size += len(batches[at].payload)
             at += 1
         some = batches[first:at]
-        contents = [
-            (b.host, b.platform, b.spool_id, b.sequence, b.rows, b.kept, len(b.payload)) for b in some
-        ]
+        contents = [(b.host, b.platform, b.spool_id, b.sequence, b.rows, b.kept, len(b.payload)) for b in some]
         packs.append(
             (
                 len(some),
@@ -376,9 +334,7 @@ def read_batches(journal: Path, roll: Roll) -> Iterator[tuple[int, int, StoredBa
         connection.close()
 
 
-def read_roll(
-    journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 << 62
-) -> Iterator[list[StoredBatch]]:
+def read_roll(journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 << 62) -> Iterator[list[StoredBatch]]:
     """Yield the batches of a roll in pieces of about `piece_rows` rows or `piece_bytes` bytes: a roll may be large.
 
     The pieces are the same each time. For any thread or process, see `read_batches`.
@@ -403,9 +359,7 @@ def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -
         The batch, and how many of its rows had been accepted.
 
     """
-    contents, payload = connection.execute(
-        "SELECT contents, payload FROM packs WHERE id = ?", (pack,)
-    ).fetchone()
+    contents, payload = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (pack,)).fetchone()
     batches = msgspec.msgpack.decode(contents)
     at = sum(batch[-1] for batch in batches[:index])
     gone, accepted = next(islice(unpack(contents, payload), index, None))
@@ -437,10 +391,7 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
         record.protocol_version,
         record.boot_id,
         record.last_seen_unix_ns,
-        *(
-            min(n, 2**63 - 1)
-            for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)
-        ),
+        *(min(n, 2**63 - 1) for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)),
         max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
         msgspec.json.encode(record.jobs).decode(),
     )
@@ -532,13 +483,9 @@ def unpack_kept(kept: bytes | None, rows: int) -> Any:
 def read_stats(connection: sqlite3.Connection) -> JournalStats:
     """Return the totals."""
     counters = dict(connection.execute("SELECT name, value FROM counters"))
-    batches, rows = connection.execute(
-        "SELECT coalesce(sum(batches), 0), total(accepted_rows) FROM packs"
-    ).fetchone()
+    batches, rows = connection.execute("SELECT coalesce(sum(batches), 0), total(accepted_rows) FROM packs").fetchone()
     stats = JournalStats(**counters, journal_batches=batches, journal_rows=int(rows))
-    for kind, reason, count in connection.execute(
-        "SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"
-    ):
+    for kind, reason, count in connection.execute("SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"):
         stats.rejected(kind)[reason] = count
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
     stats.accepted_events = found[0] if found else 0

@@ -15,8 +15,6 @@ On a full disk batches wait, and rolls are noted with the help of a reserve (`ce
 suffices, transactions and the log are kept smaller than it. Once rows are deleted the file gives space back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
@@ -68,8 +66,6 @@ from whitepanda.common import log
 from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 
-__all__ = ["HostRecord", "Journal", "JournalStats", "Roll", "Submission"]
-
 GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
 _NOTES_WAIT_S = 1.0  # for a batch to be committed with
@@ -79,9 +75,7 @@ _NEVER = 1 << 40  # days
 _LAST_DAY = "SELECT last_day FROM spools WHERE host = ? AND spool_id = ?"
 _PAGE_BYTES = 16384  # of new journals
 _LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
-_LOG_PAGES = (
-    256  # a commit that finds so many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
-)
+_LOG_PAGES = 256  # a commit that finds so many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
 _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
 
 
@@ -202,9 +196,7 @@ class Journal:
         for host, (rows, seen) in self._seen.items():
             known = self._hosts.get(host, HostRecord(host))
             self._hosts[host] = replace(
-                known,
-                accepted_rows=known.accepted_rows + rows,
-                last_seen_unix_ns=max(seen, known.last_seen_unix_ns),
+                known, accepted_rows=known.accepted_rows + rows, last_seen_unix_ns=max(seen, known.last_seen_unix_ns)
             )
         self._seen.clear()
         return self._hosts
@@ -267,9 +259,7 @@ class Journal:
             continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
         # The lake may be away for long: nobody else must take it meanwhile.
-        if self._reserve.is_drawn and await self._call(
-            lambda _connection: self._reserve.take(), is_transaction=False
-        ):
+        if self._reserve.is_drawn and await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
             self._say_back()
         return roll
 
@@ -317,17 +307,13 @@ class Journal:
 
     async def forget_triggers(self, last: int) -> None:
         """Forget the reports up to an id: incident history has them."""
-        await self._call(
-            lambda connection: connection.execute("DELETE FROM triggers WHERE id <= ?", (last,)).rowcount
-        )
+        await self._call(lambda connection: connection.execute("DELETE FROM triggers WHERE id <= ?", (last,)).rowcount)
 
     # The writer's thread, and what it is made of.
 
     def _open(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
-        connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S
-        )
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
         self._set_pragmas(connection)
         self._bound_log(connection)
         if not is_new:
@@ -552,9 +538,7 @@ class Journal:
         return ranges
 
     def _begin_roll(self, connection: sqlite3.Connection, max_rows: int) -> Roll | None:
-        unfinished = connection.execute(
-            "SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1"
-        ).fetchone()
+        unfinished = connection.execute("SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1").fetchone()
         if unfinished:
             return Roll(*unfinished)
         first, last = end_of_roll(connection, max_rows)
@@ -571,9 +555,7 @@ class Journal:
     def _forget_spools(self, connection: sqlite3.Connection) -> bool:
         """Forget what was taken of silent spools. True: to be called again."""
         before_day = math.floor(self._clock_unix_ns() / DAY_NS - self._spool_days)
-        most_rows = min(
-            FORGOTTEN_RANGES, max(self._group_bytes // _PAGE_BYTES, 1)
-        )  # each may be on a page of its own
+        most_rows = min(FORGOTTEN_RANGES, max(self._group_bytes // _PAGE_BYTES, 1))  # each may be on a page of its own
         forgotten = forget_spools(connection, before_day, most_rows)
         for key in forgotten:
             self._ranges.pop(key, None)
@@ -585,9 +567,7 @@ class Journal:
         free_pages = connection.execute("PRAGMA freelist_count").fetchone()[0]
         if free_bytes(self.path.parent) < 2 * reserve.size_bytes and free_pages:
             pages = max(reserve.size_bytes // 16 // _PAGE_BYTES, 1)
-            self._transaction(
-                lambda connection: connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
-            )
+            self._transaction(lambda connection: connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall())
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             if connection.execute("PRAGMA freelist_count").fetchone()[0] < free_pages:
                 return True
@@ -611,9 +591,7 @@ class Journal:
     def _say_no_reserve(self) -> None:
         event = "no room for the journal's reserve: a journal on a full disk could not be drained; make room"
         wanted_mib = round(self._reserve.size_bytes / 2**20, 1)
-        self._log.warning(
-            event, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"
-        )
+        self._log.warning(event, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib")
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         if self._loop is not None:

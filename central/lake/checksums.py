@@ -6,8 +6,6 @@ and a segment appears at once with its digest. In Parquet the seal is a value of
 manifest a field. A manifest has the digests of its files (`digest_of`), which need no seal of their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -17,17 +15,6 @@ from typing import BinaryIO
 from central.lake.errors import DamagedError
 from central.lake.objects import check_regular
 
-__all__ = [
-    "PLACE",
-    "SEGMENT_KEY",
-    "check_digest",
-    "check_file",
-    "check_text",
-    "digest_of",
-    "seal_file",
-    "sealed",
-]
-
 _MARK = "whitepanda-sha256:"
 #: What is written where the seal will be.
 PLACE = _MARK + 64 * "0"
@@ -35,9 +22,7 @@ PLACE = _MARK + 64 * "0"
 SEGMENT_KEY = "whitepanda.seal"
 
 _DIGITS = 64
-_TAIL_BYTES = (
-    1 << 22
-)  # of a file, where its seal is: before the schema and a compacted segment's list of sources
+_TAIL_BYTES = 1 << 22  # of a file, where its seal is: before the schema and a compacted segment's list of sources
 _CHUNK_BYTES = 1 << 20
 
 

@@ -5,8 +5,6 @@ machines the lock counts as far as the file system takes it there; what another 
 must be old as well. A folder has a draft beside it, with its name and ".tmp".
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -18,8 +16,6 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
-
-__all__ = ["ABANDONED_S", "Draft", "OwnedFolder", "owner", "remove_abandoned"]
 
 #: A draft of another machine is abandoned when nobody wrote into it for so long.
 ABANDONED_S = 86_400.0

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["answering", "bounded", "connect"]
-
 
 def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
     """Open a database in memory.

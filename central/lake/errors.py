@@ -1,10 +1,6 @@
 """What is wrong with a lake."""
 
-from __future__ import annotations
-
 from whitepanda.common.errors import WhitepandaError
-
-__all__ = ["DamagedError", "LakeError", "NotFiniteError"]
 
 
 class LakeError(WhitepandaError):

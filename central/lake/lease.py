@@ -9,8 +9,6 @@ holder that wakes up finds a higher token and must stop; what it could still pub
 exclusive manifests (`central.coefficients.versions`, `central.roll_ups.store`).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +17,6 @@ import msgspec
 
 from central.lake.objects import NotRegularError, Objects
 from whitepanda.common.errors import WhitepandaError
-
-__all__ = ["UNREADABLE", "FencedError", "Lease", "lease_problem"]
 
 #: The holder's name where the lease's file does not tell it.
 UNREADABLE = "?"
@@ -98,9 +94,7 @@ class Lease:
                 self._objects.remove(_name(token))
         return True
 
-    def outwait(
-        self, tell: Callable[[str, float], None], sleep_s: Callable[[float], None] = time.sleep
-    ) -> bool:
+    def outwait(self, tell: Callable[[str, float], None], sleep_s: Callable[[float], None] = time.sleep) -> bool:
         """Take the lease; where it is another's, watch that one until it renews, releases or has been silent for long.
 
         For a process of its own, which has not watched before: `acquire` alone would never find a dead holder dead.

@@ -4,8 +4,6 @@ The files are published under names of their own, which nobody reads; then the m
 what makes them count. Where that fails, the files are removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +11,6 @@ from typing import Self
 
 from central.lake import checksums
 from central.lake.objects import Objects
-
-__all__ = ["ManifestCommit"]
 
 
 class ManifestCommit:
@@ -41,9 +37,7 @@ class ManifestCommit:
     ) -> None:
         for draft in self._drafts.values():
             draft.unlink(missing_ok=True)
-        if error is None or (
-            not isinstance(error, FileExistsError) and self._is_asked and self._may_be_there()
-        ):
+        if error is None or (not isinstance(error, FileExistsError) and self._is_asked and self._may_be_there()):
             return
         for name in self._published:
             with contextlib.suppress(OSError):

@@ -4,8 +4,6 @@ An object is there whole or not at all. `publish` replaces, `create` never does:
 folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib
@@ -27,8 +25,6 @@ from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.private_files import create_beside
-
-__all__ = ["Bucket", "Entry", "Folder", "NotRegularError", "Objects", "check_regular", "open_objects"]
 
 _ENDINGS = (".json", ".parquet")  # of objects
 _CALL = "whitepanda-call"  # metadata of objects that `create` makes
@@ -345,9 +341,7 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-def open_objects(
-    root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None
-) -> Objects:
+def open_objects(root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> Objects:
     """Return the objects below a folder or, where `root` is a URL, in an object store.
 
     Raises:

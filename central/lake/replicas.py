@@ -1,13 +1,9 @@
 """Who else writes into the lake."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 
 from central.lake.segments import Lake, day_of
-
-__all__ = ["RECENT_S", "other_journals", "replica_of"]
 
 #: A segment this young shows that its replica is at work.
 RECENT_S = 3600.0

@@ -1,7 +1,5 @@
 """Through which day retention deletes, noted in the lake before anything is deleted."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from datetime import date
@@ -10,8 +8,6 @@ from typing import Literal
 import msgspec
 
 from central.lake.segments import Lake
-
-__all__ = ["deleted_through", "note_deletion"]
 
 _FOLDER = "retention"
 _What = Literal["samples", "slots"]

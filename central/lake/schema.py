@@ -1,10 +1,6 @@
 """The columns of the lake's samples: what ingest writes and builds read. One row is one CPI window of one task."""
 
-from __future__ import annotations
-
 import pyarrow as pa
-
-__all__ = ["SAMPLES", "SCHEMA_VERSION"]
 
 #: Written into every segment's metadata as `whitepanda.schema`.
 SCHEMA_VERSION = 1

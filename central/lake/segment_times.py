@@ -1,7 +1,5 @@
 """Which of the lake's segments have windows of a time: their footers tell, and each is read once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -9,8 +7,6 @@ import pyarrow.parquet as pq
 
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, Segment, day_of
-
-__all__ = ["SegmentTimes"]
 
 _KNOWN_SEGMENTS = 20_000
 _EVER = (-(2**63), 2**63 - 1)

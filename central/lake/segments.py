@@ -40,17 +40,6 @@ from central.lake.schema import SAMPLES, SCHEMA_VERSION
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = [
-    "DAY_NS",
-    "Lake",
-    "LakeError",
-    "Segment",
-    "SegmentFile",
-    "day_in",
-    "day_of",
-    "segment_stem",
-    "stamped_schema",
-]
 
 DAY_NS = 86_400 * 10**9
 _OPEN_FILES = 64  # at once
@@ -61,9 +50,7 @@ _REMEDY = (
     "(all that is damaged: `whitepanda lake verify`)"
 )
 _NO_FILE = "it is no regular file, nor a link to one"
-_NAME = re.compile(
-    r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$"
-)
+_NAME = re.compile(r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +190,7 @@ class Lake:
 
     """
 
-    def __init__(
-        self, root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
         self.objects = open_objects(root, copies, options)
         self.is_folder = isinstance(self.objects, Folder)
         self.name = str(root)
@@ -263,17 +248,12 @@ class Lake:
             )  # fmt: skip
         return sorted(found, key=lambda segment: (segment.day, segment.key))
 
-    def write_segment(
-        self, table: pa.Table, stem: str, provenance: dict[str, str] | None = None
-    ) -> list[Segment]:
+    def write_segment(self, table: pa.Table, stem: str, provenance: dict[str, str] | None = None) -> list[Segment]:
         """Write one roll of a single table; see `write_pieces`."""
         return self.write_pieces(lambda: iter((table,)), stem, provenance)
 
     def write_pieces(
-        self,
-        pieces: Callable[[], Iterator[pa.Table]],
-        stem: str,
-        provenance: dict[str, str] | None = None,
+        self, pieces: Callable[[], Iterator[pa.Table]], stem: str, provenance: dict[str, str] | None = None
     ) -> list[Segment]:
         """Write one roll: a file per day of `start_unix_ns`, each on disk and whole under its name when this returns.
 
@@ -332,8 +312,7 @@ class Lake:
         """
         found = self.samples_dir.glob(f"day=*/{origin}-*.parquet*.tmp") if self.is_folder else ()
         return sum(
-            drafts.remove_abandoned(path, is_own="_" not in path.name.removeprefix(origin))
-            for path in list(found)
+            drafts.remove_abandoned(path, is_own="_" not in path.name.removeprefix(origin)) for path in list(found)
         )
 
     def samples(
@@ -362,8 +341,7 @@ class Lake:
         if not by_origin:
             return ibis.memtable(SAMPLES.empty_table())
         tables = {
-            origin: connection.read_parquet(paths).select(*SAMPLES.names)
-            for origin, paths in sorted(by_origin.items())
+            origin: connection.read_parquet(paths).select(*SAMPLES.names) for origin, paths in sorted(by_origin.items())
         }
         if len(tables) == 1:
             return next(iter(tables.values()))
@@ -374,19 +352,14 @@ class Lake:
         # so what the rows are held against is small, however large the lake.
         batches = [
             connection.read_parquet(paths).select(
-                *key[:3],
-                _day=lambda table: table.start_unix_ns // DAY_NS,
-                _origin=ibis.literal(origin),
+                *key[:3], _day=lambda table: table.start_unix_ns // DAY_NS, _origin=ibis.literal(origin)
             )
             for origin, paths in sorted(by_origin.items())
         ]
         taken = (
             ibis.union(*batches)
             .group_by(key)
-            .aggregate(
-                _first=lambda table: table["_origin"].min(),
-                _last=lambda table: table["_origin"].max(),
-            )
+            .aggregate(_first=lambda table: table["_origin"].min(), _last=lambda table: table["_origin"].max())
         )
         twice = taken.filter(taken["_first"] != taken["_last"])
         is_copy = [*(union[name] == twice[name] for name in key), union["_origin"] != twice["_first"]]
@@ -421,14 +394,8 @@ def day_in(text: str) -> date | None:
 
 def stamped_schema(provenance: dict[str, str] | None) -> pa.Schema:
     """Return the columns of a segment with what its footer says."""
-    facts = {
-        "schema": str(SCHEMA_VERSION),
-        "version": metadata.version("whitepanda"),
-        **(provenance or {}),
-    }
-    return SAMPLES.with_metadata(
-        {f"whitepanda.{key}".encode(): value.encode() for key, value in facts.items()}
-    )
+    facts = {"schema": str(SCHEMA_VERSION), "version": metadata.version("whitepanda"), **(provenance or {})}
+    return SAMPLES.with_metadata({f"whitepanda.{key}".encode(): value.encode() for key, value in facts.items()})
 
 
 def day_of(unix_ns: int) -> date:

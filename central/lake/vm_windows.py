@@ -1,7 +1,5 @@
 """A VM's windows, straight from the lake's segments: only what may have them is read."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,12 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import DAY_NS, Lake, LakeError, Segment
+from central.lake.segments import DAY_NS, Lake, Segment
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["SlowError", "VmWindows"]
 
 _SHOWN = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
 _BATCH = ("host", "spool_id", "sequence")
@@ -100,10 +97,7 @@ class VmWindows:
         if not groups:
             return
         try:
-            with (
-                segment.objects.open(segment.key) as source,
-                pq.ParquetFile(source, read_dictionary=["vm"]) as file,
-            ):
+            with segment.objects.open(segment.key) as source, pq.ParquetFile(source, read_dictionary=["vm"]) as file:
                 for group in groups:
                     is_vm = _equal(file.read_row_group(group, columns=["vm"], use_threads=False), vm)
                     if is_vm is None:

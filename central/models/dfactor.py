@@ -10,25 +10,12 @@ is how many times longer job j takes than alone (its dilation). Ours: a resource
 elements of p / c each, so products of that resource are divided by c. A pair of jobs cannot exceed 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from central.models.groups import Floats
-
-__all__ = [
-    "SUM_TOLERANCE",
-    "Timeline",
-    "added_dilation",
-    "completion_times",
-    "dilations",
-    "linear_sum_s",
-    "n_copies_roots",
-    "two_resources",
-]
 
 #: How far above 1 the shares of a loading vector may sum, for rounding.
 SUM_TOLERANCE = 1e-9

@@ -12,8 +12,6 @@ a job's shares of time are t_wk g_pk over their sum with the idle one. The exten
 there whatever runs beside it; so it reaches beyond 2, and below 1, where the plain one cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,8 +21,6 @@ import scipy.sparse
 from scipy.optimize import minimize
 
 from central.models.groups import Floats, Ints
-
-__all__ = ["ExtendedLoadings", "Loadings", "Pairs", "PlainLoadings", "fit_extended", "fit_plain"]
 
 # Relative errors below this count by their square: the absolute value's kink would stop the solver early.
 _SMOOTH = 0.03
@@ -42,7 +38,7 @@ class Pairs:
     platform: Ints
     slowdown: Floats
 
-    def where(self, chosen: Any) -> Pairs:
+    def where(self, chosen: Any) -> "Pairs":
         """Return the rows of a mask or of indices."""
         return Pairs(self.victim[chosen], self.beside[chosen], self.platform[chosen], self.slowdown[chosen])
 
@@ -180,9 +176,7 @@ def fit_extended(
     rng = np.random.default_rng(seed)
     rows = _Incidence(pairs, workloads, platforms)
     ends = np.cumsum([workloads * resources, workloads * resources, platforms * resources, platforms])
-    weights = np.repeat(
-        [penalty, penalty, penalty / 10, 1.0, 1.0], np.diff([0, *ends, int(ends[-1]) + workloads])
-    )
+    weights = np.repeat([penalty, penalty, penalty / 10, 1.0, 1.0], np.diff([0, *ends, int(ends[-1]) + workloads]))
 
     def parts(x: Floats) -> list[Floats]:
         logs = np.split(x, ends)

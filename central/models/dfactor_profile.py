@@ -6,8 +6,6 @@ intercept and tau p as the slopes. n - 1 copies of the job itself are a load of 
 intervals.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +13,6 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from central.models.groups import Floats
-
-__all__ = ["Estimate", "Profile", "fit_runs", "mean_shares"]
 
 _NOMINAL = 0.95
 # Weights are those of the fit before; a few rounds settle them.
@@ -97,9 +93,7 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
     variance = float(((b - a @ beta) ** 2).sum() / freedom)
     reach = float(student.ppf(0.5 + _NOMINAL / 2, freedom))
     half = reach * float(np.sqrt(variance * inverse[0, 0]))
-    alone, low, high = (
-        float(np.ldexp(value, exponent)) for value in (beta[0], beta[0] - half, beta[0] + half)
-    )
+    alone, low, high = (float(np.ldexp(value, exponent)) for value in (beta[0], beta[0] - half, beta[0] + half))
     tau = Estimate(alone, low, high)
     shares = tuple(_ratio(beta, variance * inverse, k, reach) for k in range(1, unknowns))
     return Profile(tau, shares, n)

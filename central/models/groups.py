@@ -1,13 +1,9 @@
 """Grouping of columns in plain numpy: distinct keys, sums per key, places of keys. What SQL calls GROUP BY."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["Column", "Floats", "Ints", "concatenate", "counts", "find", "group", "sums"]
 
 Column = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -6,16 +6,12 @@ the embeddings are a tower over the features plus a free part, and a model is se
 Only numpy is needed to predict; `central.models.pitot_training` trains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from central.models.groups import Floats
-
-__all__ = ["ALONE", "LEAK", "Members", "Rows", "Shape", "linear_baseline", "log_runtimes"]
 
 Singles = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -45,7 +41,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.workload)
 
-    def take(self, rows: Ids | NDArray[np.bool_]) -> Rows:
+    def take(self, rows: Ids | NDArray[np.bool_]) -> "Rows":
         """Return some of the rows."""
         return Rows(self.workload[rows], self.platform[rows], self.interferers[rows])
 

@@ -7,8 +7,6 @@ how far quantile heads are above the prediction. They made smaller margins than 
 (docs/studies/pitot.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,6 @@ from numpy.typing import NDArray
 
 from central.models.groups import Floats
 from central.models.pitot import ALONE, Ids, Rows
-
-__all__ = ["HEADS", "PLAIN", "Difficulty", "Head", "Pool", "Scatter", "disagreement", "gap", "margin"]
-
 
 Exponents = tuple[float, float, float]
 
@@ -49,17 +44,13 @@ class Difficulty:
     interferer: Floats
 
     @classmethod
-    def fit(cls, rows: Rows, residuals: Floats, workloads: int, platforms: int) -> Difficulty:
+    def fit(cls, rows: Rows, residuals: Floats, workloads: int, platforms: int) -> "Difficulty":
         """Fit an additive model to the logarithms of absolute residuals (n,), each number of co-runners by itself."""
         size = np.log(np.abs(residuals) + _SMALL)
         counts = rows.co_runners
         for count in np.unique(counts):
             size[counts == count] -= size[counts == count].mean()
-        i, j, k = (
-            rows.workload,
-            rows.platform,
-            np.where(rows.interferers == ALONE, workloads, rows.interferers),
-        )
+        i, j, k = (rows.workload, rows.platform, np.where(rows.interferers == ALONE, workloads, rows.interferers))
         a, b, c = np.zeros(workloads), np.zeros(platforms), np.zeros(workloads + 1)
         in_a = np.bincount(i, minlength=workloads) + _SHRINK
         in_b = np.bincount(j, minlength=platforms) + _SHRINK
@@ -103,7 +94,7 @@ class Scatter:
     disagreement: Floats
     gap: Floats
 
-    def take(self, rows: Ids | NDArray[np.bool_]) -> Scatter:
+    def take(self, rows: Ids | NDArray[np.bool_]) -> "Scatter":
         """Return that of some of the rows."""
         return Scatter(self.difficulty[rows], self.disagreement[rows], self.gap[rows])
 
@@ -173,7 +164,4 @@ class Pool:
 def pools(rows: Rows, residuals: Floats, scatter: Scatter) -> Mapping[int, Pool]:
     """Make a pool per number of co-runners that occurs."""
     counts = rows.co_runners
-    return {
-        int(count): Pool(residuals[counts == count], scatter.take(counts == count))
-        for count in np.unique(counts)
-    }
+    return {int(count): Pool(residuals[counts == count], scatter.take(counts == count)) for count in np.unique(counts)}

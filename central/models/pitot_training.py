@@ -1,7 +1,5 @@
 """Training of Pitot's members, in JAX with optax: on whatever device JAX finds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +12,6 @@ import optax
 from numpy.typing import NDArray
 
 from central.models.pitot import LEAK, Rows, Shape, Singles
-
-__all__ = ["Options", "Trained", "Trainer", "engine"]
 
 Tree = dict[str, Any]
 

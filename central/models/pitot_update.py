@@ -6,15 +6,10 @@ and covariance of the embeddings that the fit has; u (how much a new workload di
 covariance with the rest, and every run is an observation with the noise of the calibration rows.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from central.models.groups import Floats
 from central.models.pitot import ALONE, Members, Rows, Singles
-
-__all__ = ["new_platform", "new_workload"]
-
 
 #: Share of the prior's mean variance that is added to each direction: fewer names than dimensions have none in some.
 _RIDGE = 0.02

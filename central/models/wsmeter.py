@@ -18,8 +18,6 @@ Quantiles are Student's, with Satterthwaite's degrees of freedom under independe
 tr(B)^2 / tr(B^2), B the covariance of the z_m. No factor is tuned.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
@@ -29,18 +27,6 @@ import scipy.sparse
 from scipy.special import ndtri, stdtr, stdtrit
 
 from central.models.groups import Column, Floats, Ints, group, sums
-
-__all__ = [
-    "MIN_INSTANCES",
-    "Comparison",
-    "Interval",
-    "JobDifference",
-    "MachineMeans",
-    "Observed",
-    "Shares",
-    "TooLittleCovered",
-    "compare",
-]
 
 #: Fewer instances of a job tell too little of its mean (the paper's section 5.2.1).
 MIN_INSTANCES = 4
@@ -335,9 +321,7 @@ def _chosen(rows: _Together, min_instances: int, top: int | None) -> tuple[Ints,
         machines[side] = np.bincount(job, minlength=jobs)
     is_common = (instances > 0).all(axis=0)
     is_weighed = is_common & (rows.weight > 0)
-    is_enough = (
-        is_weighed & (instances >= min_instances).all(axis=0) & (machines >= _MIN_MACHINES).all(axis=0)
-    )
+    is_enough = is_weighed & (instances >= min_instances).all(axis=0) & (machines >= _MIN_MACHINES).all(axis=0)
     order = np.argsort(-rows.weight, kind="stable")
     chosen = order[is_enough[order]]
     counts = {
@@ -386,8 +370,7 @@ class _Estimates:
         variance, degrees = self._means.variances(slopes, np.arange(2 * jobs) % jobs, jobs)
         ratio = (new - current) / current
         found = [
-            self._interval(*each)
-            for each in zip(ratio.tolist(), variance.tolist(), degrees.tolist(), strict=True)
+            self._interval(*each) for each in zip(ratio.tolist(), variance.tolist(), degrees.tolist(), strict=True)
         ]
         p = np.array([_p(each) for each in found])
         adjusted = _benjamini_hochberg(p)
@@ -422,9 +405,7 @@ class _Estimates:
 def _interval(value: float, variance: float, degrees: float, confidence: float) -> Interval:
     error = math.sqrt(variance)
     half = error * (
-        float(ndtri(0.5 + confidence / 2.0))
-        if math.isinf(degrees)
-        else float(stdtrit(degrees, 0.5 + confidence / 2.0))
+        float(ndtri(0.5 + confidence / 2.0)) if math.isinf(degrees) else float(stdtrit(degrees, 0.5 + confidence / 2.0))
     )
     return Interval(value, value - half, value + half, error, degrees)
 

@@ -18,16 +18,12 @@ Where the search ends by itself, no plan is cheaper by more than a relative 1e-9
 than `max_states` or make too many, the cheapest plan found so far is returned with the bound, so that the gap is known.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from central.models.groups import Floats, Ints
-
-__all__ = ["CheapestPlan", "cheapest_plan"]
 
 #: A sum of variances may exceed the target by this share of it: rounding of an inclusive bound.
 _ROUNDING = 1e-12
@@ -239,9 +235,7 @@ def _search(
     return best, is_complete
 
 
-def _options(
-    problem: _Problem, multiplier: float, base: Ints, open_cost: float
-) -> list[tuple[int, Ints, float]]:
+def _options(problem: _Problem, multiplier: float, base: Ints, open_cost: float) -> list[tuple[int, Ints, float]]:
     """Return the jobs that may move, the numbers of instances open, and the least penalty of a move; least first."""
 
     def penalty(n: Ints) -> Floats:

@@ -1,7 +1,5 @@
 """The page's files, from memory: each with an ETag, compressed once, under a policy that lets nothing foreign in."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -12,8 +10,6 @@ from importlib.resources.abc import Traversable
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-
-__all__ = ["POLICY", "PageFile", "is_known", "read_files", "routes"]
 
 #: Scripts, styles and answers come from this server alone; nothing inline, no frames, no forms that leave the page.
 POLICY = (

@@ -1,7 +1,5 @@
 """Why a VM was put where it was, as one JSON object."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +7,6 @@ import numpy as np
 
 from central.placement.fleet import DECIMALS, Hosts, Ranking
 from central.placement.schedule import NOWHERE, Placement, Schedule, Vm
-
-__all__ = ["explained"]
 
 
 def explained(hosts: Hosts, vms: Sequence[Vm], schedule: Schedule, rule: str) -> dict[str, Any]:
@@ -40,9 +36,7 @@ def _row(hosts: Hosts, vm: Vm, placement: Placement, rule: str) -> dict[str, Any
     row["host"], row["dilation"] = hosts.names[placement.host], 1.0 + placement.added
     row["by_resource"] = dict(zip(hosts.resources, parts.tolist(), strict=True))
     row["others"] = placement.added
-    row["ranked"] = [
-        {"host": hosts.names[k], "dilation": 1.0 + float(ranking.added[k])} for k in ranking.order
-    ]
+    row["ranked"] = [{"host": hosts.names[k], "dilation": 1.0 + float(ranking.added[k])} for k in ranking.order]
     row["full"] = ranking.full
     row["why"] = _why(hosts, placement, parts, rule)
     return row
@@ -54,9 +48,7 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
     if slow == 1.0:
         words = f"{name}: nothing there wants what it wants"
     else:
-        costs = [
-            f"{hosts.resources[k]} {parts[k]:.3g}" for k in np.argsort(-parts, kind="stable") if parts[k] > 0
-        ]
+        costs = [f"{hosts.resources[k]} {parts[k]:.3g}" for k in np.argsort(-parts, kind="stable") if parts[k] > 0]
         words = f"{name}: {slow:.4g} times as long as alone ({', '.join(costs)})"
     if rule != "dfactor":
         words += f", chosen by {rule}"

@@ -1,7 +1,5 @@
 """Hosts with what runs on them, ranked for a new VM. A host is its index here; ties go to the lowest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,8 +8,6 @@ import numpy.typing as npt
 
 from central.models.dfactor import added_dilation
 from central.models.groups import Floats, Ints
-
-__all__ = ["DECIMALS", "RULES", "Fleet", "Hosts", "Ranking", "Request"]
 
 #: Costs that differ by less are ties: sums of shares that came and went leave rounding behind.
 DECIMALS = 12

@@ -11,8 +11,6 @@ Where central's configuration says what a host's memory, disks or network can do
 Waits for the network are measured by nobody.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,9 +25,6 @@ from central.lake.segments import Lake, day_of
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request
 from central.runtimes.lake_rows import BUSY_CORES
-
-__all__ = ["JobLoading", "LiveFleet", "Snapshot"]
-
 
 _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
@@ -165,9 +160,7 @@ class LiveFleet:
         units = np.array([each.units for each in used])
         made = Hosts(tuple(hosts), names, totals, units, np.full(totals.shape, np.inf))
         here = tuple(tuple(sorted(names)) for names in running)
-        return Snapshot(
-            since, until, names, dict(sorted(jobs.items())), made, tuple(counts), here, unmeasured
-        )
+        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(counts), here, unmeasured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +172,7 @@ class _Resource:
     units: float
 
 
-def _resources(
-    config: PlacementSection, rows: dict[str, list[Any]]
-) -> tuple[list[_Resource], dict[str, str]]:
+def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[list[_Resource], dict[str, str]]:
     """Return the resources that loading vectors have, and why each of the others is left out."""
     columns = {name: np.array(rows[name], dtype=np.float64) for name in (_STALL, _IO_WAIT, "cpu_usage_cores")}
     # What is lacking of the ratio is not known of the cores either.

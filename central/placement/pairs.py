@@ -4,8 +4,6 @@ What `whitepanda slowdown pairs` does. Loading vectors are of workloads, capacit
 resources: only their products were ever measured (`central.models.dfactor_pairs`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,26 +19,6 @@ from central.models.groups import Floats, Ints, group, sums
 from central.models.pitot import ALONE
 from central.runtimes.tables import Names, read_log_runtimes, read_rows
 from whitepanda.common.errors import InputError
-
-__all__ = [
-    "DFACTOR",
-    "EXTENDED",
-    "PLATFORM",
-    "Asked",
-    "HeldOut",
-    "MeanError",
-    "Measured",
-    "best_constant",
-    "by_platform",
-    "chosen_extended",
-    "fit_all",
-    "hold_out",
-    "mean_error",
-    "parts_of",
-    "read_asked",
-    "read_pairs",
-    "relative_errors",
-]
 
 #: What validation inside the fitted pairs chooses among.
 RESOURCES, PENALTIES = (2, 4, 6), (0.05, 0.2)
@@ -116,9 +94,7 @@ def read_pairs(path: Path) -> Measured:
         bad = is_pair & ~(values > 0)
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            raise InputError(
-                f"{path}: {_SLOWDOWN} must be more than 0 beside another (row {row + 1}: {values[row]:g})"
-            )
+            raise InputError(f"{path}: {_SLOWDOWN} must be more than 0 beside another (row {row + 1}: {values[row]:g})")
         known = is_pair
         slowdown = values
     else:
@@ -166,9 +142,7 @@ def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldO
     workloads, platforms = len(measured.workloads), len(measured.platforms)
     say("D-Factor")
     plain: Loadings = fit_plain(fitted, workloads, platforms, seed=seed)
-    model, resources, penalty = chosen_extended(
-        fitted, measured.same[~is_held], workloads, platforms, seed, say
-    )
+    model, resources, penalty = chosen_extended(fitted, measured.same[~is_held], workloads, platforms, seed, say)
     predicted = {
         PLATFORM: by_platform(fitted, asked, platforms),
         DFACTOR: plain.predict(asked),
@@ -301,9 +275,7 @@ def read_asked(path: Path, measured: Measured) -> Asked:
     """
     named = read_rows(path)
     if _SLOWDOWN in named.table.columns:
-        raise InputError(
-            f"{path}: has a column {_SLOWDOWN} already, which the predictions would be written to"
-        )
+        raise InputError(f"{path}: has a column {_SLOWDOWN} already, which the predictions would be written to")
     rows = named.placed(measured.workloads, measured.platforms, "measure it in pairs")
     others = rows.co_runners
     if (others > 1).any():
@@ -324,7 +296,5 @@ def read_asked(path: Path, measured: Measured) -> Asked:
         if len(never):
             row = int(np.flatnonzero(is_pair)[never[0]])
             name = names.names[wanted[never[0]]]
-            raise InputError(
-                f"{path}: row {row + 1}: {name!r} is the {what} of no measured pair; measure some with it"
-            )
+            raise InputError(f"{path}: row {row + 1}: {name!r} is the {what} of no measured pair; measure some with it")
     return Asked(named.table.cells, is_pair, pairs, np.ones(len(rows)))

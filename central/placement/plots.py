@@ -15,7 +15,6 @@ from central.plotting.figures import new_figure, save_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_added", "plot_pairs", "plot_profiles"]
 
 _SHOWN = 40  # rows in a figure
 _PAIRS_LOW, _PAIRS_HIGH, _PAIRS_TICKS = 0.7, 5.0, (0.7, 1, 1.5, 2, 3, 4, 5)

@@ -1,7 +1,5 @@
 """Measurements of people's files turned into loading vectors: `whitepanda slowdown profile`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,6 @@ from central.tables.user_files import UserTable
 from whitepanda.common.csv_cells import csv_line
 from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
-
-__all__ = ["COPIES", "PROBES", "SHARES", "JobProfile", "Profiles", "read_profiles", "write_loadings"]
 
 COPIES, PROBES, SHARES = "copies", "probes", "shares"
 _TIME, _VM, _SQUARE = "time_s", "vm", "squared_length"

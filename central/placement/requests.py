@@ -1,7 +1,5 @@
 """Reads what is to be placed, and the hosts it may go to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,6 @@ from central.placement.schedule import NOWHERE, Vm
 from central.placement.tables import Jobs, jobs_of, units_of
 from central.tables.user_files import UserTable, refuse_twice
 from whitepanda.common.errors import InputError
-
-__all__ = ["HOST", "Asked", "read_hosts", "read_vms"]
 
 HOST = "host"
 
@@ -45,9 +41,7 @@ class Asked:
         jobs, found = self.jobs, list[Vm]()
         for k, name in enumerate(jobs.names):
             if self.hosts[k] and self.hosts[k] not in index:
-                raise InputError(
-                    f"{self.path}: {name} runs on {self.hosts[k]}, which is no host of the other file"
-                )
+                raise InputError(f"{self.path}: {name} runs on {self.hosts[k]}, which is no host of the other file")
             tau = 0.0 if jobs.tau_s is None else float(jobs.tau_s[k])
             request = Request(jobs.loadings[k], self.amounts[k], tau)
             start = 0.0 if jobs.start_s is None else float(jobs.start_s[k])
@@ -67,9 +61,7 @@ def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
     rows = UserTable(path)
     rows.require(*amounts)
     jobs = jobs_of(rows, beside=(HOST, *amounts), can_fit=True)
-    needed = (
-        np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
-    )
+    needed = np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
     hosts = rows.texts(HOST).tolist() if HOST in rows.columns else [""] * len(rows)
     return Asked(path, jobs, tuple(hosts), needed)
 
@@ -125,9 +117,7 @@ def read_hosts(
         np.column_stack([column(f"limit.{name}", limits.get(name, np.inf)) for name in resources]),
         tuple(amounts),
         np.column_stack([column(name, 0.0) for name in amounts]) if amounts else None,
-        np.column_stack([column(f"limit.{name}", room) for name, room in amounts.items()])
-        if amounts
-        else None,
+        np.column_stack([column(f"limit.{name}", room) for name, room in amounts.items()]) if amounts else None,
     )
 
 

@@ -1,7 +1,5 @@
 """Places VMs one after the other, as they arrive; those that are placed run, slow each other down and end."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ import numpy as np
 from central.models.dfactor import completion_times
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request
-
-__all__ = ["NOWHERE", "Placement", "Schedule", "Vm", "place_all"]
 
 NOWHERE = -1
 

@@ -1,7 +1,5 @@
 """Files that people give: jobs with their loading vectors, hosts with what runs there. Each fault is one clear line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +10,6 @@ from central.models.dfactor import SUM_TOLERANCE
 from central.models.groups import Floats
 from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError
-
-__all__ = ["JOB", "START", "TAU", "Jobs", "jobs_of", "numbers_by_name", "units_of"]
 
 JOB, TAU, START = "job", "tau_s", "start_s"
 
@@ -52,9 +48,7 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
     if not resources:
         raise InputError(f"{rows.path}: has no column of a resource beside {rows.told}")
     remedy = "if it is no share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
-    loadings = np.column_stack(
-        [rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources]
-    )
+    loadings = np.column_stack([rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources])
     sums = loadings.sum(axis=1)
     names = rows.names(JOB)
     worst = int(sums.argmax())

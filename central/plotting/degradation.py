@@ -1,7 +1,5 @@
 """Measured against estimated degradation, like the paper's Fig. 8."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +7,12 @@ from numpy.typing import NDArray
 
 from central.plotting.figures import blank_figure, save_figure
 
-__all__ = ["MAX_PANELS", "plot"]
-
 MAX_PANELS = 12
 _COLUMNS = 3
 
 
 def plot(
-    path: Path,
-    measured: NDArray[np.float64],
-    estimated: NDArray[np.float64],
-    panels: NDArray[np.str_],
-    title: str,
+    path: Path, measured: NDArray[np.float64], estimated: NDArray[np.float64], panels: NDArray[np.str_], title: str
 ) -> None:
     """Write a PNG: one panel per name in `panels` (the first `MAX_PANELS`), points, and the diagonal.
 

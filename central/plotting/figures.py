@@ -13,7 +13,6 @@ from whitepanda.common.extras import how_to_install
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["bar", "blank_figure", "new_figure", "save_figure", "signed_bar"]
 
 _FULL, _NONE = "█", " "
 _PARTS = " ▏▎▍▌▋▊▉"

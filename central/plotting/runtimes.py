@@ -15,7 +15,6 @@ from central.plotting.figures import new_figure, save_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Map", "plot_maps", "plot_measures"]
 
 Floats = NDArray[np.float64]
 #: Groups with a colour of their own; smaller ones share grey.
@@ -78,9 +77,7 @@ def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
     for place, (count, line) in enumerate(result.items()):
         if line["mape"] is not None:
             half = 100 * (line["mape_half_width"] or 0.0)
-            errors.bar(
-                [place], [100 * line["mape"]], yerr=[half], capsize=3, width=0.6, color=f"C{place % 10}"
-            )
+            errors.bar([place], [100 * line["mape"]], yerr=[half], capsize=3, width=0.6, color=f"C{place % 10}")
         bounds = [(float(word), bound) for word, bound in line["bounds"].items() if bound is not None]
         bounds.sort(key=lambda one: -one[0])
         _draw_bounds(covered, margins, bounds, f"beside {count}", place)
@@ -98,11 +95,7 @@ def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def _draw_bounds(
-    covered: Axes,
-    margins: Axes,
-    bounds: Sequence[tuple[float, Mapping[str, Any]]],
-    label: str,
-    place: int,
+    covered: Axes, margins: Axes, bounds: Sequence[tuple[float, Mapping[str, Any]]], label: str, place: int
 ) -> None:
     if not bounds:
         return

@@ -1,13 +1,9 @@
 """When jobs run on one machine, drawn for a terminal or as a PNG: the time each takes alone, and what is added."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from central.plotting.figures import new_figure, save_figure
-
-__all__ = ["bars", "plot"]
 
 _ALONE, _ADDED = "█", "░"
 

@@ -9,8 +9,6 @@ Where a segment is gone that the slots' book has, nothing is merged from before 
 stand for it too, and it could not come back from a copy.
 """
 
-from __future__ import annotations
-
 import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +19,10 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central.lake.errors import DamagedError
+from central.lake.errors import DamagedError, LakeError
 from central.lake.retention import note_deletion
-from central.lake.segments import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
+from central.lake.segments import Lake, Segment, SegmentFile, stamped_schema, without_superseded
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
-
-__all__ = [
-    "Compacted",
-    "compact_day",
-    "drop_samples",
-    "drop_slots",
-    "is_left_to_late_builds",
-    "remove_superseded",
-]
 
 #: Rows of a compacted segment, about; a segment of more stays alone.
 SEGMENT_ROWS = 20_000_000
@@ -212,9 +201,7 @@ def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
     return len(gone)
 
 
-def _runs(
-    segments: list[Segment], book: Sequence[RolledSegment], segment_rows: int
-) -> Iterator[list[Segment]]:
+def _runs(segments: list[Segment], book: Sequence[RolledSegment], segment_rows: int) -> Iterator[list[Segment]]:
     """Yield segments that follow each other without a hole, as many as make about one segment."""
     entries = sorted(book)
     run: list[Segment] = []
@@ -260,9 +247,7 @@ def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int
             file.write(group)
             rows += len(group)
         if rows != expected:
-            raise LakeError(
-                f"{lake.name}/{merged.key}: {rows} rows read of {expected} in the footers; not compacted"
-            )
+            raise LakeError(f"{lake.name}/{merged.key}: {rows} rows read of {expected} in the footers; not compacted")
         check()
         file.finish()
     return rows

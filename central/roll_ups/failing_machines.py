@@ -1,15 +1,11 @@
 """Whose rows make a build fail: found by halving, left out and named, so that all others are built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from central.lake.errors import NotFiniteError
-
-__all__ = ["MAX_LEFT_OUT", "failing", "is_of_memory", "is_of_rows"]
 
 #: Where more machines fail than this, it is not their rows: the build fails as before.
 MAX_LEFT_OUT = 100
@@ -21,14 +17,7 @@ def is_of_rows(error: BaseException) -> bool:
 
     if isinstance(error, duckdb.Error):
         return not isinstance(error, duckdb.InterruptException | duckdb.IOException)
-    kinds = (
-        NotFiniteError,
-        MemoryError,
-        ArithmeticError,
-        ValueError,
-        np.linalg.LinAlgError,
-        pa.ArrowException,
-    )
+    kinds = (NotFiniteError, MemoryError, ArithmeticError, ValueError, np.linalg.LinAlgError, pa.ArrowException)
     return isinstance(error, kinds)
 
 

@@ -8,8 +8,6 @@ samples is finished when the lake has a later one. Late windows of such a day ar
 when they make very many segments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import Counter
@@ -32,8 +30,6 @@ from central.roll_ups.compaction import (
     remove_superseded,
 )
 from central.roll_ups.store import SlotManifest, SlotStore
-
-__all__ = ["CareDone", "LakeCare"]
 
 _FOLDER = "care"
 _KEPT_MARKS = 7
@@ -169,9 +165,7 @@ class LakeCare:
         dropped = slot_days = 0
         with _noted(damaged):
             if section.raw_days:
-                dropped = drop_samples(
-                    self._lake, manifests, raw_days=section.raw_days, build_days=self._build_days
-                )
+                dropped = drop_samples(self._lake, manifests, raw_days=section.raw_days, build_days=self._build_days)
         check()
         if section.slot_days:
             slot_days = drop_slots(self._lake, self._slots, slot_days=section.slot_days)
@@ -193,8 +187,7 @@ class LakeCare:
                     self._lake,
                     day,
                     manifests.get(day),
-                    unrolled_too=is_left_to_late_builds(day, days[-1])
-                    and self._slots.folder(day) not in unknown,
+                    unrolled_too=is_left_to_late_builds(day, days[-1]) and self._slots.folder(day) not in unknown,
                     check=check,
                 )
                 if found.written:

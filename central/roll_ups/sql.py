@@ -15,7 +15,6 @@ from central.lake.segments import Lake, Segment
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["KEYS", "MOST", "SLOTS", "SUMS", "write_part"]
 
 #: Sums over the windows of one task (vm) that begin in one slot. `usage` and `cpi` are sums of value * duration, their
 #: times the durations of the windows that have the value; cycles and instructions are null where no window has them.

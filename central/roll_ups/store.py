@@ -27,10 +27,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from central.lake import checksums
-from central.lake.errors import DamagedError
+from central.lake.errors import DamagedError, LakeError
 from central.lake.manifests import ManifestCommit
 from central.lake.objects import NotRegularError
-from central.lake.segments import Lake, LakeError, Segment, day_in
+from central.lake.segments import Lake, Segment, day_in
 from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.sql import KEYS, MOST, SLOTS, SUMS, write_part
 from whitepanda.common import log
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import duckdb
     import ibis.expr.types as ir
 
-__all__ = ["SLOTS", "SLOT_SCHEMA_VERSION", "RolledSegment", "SlotManifest", "SlotPart", "SlotStore"]
 
 #: Of the manifests and the files that they name.
 SLOT_SCHEMA_VERSION = 1
@@ -138,11 +137,7 @@ class SlotStore:
 
     def manifest(self, day: date) -> SlotManifest | None:
         """Return the newest manifest of a day, or None."""
-        names = [
-            entry.name
-            for entry in self._lake.objects.entries(self.folder(day))
-            if entry.name.endswith(".json")
-        ]
+        names = [entry.name for entry in self._lake.objects.entries(self.folder(day)) if entry.name.endswith(".json")]
         return self._read(max(names)) if names else None
 
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
@@ -181,9 +176,7 @@ class SlotStore:
             else:
                 if len(some) == len(new):
                     return done
-        raise LakeError(
-            f"{self._lake.name}: other builders keep rolling up {day}; is there more than one lease?"
-        )
+        raise LakeError(f"{self._lake.name}: other builders keep rolling up {day}; is there more than one lease?")
 
     def read(self, connection: Any, manifests: Iterable[SlotManifest]) -> ir.Table:
         """Return the task slots of days as an Ibis table, like `central.build.panda_state.task_slots` of their samples.
@@ -206,9 +199,7 @@ class SlotStore:
         manifests = list(manifests)
         names = [part.slots for manifest in manifests for part in manifest.parts]
         if not names:
-            return ibis.memtable(SLOTS.empty_table()).mutate(
-                usage=ibis.null("float64"), cpi=ibis.null("float64")
-            )
+            return ibis.memtable(SLOTS.empty_table()).mutate(usage=ibis.null("float64"), cpi=ibis.null("float64"))
         for manifest in manifests:
             for part in manifest.parts:
                 self.check_slots(part)
@@ -221,8 +212,7 @@ class SlotStore:
                 **{name: each.clip(upper=MOST) if name in integers else each for name, each in sums.items()}
             )
         return rows.mutate(
-            usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0),
-            cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0),
+            usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0), cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0)
         )
 
     def machines(self, manifest: SlotManifest) -> list[str]:
@@ -360,9 +350,7 @@ class SlotStore:
                 duplicates=(before.duplicates if before else 0) + duplicates,
                 created_unix_ns=time.time_ns(),
                 code_version=metadata.version("whitepanda"),
-                machines_left_out=tuple(
-                    sorted({*(before.machines_left_out if before is not None else ()), *left_out})
-                ),
+                machines_left_out=tuple(sorted({*(before.machines_left_out if before is not None else ()), *left_out})),
                 rolled=rolled,
                 seal=checksums.PLACE,
             )

@@ -1,7 +1,5 @@
 """What a fit has trained so far, in a file beside the model: a fit that was stopped goes on behind its last member."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile
@@ -15,8 +13,6 @@ from numpy.typing import NDArray
 
 from central.models.pitot import Singles
 from whitepanda.common.durable import replacing
-
-__all__ = ["Checkpoint", "Member", "digest_of"]
 
 #: A trained member: embeddings of workloads and platforms, and its loss.
 Member = tuple[Singles, Singles, float]
@@ -59,9 +55,7 @@ class Checkpoint:
             self.path = None
             return []
         if told != digest:
-            self._tell(
-                f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew"
-            )
+            self._tell(f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew")
             return []
         self._tell(f"going on behind {len(found)} of {most} members, which {self.path} has")
         return found[:most]
@@ -79,9 +73,7 @@ class Checkpoint:
             with replacing(self.path, mode=0o644) as file:
                 np.savez(file, allow_pickle=False, **arrays)
         except OSError as error:
-            self._tell(
-                f"warning: {self.path}: cannot write: {error.strerror}; this fit cannot go on if stopped"
-            )
+            self._tell(f"warning: {self.path}: cannot write: {error.strerror}; this fit cannot go on if stopped")
             self.path = None
 
     def remove(self) -> None:
@@ -104,11 +96,7 @@ def _read(path: Path) -> tuple[list[Member], str]:
             if header["format"] != _FORMAT:
                 raise ValueError("its format is not known")
             found = [
-                (
-                    archive[f"workload_{place}"],
-                    archive[f"platform_{place}"],
-                    float(archive[f"loss_{place}"][0]),
-                )
+                (archive[f"workload_{place}"], archive[f"platform_{place}"], float(archive[f"loss_{place}"][0]))
                 for place in range(header["members"])
             ]
             return found, str(header["digest"])

@@ -1,7 +1,5 @@
 """Embeddings of a model's workloads and platforms: as a table, and how well they tell groups (suites) apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,6 @@ from central.runtimes.model import Model
 from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install
-
-__all__ = ["Embedded", "Neighbours", "as_table", "embed", "groups_of", "neighbours", "project", "read_groups"]
-
 
 #: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
 _SEPARATORS = "/:"
@@ -117,9 +112,7 @@ def read_groups(path: Path) -> dict[tuple[str, str], str]:
         if kind not in ("", "workload", "platform"):
             raise InputError(f"{path}: row {row}: kind must be workload or platform (value {kind})")
         if found.setdefault((kind, name), group) != group:
-            raise InputError(
-                f"{path}: row {row}: {name!r} is of {found[kind, name]!r} already; give one group"
-            )
+            raise InputError(f"{path}: row {row}: {name!r} is of {found[kind, name]!r} already; give one group")
     return found
 
 

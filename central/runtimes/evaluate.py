@@ -1,7 +1,5 @@
 """How good predictions and bounds of runtimes are, on rows that were not fitted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +10,6 @@ from central.runtimes.model import Model
 
 from central.models.pitot import Rows  # isort: skip
 
-__all__ = ["measure", "measure_model"]
 
 #: Of a normal distribution, two-sided.
 _Z_95 = 1.959964
@@ -28,12 +25,7 @@ def measure_model(
 
 
 def measure(
-    rows: Rows,
-    log_us: Floats,
-    predicted: Floats,
-    bounds: Floats,
-    epsilons: Sequence[float],
-    words: Sequence[str] = (),
+    rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, epsilons: Sequence[float], words: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measure predictions, for each number of co-runners.
 
@@ -56,9 +48,7 @@ def measure(
         return _measured(rows, log_us, predicted, bounds, words or [f"{epsilon:g}" for epsilon in epsilons])
 
 
-def _measured(
-    rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, words: Sequence[str]
-) -> dict[str, Any]:
+def _measured(rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     counts = rows.co_runners
     for count in np.unique(counts):
@@ -92,11 +82,7 @@ def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:
     size = len(bound)
     coverage = float((log_us <= bound).mean())
     middle = (coverage + _Z_95**2 / (2 * size)) / (1 + _Z_95**2 / size)
-    half = (
-        _Z_95
-        / (1 + _Z_95**2 / size)
-        * np.sqrt(coverage * (1 - coverage) / size + _Z_95**2 / (4 * size * size))
-    )
+    half = _Z_95 / (1 + _Z_95**2 / size) * np.sqrt(coverage * (1 - coverage) / size + _Z_95**2 / (4 * size * size))
     over, by_bound = np.maximum(np.expm1(bound - log_us), 0.0), np.abs(np.expm1(log_us - bound))
     return {
         "coverage": coverage,

@@ -21,8 +21,6 @@ from whitepanda.common.extras import how_to_install
 if TYPE_CHECKING:
     from central.models.pitot_training import Options
 
-__all__ = ["FitOptions", "fit"]
-
 
 #: Fewer rows fit and calibrate nothing.
 _LEAST_ROWS = 100

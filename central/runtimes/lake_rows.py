@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from central.lake.duckdb_connection import answering
-from central.lake.segments import Lake, LakeError
+from central.lake.errors import LakeError
+from central.lake.segments import Lake
 from central.roll_ups.store import SlotStore
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["BUSY_CORES", "LakeRows", "read_lake"]
 
 _MEMORY_MIB = 1024
 #: What a table of observations may have (`central.runtimes.tables`).

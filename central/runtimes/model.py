@@ -1,7 +1,5 @@
 """A fitted model of runtimes and its file: an .npz archive of plain arrays, with a JSON header; no pickle."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 import zlib
@@ -19,9 +17,6 @@ from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement,
 from central.runtimes.tables import Names
 from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
-
-__all__ = ["FORMAT", "Estimates", "Model", "read_model", "write_model"]
-
 
 FORMAT = "whitepanda-runtime-1"
 #: Rows that are predicted at once: bounds the memory that it takes.
@@ -209,9 +204,7 @@ def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
         found["baseline_platform"],
         _members(shape, found, ""),
         _members(shape, found, "quantile_"),
-        Difficulty(
-            found["difficulty_workload"], found["difficulty_platform"], found["difficulty_interferer"]
-        ),
+        Difficulty(found["difficulty_workload"], found["difficulty_platform"], found["difficulty_interferer"]),
         pools,
         dict(header["provenance"]),
     )

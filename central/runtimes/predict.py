@@ -1,7 +1,5 @@
 """Predictions and bounds for the rows of a file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from central.runtimes.model import Model
 from central.runtimes.tables import read_rows
 from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
-
-__all__ = ["TOO_FEW", "UNKNOWN", "Predicted", "parse_epsilons", "predict_rows"]
 
 #: What to do about a name that a model has not.
 UNKNOWN = (
@@ -67,12 +63,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def predict_rows(
-    path: Path,
-    model: Model,
-    epsilons: Sequence[tuple[str, float]],
-    out: Path,
-    *,
-    skip_unknown: bool = False,
+    path: Path, model: Model, epsilons: Sequence[tuple[str, float]], out: Path, *, skip_unknown: bool = False
 ) -> Predicted:
     """Predict the rows of a file.
 
@@ -92,9 +83,7 @@ def predict_rows(
     columns = ("predicted_us", *(f"bound_us_{word}" for word, _ in epsilons))
     for name in columns:
         if name in named.table.columns:
-            raise InputError(
-                f"{path}: has a column {name} already, which the predictions would be written to"
-            )
+            raise InputError(f"{path}: has a column {name} already, which the predictions would be written to")
     rows, is_known = named.known(model.workloads, model.platforms)
     if not is_known.all():
         if not skip_unknown or not is_known.any():

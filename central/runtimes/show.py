@@ -1,7 +1,5 @@
 """What `whitepanda runtime evaluate` and `embeddings` print for people: tables and bars that fit 80 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +8,6 @@ from rich.table import Table as Grid
 from central.plotting.figures import bar, signed_bar
 from central.runtimes.embeddings import Neighbours
 from whitepanda.common.cli import console
-
-__all__ = ["show_measures", "show_neighbours"]
 
 _WIDE, _NARROW, _SIDE = 20, 14, 10
 

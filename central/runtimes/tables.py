@@ -1,7 +1,5 @@
 """Tables of measured runtimes and of features: CSV or Parquet, checked."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from central.models.groups import Floats
 from central.models.pitot import ALONE, Rows
 from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError
-
-__all__ = ["Features", "NamedRows", "Names", "means_alone", "read_features", "read_log_runtimes", "read_rows"]
 
 _SEPARATOR = ";"
 _NUMBERED = re.compile(r"interferer_[0-9]+")
@@ -39,7 +35,7 @@ class Names:
     places: dict[str, int]
 
     @classmethod
-    def of(cls, names: tuple[str, ...]) -> Names:
+    def of(cls, names: tuple[str, ...]) -> "Names":
         """Number the names."""
         return cls(names, {name: place for place, name in enumerate(names)})
 
@@ -115,9 +111,7 @@ def _map(
     names: tuple[str, ...], ids: NDArray[np.int64], into: Names, *, may_be_nothing: bool = False
 ) -> NDArray[np.int64]:
     """Return places in `into`, `_STRANGE` for names that it has not."""
-    places = [
-        into.places.get(name, ALONE if may_be_nothing and means_alone(name) else _STRANGE) for name in names
-    ]
+    places = [into.places.get(name, ALONE if may_be_nothing and means_alone(name) else _STRANGE) for name in names]
     # The last place is for `ALONE`, which is -1.
     found: NDArray[np.int64] = np.array([*places, ALONE], dtype=np.int64)[ids]
     return found
@@ -190,9 +184,7 @@ def read_features(path: Path, what: str) -> Features:
     )
     if np.isnan(values).any():
         row, column = np.argwhere(np.isnan(values))[0]
-        raise InputError(
-            f"{path}: column {columns[column]} has no value in row {row + 1}; every feature needs one"
-        )
+        raise InputError(f"{path}: column {columns[column]} has no value in row {row + 1}; every feature needs one")
     if (np.abs(values) > _MOST_FEATURE).any():
         row, column = np.argwhere(np.abs(values) > _MOST_FEATURE)[0]
         raise InputError(
@@ -237,9 +229,7 @@ def _interferers(path: Path, columns: pa.Table) -> tuple[NDArray[np.int64], tupl
     if not found and not numbered:
         meant = [name for name in columns.column_names if name.strip().casefold().startswith("interfer")]
         if meant:
-            raise InputError(
-                f"{path}: column {meant[0]} is not known; is it interferer, interferers or interferer_1?"
-            )
+            raise InputError(f"{path}: column {meant[0]} is not known; is it interferer, interferers or interferer_1?")
         return np.full((rows, 1), ALONE, dtype=np.int64), ()
     if found != ["interferers"]:
         texts = [_texts(path, name, columns[name]) for name in (numbered or found)]
@@ -255,9 +245,7 @@ def _interferers(path: Path, columns: pa.Table) -> tuple[NDArray[np.int64], tupl
     counts = np.bincount(parents, minlength=rows)
     if counts.max(initial=0) > _MOST_INTERFERERS:
         row = int(counts.argmax())
-        raise InputError(
-            f"{path}: row {row + 1} has {counts[row]} interferers, more than {_MOST_INTERFERERS}"
-        )
+        raise InputError(f"{path}: row {row + 1} has {counts[row]} interferers, more than {_MOST_INTERFERERS}")
     result = np.full((rows, max(1, int(counts.max(initial=1)))), ALONE, dtype=np.int64)
     first = np.cumsum(counts) - counts
     result[parents, np.arange(len(parents)) - first[parents]] = ids

@@ -1,7 +1,5 @@
 """New workloads and platforms in a fitted model, from a few runs of each, without fitting again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +12,6 @@ from central.models.pitot_update import new_platform, new_workload
 from central.runtimes.model import Model
 from central.runtimes.tables import NamedRows, Names, means_alone
 from whitepanda.common.errors import InputError
-
-__all__ = ["Updated", "noise_of", "update"]
 
 #: Of a normal distribution: deviation over median absolute value.
 _NORMAL = 1.4826
@@ -72,16 +68,12 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
         for place in range(len(workloads), len(workloads) + len(added_w))
     ]
     others = [
-        _added_platform(
-            model, rows.take(usable & (rows.platform == place)), log_us[usable & (rows.platform == place)]
-        )
+        _added_platform(model, rows.take(usable & (rows.platform == place)), log_us[usable & (rows.platform == place)])
         for place in range(len(platforms), len(platforms) + len(added_p))
     ]
     for name, found in zip((*added_w, *added_p), (*parts, *others), strict=True):
         if found is None:
-            raise InputError(
-                f"{named.path}: {name!r} was seen beside unknown workloads only; give other runs of it"
-            )
+            raise InputError(f"{named.path}: {name!r} was seen beside unknown workloads only; give other runs of it")
     grown = _grown(model, added_w, added_p, [p for p in parts if p], [p for p in others if p])
     return grown, Updated(added_w, added_p, int(usable.sum()), int((~usable).sum()))
 
@@ -104,17 +96,13 @@ def _all(model: Model) -> Members:
 def _added(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
     if not len(rows):
         return None
-    return new_workload(
-        _all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
-    )
+    return new_workload(_all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model))
 
 
 def _added_platform(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
     if not len(rows):
         return None
-    return new_platform(
-        _all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
-    )
+    return new_platform(_all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model))
 
 
 def _grown(

@@ -1,7 +1,5 @@
 """Tables as files: CSV with cells as `whitepanda.common.csv_cells` has them, or Parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -14,8 +12,6 @@ import pyarrow.parquet as pq
 from whitepanda.common.csv_cells import FORMULA, NUMBER, QUOTED, WITHIN, WITHIN_QUOTED, csv_cell, csv_text
 from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
-
-__all__ = ["is_parquet", "read_texts", "write_csv", "write_table"]
 
 
 def is_parquet(path: Path) -> bool:
@@ -85,6 +81,4 @@ def _joined(values: Sequence[object]) -> str:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return any(
-        is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    )
+    return any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))

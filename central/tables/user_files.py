@@ -1,7 +1,5 @@
 """Tables that people give, as CSV or Parquet; what is wrong is one line with the file, the row and the value."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -17,8 +15,6 @@ import pyarrow.parquet as pq
 
 from central.tables.csv_files import is_parquet, read_texts
 from whitepanda.common.errors import InputError
-
-__all__ = ["UserTable", "refuse_twice"]
 
 _SHOWN = 20  # columns in an error
 

@@ -1,7 +1,5 @@
 """`whitepanda antagonists evaluate`: the evaluation protocol over the files of a trace."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -16,18 +14,9 @@ from central.models.antagonists.slots import SLOT_S, TaskSlots
 from central.models.groups import Column
 from central.traces.methods import METHODS, Known, Method
 from central.traces.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
-from central.traces.slots import (
-    EngineOptions,
-    SlotFile,
-    no_sensitive_task,
-    rows_json,
-    slot_file,
-    trace_names,
-)
+from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, rows_json, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError
-
-__all__ = ["DEFAULT_METHOD", "ORACLE", "TraceEvaluation", "TraceEvaluationOptions", "Truth", "evaluate_trace"]
 
 #: What agents get; the results have it under its own name and as "default".
 DEFAULT_METHOD = "whitepanda"
@@ -43,7 +32,7 @@ class Truth:
     coefficients: Mapping[int, float] | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Truth:
+    def read(cls, path: Path) -> "Truth":
         """Read {"antagonists": [job ids], "coefficients": {job id: value}}; the latter may be absent.
 
         Raises:
@@ -60,18 +49,12 @@ class Truth:
         if not isinstance(jobs, list):
             raise InputError(f'{path}: must be {{"antagonists": [job ids]}} with at least one job')
         if not jobs:
-            raise InputError(
-                f"{path}: names no antagonist, so there is nothing to rank; name at least one job"
-            )
+            raise InputError(f"{path}: names no antagonist, so there is nothing to rank; name at least one job")
         known = found.get("coefficients")
         if known is not None and not isinstance(known, dict):
             raise InputError(f'{path}: "coefficients" must be {{job id: value}} (value {_short(known)})')
         try:
-            values = (
-                {_job(job): _coefficient(value) for job, value in known.items()}
-                if known is not None
-                else None
-            )
+            values = {_job(job): _coefficient(value) for job, value in known.items()} if known is not None else None
             return cls(tuple(sorted({_job(job) for job in jobs})), values)
         except (OverflowError, TypeError, ValueError) as error:
             raise InputError(
@@ -151,10 +134,7 @@ class TraceEvaluation:
         found = self.evaluation
         methods: dict[str, Any] = {}
         for name, result in found.methods.items():
-            methods[name] = {
-                "ranked": result.ranked,
-                "victim_pairs": result.pairs,
-            }
+            methods[name] = {"ranked": result.ranked, "victim_pairs": result.pairs}
             for metric in ("mean_percentile", "consistency", "first_is_antagonist", "minus_panda"):
                 estimate = asdict(getattr(result, metric))
                 methods[name][metric] = estimate["value"]
@@ -203,12 +183,7 @@ def evaluate_trace(
     began = time.monotonic()
     methods = _methods(options.methods, truth)
     with slot_file(
-        traces,
-        rule=options.rule,
-        limits=options.limits,
-        slot_s=SLOT_S,
-        options=options.engine,
-        on_progress=on_progress,
+        traces, rule=options.rule, limits=options.limits, slot_s=SLOT_S, options=options.engine, on_progress=on_progress
     ) as slots:
         seen = _Seen()
         found = evaluate(

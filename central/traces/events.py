@@ -5,8 +5,6 @@ own 99th percentile of the days before, and a victim in three consecutive slots,
 percentile are those of the days before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +16,6 @@ from agent.analysis.antagonists.panda import VICTIM_STDS
 from central.models.antagonists.panda import JobStatistics
 from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, find, group, sums
-
-__all__ = ["TRIGGER_PERCENTILE", "VICTIM_SLOTS", "WINDOW_SLOTS", "Event", "History", "Triggers", "events_of"]
 
 TRIGGER_PERCENTILE = 99.0
 VICTIM_SLOTS = 3
@@ -83,9 +79,7 @@ class History:
         rows = day.take(day.latency_sensitive & ~np.isnan(day.cpi))
         places, place = group(rows.machine, rows.slot)
         keys, code = group(rows.job, rows.platform)
-        self._days.append(
-            (places[0], place.astype(np.int32), np.stack(keys), code.astype(np.int32), rows.cpi)
-        )
+        self._days.append((places[0], place.astype(np.int32), np.stack(keys), code.astype(np.int32), rows.cpi))
 
     def thresholds(self, statistics: JobStatistics) -> tuple[Column, Floats]:
         """Return the machines (sorted) and the 99th percentile of each one's mnCPI under `statistics`."""
@@ -114,11 +108,7 @@ def _n_cpi(cpi: Floats, at: Ints, statistics: JobStatistics) -> Floats:
 
 
 def events_of(
-    rows: TaskSlots,
-    first_slot: int,
-    statistics: JobStatistics,
-    thresholds: tuple[Column, Floats],
-    antagonists: Column,
+    rows: TaskSlots, first_slot: int, statistics: JobStatistics, thresholds: tuple[Column, Floats], antagonists: Column
 ) -> Triggers:
     """Find the machine slots of a day that trigger, and among them the events.
 

@@ -1,7 +1,5 @@
 """Antagonist coefficients of a given trace: through the engine into one Parquet file, whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +19,6 @@ from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slo
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
-
-__all__ = ["FIT_METHODS", "RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
 
 #: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
 #: machine slots), `cpi_samples`
@@ -105,9 +101,7 @@ def fit_trace(
     if options.method not in FIT_METHODS:
         raise InputError(f"no method '{options.method}' to fit with; there are {', '.join(FIT_METHODS)}")
     if options.method == "whitepanda" and options.slot_s != SLOT_S:
-        raise InputError(
-            f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s"
-        )
+        raise InputError(f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s")
     if out.suffix.lower() == ".csv":
         raise InputError(f"{out}: coefficients are written as Parquet; give it a name that ends in .parquet")
     with _telling(out), contextlib.ExitStack() as stack:
@@ -150,9 +144,7 @@ def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO
         raise InputError(f"{out}: cannot write: {error.strerror}") from error
 
 
-def _check_found(
-    table: pa.Table, machine_slots: int, traces: Sequence[Path], rule: LatencySensitiveRule
-) -> None:
+def _check_found(table: pa.Table, machine_slots: int, traces: Sequence[Path], rule: LatencySensitiveRule) -> None:
     if not machine_slots:
         raise no_sensitive_task(traces, rule)
     if not table.num_rows:
@@ -185,13 +177,9 @@ def _count(opened: AnyEngine, table: ir.Table) -> int:
 
 def _result(opened: AnyEngine, slots: ir.Table, coefficients: ir.Table) -> pa.Table:
     statistics = (
-        panda_state.job_statistics(panda_state.cpi_moments(slots))
-        .drop("platform")
-        .rename(cpi_samples="samples")
+        panda_state.job_statistics(panda_state.cpi_moments(slots)).drop("platform").rename(cpi_samples="samples")
     )
-    shares = slots.group_by("job").aggregate(
-        latency_sensitive_ratio=slots.latency_sensitive.cast("float64").mean()
-    )
+    shares = slots.group_by("job").aggregate(latency_sensitive_ratio=slots.latency_sensitive.cast("float64").mean())
     rows = coefficients.join(shares, "job").left_join(statistics, "job").drop("job_right")
     rows = rows.mutate(
         collection_id=rows.job, job=rows.job.cast("string"), cpi_samples=ibis.coalesce(rows.cpi_samples, 0)

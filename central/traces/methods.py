@@ -1,7 +1,5 @@
 """The methods as the evaluation sees them: they learn day by day, and score an event's suspects per victim."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,8 +14,6 @@ from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
 from central.models.groups import Column, Floats, find
 from central.traces.events import Event
-
-__all__ = ["METHODS", "Cpi2", "Known", "Method", "Panda", "PandaLocal", "Proctor", "Whitepanda"]
 
 
 class Method(Protocol):

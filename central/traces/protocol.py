@@ -7,8 +7,6 @@ Intervals are percentiles of a bootstrap that draws whole machines, whose events
 fewer than `LEAST_MACHINES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +19,6 @@ from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.groups import Column, Floats, sums
 from central.traces.events import WINDOW_SLOTS, Event, History, events_of
 from central.traces.methods import Method
-
-__all__ = [
-    "BOOTSTRAPS",
-    "DEFAULT_FROM_DAY",
-    "LEAST_MACHINES",
-    "Estimate",
-    "Evaluation",
-    "MethodResult",
-    "evaluate",
-]
 
 DEFAULT_FROM_DAY = 20
 BOOTSTRAPS = 1000
@@ -180,9 +168,7 @@ def evaluate(
 def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: _Counts, seed: int) -> Evaluation:
     names, owner = np.unique(np.array(machines), return_inverse=True)
     n = len(names)
-    draws = (
-        np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), BOOTSTRAPS) if n else np.empty((0, 0))
-    )
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), BOOTSTRAPS) if n else np.empty((0, 0))
 
     def per_machine(values: list[Any]) -> Floats:
         return sums(owner, np.array(values, dtype=np.float64), n)

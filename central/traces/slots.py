@@ -4,8 +4,6 @@ Records are merged by duration in the engine, which spills; what Python holds is
 and the distinct identifiers.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +23,6 @@ from central.build.spark import SparkEngine, is_spark_error
 from central.models.antagonists.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
 from collector.traces.google import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
 from whitepanda.common.errors import InputError, UnavailableError
-
-__all__ = [
-    "ENGINES",
-    "EngineOptions",
-    "SlotFile",
-    "no_sensitive_task",
-    "rejections",
-    "rows_json",
-    "rows_line",
-    "slot_file",
-    "trace_names",
-]
 
 #: What a trace can be computed on.
 ENGINES = ("duckdb", "spark")

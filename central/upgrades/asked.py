@@ -3,8 +3,6 @@
 What central answers is then shown, drawn and written as JSON by the very code that does it for files.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace
@@ -18,8 +16,6 @@ from central.upgrades.plan import Plan, PlanOptions, make_plan
 from central.upgrades.tables import Jobs
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["comparison_of", "comparison_request", "jobs_of_plan", "plan_of", "plan_request"]
 
 _MAX_UINT32 = 2**32 - 1
 _MAX_INT64 = 2**63 - 1
@@ -65,9 +61,7 @@ def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
     )
 
 
-def plan_of(
-    answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None
-) -> Plan:
+def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
     """Return central's plan.
 
     Args:
@@ -83,9 +77,7 @@ def plan_of(
     if observed is not None:
         # Which jobs, central has chosen already.
         made = make_plan(jobs, replace(options, top=None, coverage=None), observed)
-        return replace(
-            made, options=options, coverage=answer.coverage, left_out=None, too_few=answer.jobs_too_few
-        )
+        return replace(made, options=options, coverage=answer.coverage, left_out=None, too_few=answer.jobs_too_few)
     observe = np.array([job.observe for job in answer.jobs], dtype=np.int64)
     error = answer.expected_margin_percent / 100.0 * answer.metric_mean / options.t
     found = CheapestPlan(observe, answer.cost, answer.lower_bound, answer.is_optimal, error**2)
@@ -164,9 +156,7 @@ def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
 
 def _interval(told: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
     degrees = told.degrees_of_freedom or math.inf
-    return Interval(
-        told.value / scale, told.low / scale, told.high / scale, told.standard_error / scale, degrees
-    )
+    return Interval(told.value / scale, told.low / scale, told.high / scale, told.standard_error / scale, degrees)
 
 
 def _unix_ns(time_ns: int | None) -> int:

@@ -6,8 +6,6 @@ is also refused if its jobs' present metric differs from the whole fleet's by mo
 Refusing the odd draws makes the later interval, which knows nothing of it, cover rather more than less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +16,6 @@ from central.models.groups import Column, Ints, find, group
 from central.models.wsmeter import MIN_INSTANCES, Observed, TooLittleCovered, compare
 from central.upgrades.tables import Rows
 from whitepanda.common.errors import InputError
-
-__all__ = ["DrawOptions", "Drawn", "draw"]
 
 _MIN_MACHINES = 2
 _NEVER = np.iinfo(np.int64).max
@@ -112,9 +108,7 @@ def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = N
     (jobs,), job = group(rows.observed.job)
     weight = rows.weights.weight[np.searchsorted(rows.weights.job, jobs)]
     if len(names) <= _MIN_MACHINES:
-        raise InputError(
-            f"of a fleet of {len(names)} machines none can be drawn; at least {_MIN_MACHINES + 1}"
-        )
+        raise InputError(f"of a fleet of {len(names)} machines none can be drawn; at least {_MIN_MACHINES + 1}")
     if options.machines is not None and not _MIN_MACHINES <= options.machines < len(names):
         raise InputError(
             f"--machines: must be {_MIN_MACHINES} to {len(names) - 1}, the fleet less one (value {options.machines})"

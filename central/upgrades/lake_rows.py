@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from central.lake.duckdb_connection import answering
+from central.lake.errors import LakeError
 from central.lake.schema import SAMPLES
-from central.lake.segments import Lake, LakeError, day_of
+from central.lake.segments import Lake, day_of
 from central.models.groups import group, sums
 from central.models.wsmeter import Observed, Shares
 from central.upgrades.tables import Rows, read_machines
@@ -32,16 +33,6 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = [
-    "SIDE_KEYS",
-    "NoTaskError",
-    "Side",
-    "metrics",
-    "parse_side",
-    "parse_sides",
-    "read_places",
-    "read_side",
-]
 
 SIDE_KEYS = ("hosts", "platform", "from", "until")
 _KEY = re.compile(rf"(?:^|,)\s*(rest|{'|'.join(SIDE_KEYS)})\s*(?:=|(?=,|$))")
@@ -108,26 +99,16 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
         not_hosts: tuple[str, ...] = ()
         if "rest" in parts:
             if "hosts" in parts or "hosts" not in other:
-                raise InputError(
-                    f"side '{text}': rest is for the hosts that the other side's file does not name"
-                )
+                raise InputError(f"side '{text}': rest is for the hosts that the other side's file does not name")
             not_hosts = tuple(read_machines(Path(other["hosts"])))
         sides.append(_side(text, parts, not_hosts))
-    if sides[0] == Side(
-        **{name: getattr(sides[1], name) for name in Side.__slots__} | {"text": sides[0].text}
-    ):
+    if sides[0] == Side(**{name: getattr(sides[1], name) for name in Side.__slots__} | {"text": sides[0].text}):
         raise InputError(f"sides '{current}' and '{new}' are the same samples")
     return sides[0], sides[1]
 
 
 def read_side(
-    lake: Lake,
-    side: Side,
-    metric: str,
-    *,
-    memory_limit_mib: int = 2048,
-    threads: int = 2,
-    max_tasks: int | None = None,
+    lake: Lake, side: Side, metric: str, *, memory_limit_mib: int = 2048, threads: int = 2, max_tasks: int | None = None
 ) -> Rows:
     """Read a side.
 
@@ -157,9 +138,7 @@ def read_side(
     if not table.num_rows:
         raise NoTaskError(f"side '{side.text}': no task of the lake has {metric} there")
     if max_tasks is not None and table.num_rows > max_tasks:
-        raise InputError(
-            f"side '{side.text}': more than {max_tasks:,} tasks; take a shorter time or fewer hosts"
-        )
+        raise InputError(f"side '{side.text}': more than {max_tasks:,} tasks; take a shorter time or fewer hosts")
     job = column["job"].astype(str)
     (jobs,), number = group(job)
     return Rows(
@@ -180,11 +159,7 @@ def read_places(
 
     """
     table = _queried(
-        lake,
-        side,
-        memory_limit_mib,
-        threads,
-        lambda samples: samples[["machine", "host", "platform"]].distinct(),
+        lake, side, memory_limit_mib, threads, lambda samples: samples[["machine", "host", "platform"]].distinct()
     )
     columns = {name: {str(each) for each in table[name].to_pylist() if each} for name in table.column_names}
     return frozenset(columns["machine"] | columns["host"]), tuple(sorted(columns["platform"]))
@@ -235,20 +210,14 @@ def _tasks(samples: ir.Table, metric: str) -> ir.Table:
     if metric in _COUNTED:
         known = samples.instructions.notnull() & (samples.cycles.notnull() if metric == "ipc" else True)
         above = samples.instructions.sum(where=known).cast("float64")
-        below = (
-            samples.cycles.sum(where=known) if metric == "ipc" else samples.duration_ns.sum(where=known) / 1e3
-        )
+        below = samples.cycles.sum(where=known) if metric == "ipc" else samples.duration_ns.sum(where=known) / 1e3
         value = above / below.cast("float64").nullif(0.0)
     else:
         column = samples[metric]
         known = column.notnull() & ~column.isnan()
-        value = (column * samples.duration_ns).sum(where=known) / samples.duration_ns.sum(where=known).nullif(
-            0
-        )
+        value = (column * samples.duration_ns).sum(where=known) / samples.duration_ns.sum(where=known).nullif(0)
     tasks = samples.group_by("machine", "vm", "job").aggregate(value=value, usage=usage)
-    return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by(
-        "machine", "vm", "job"
-    )
+    return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by("machine", "vm", "job")
 
 
 def _side(text: str, parts: Mapping[str, str], not_hosts: tuple[str, ...]) -> Side:
@@ -265,16 +234,12 @@ def _side(text: str, parts: Mapping[str, str], not_hosts: tuple[str, ...]) -> Si
 def _parsed(text: str) -> Mapping[str, str]:
     keys = list(_KEY.finditer(text))
     if not keys or text[: keys[0].start()].strip():
-        raise InputError(
-            f"side '{text}': must be {', '.join(f'{key}=...' for key in SIDE_KEYS)} or rest, with commas"
-        )
+        raise InputError(f"side '{text}': must be {', '.join(f'{key}=...' for key in SIDE_KEYS)} or rest, with commas")
     ends = [key.start() for key in keys[1:]] + [len(text)]
     parts = [(key[1], text[key.end() : end].strip()) for key, end in zip(keys, ends, strict=True)]
     for name, value in parts:
         if (name == "rest") == bool(value):
-            raise InputError(
-                f"side '{text}': {name} {'takes no value' if name == 'rest' else 'needs a value'}"
-            )
+            raise InputError(f"side '{text}': {name} {'takes no value' if name == 'rest' else 'needs a value'}")
     if len(dict(parts)) < len(parts):
         raise InputError(f"side '{text}': a key is there twice")
     return dict(parts)
@@ -284,9 +249,7 @@ def _unix_ns(side: str, text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InputError(
-            f"side '{side}': no time: {text}; such as 2026-11-21 or 2026-11-21T12:00Z"
-        ) from error
+        raise InputError(f"side '{side}': no time: {text}; such as 2026-11-21 or 2026-11-21T12:00Z") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

@@ -4,8 +4,6 @@ Source: WSMeter (see `central.models.wsmeter_plan`), sections 4.3 and 5.1. The m
 weighted mean of the selected jobs, whose weights are made to sum to 1.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +15,6 @@ from central.models.wsmeter import MIN_INSTANCES, MachineMeans, Observed
 from central.models.wsmeter_plan import CheapestPlan, cheapest_plan
 from central.upgrades.tables import Jobs
 from whitepanda.common.errors import FieldError, InputError
-
-__all__ = ["Fidelity", "Plan", "PlanOptions", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +172,7 @@ def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None
         least = np.maximum(least, np.minimum(fidelity.instances, instances))
     solution = cheapest_plan(jobs.cost[chosen], effect * (weight * std) ** 2, least, instances, target)
     if solution is None:
-        reached = (
-            100.0 * options.t * math.sqrt(float((effect * (weight * std) ** 2 / instances).sum())) / mean
-        )
+        reached = 100.0 * options.t * math.sqrt(float((effect * (weight * std) ** 2 / instances).sum())) / mean
         raise InputError(
             f"margin {options.margin_percent:g} % cannot be reached: all {int(instances.sum()):,} instances give "
             f"{reached:.3g} % at t = {options.t:g}; allow a wider margin"
@@ -206,9 +200,7 @@ def _chosen(jobs: Jobs, options: PlanOptions) -> tuple[Ints, tuple[str, ...]]:
     left_out = tuple(str(job) for job in jobs.job[order[~is_enough]])
     order = order[is_enough]
     if not len(order):
-        raise InputError(
-            f"no job has {options.min_instances} instances (column instances); see --min-instances"
-        )
+        raise InputError(f"no job has {options.min_instances} instances (column instances); see --min-instances")
     if options.coverage is not None:
         reached = np.cumsum(jobs.weight[order]) / jobs.weight.sum()
         enough = np.flatnonzero(reached >= options.coverage - 1e-12)
@@ -223,13 +215,7 @@ def _chosen(jobs: Jobs, options: PlanOptions) -> tuple[Ints, tuple[str, ...]]:
 
 
 def _held_against(
-    observed: Observed,
-    jobs: Column,
-    weight: Floats,
-    std: Floats,
-    mean: float,
-    target: float,
-    options: PlanOptions,
+    observed: Observed, jobs: Column, weight: Floats, std: Floats, mean: float, target: float, options: PlanOptions
 ) -> tuple[Fidelity, Floats]:
     """Return what the observed instances reach, and the standard deviations to plan with."""
     (names,), number = group(observed.job)
@@ -241,9 +227,7 @@ def _held_against(
     enough = (count >= options.min_instances) & (np.bincount(of_job, minlength=len(jobs)) > 1)
     coverage = float(weight[enough].sum())
     if not enough.any():
-        raise InputError(
-            f"observed: no planned job has {options.min_instances} instances on two machines or more"
-        )
+        raise InputError(f"observed: no planned job has {options.min_instances} instances on two machines or more")
     cell = np.where(enough, np.cumsum(enough) - 1, -1)[place]
     used &= cell >= 0
     cells = int(enough.sum())

@@ -1,17 +1,13 @@
 """Figures of fleet comparisons and plans: PNG (matplotlib, in the extra `train`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from central.models.wsmeter import Comparison
-from central.plotting.figures import bar, new_figure, save_figure, signed_bar
+from central.plotting.figures import new_figure, save_figure
 from central.upgrades.plan import Plan
-
-__all__ = ["bar", "plot_comparison", "plot_plan", "signed_bar"]
 
 _SHOWN = 40  # jobs in a figure
 _NAMED = 12  # so few jobs have their names in the figure of a plan, on plain axes
@@ -32,10 +28,7 @@ def plot_comparison(path: Path, found: Comparison, metric: str) -> None:
 
     """
     jobs = found.jobs[:_SHOWN]
-    rows = [
-        ("fleet", found.difference, "black"),
-        ("fleet, instances independent", found.independent, "gray"),
-    ]
+    rows = [("fleet", found.difference, "black"), ("fleet, instances independent", found.independent, "gray")]
     if found.baseline is not None:
         rows.append(("fleet, by machines alone", found.baseline, "gray"))
     rows += [
@@ -56,8 +49,7 @@ def plot_comparison(path: Path, found: Comparison, metric: str) -> None:
     axes.set_xlabel(f"new against current, %, {100 * found.confidence:g} % intervals")
     current, new = found.machines
     axes.set_title(
-        f"{metric} by weight of jobs (weight, instances before/after); {current:,} and {new:,} machines",
-        fontsize=9,
+        f"{metric} by weight of jobs (weight, instances before/after); {current:,} and {new:,} machines", fontsize=9
     )
     for verdict, colour in _COLOURS.items():
         axes.plot([], [], "o-", color=colour, markersize=4, label=verdict)
@@ -93,9 +85,7 @@ def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: S
     else:
         axes[1].margins(0.2)
         for name, weight, count in zip(plan.jobs.job, weights, observe, strict=True):
-            axes[1].annotate(
-                f"{name}: {count}", (weight, count), (4, 4), textcoords="offset points", fontsize=8
-            )
+            axes[1].annotate(f"{name}: {count}", (weight, count), (4, 4), textcoords="offset points", fontsize=8)
     axes[1].set_xlabel("weight of a job, %")
     axes[1].set_ylabel("instances to observe")
     save_figure(figure, path)

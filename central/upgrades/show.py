@@ -1,19 +1,15 @@
 """What `whitepanda fleet` prints: tables with bars for people, and a comparison as JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from central.models.wsmeter import Comparison, Interval
+from central.plotting.figures import bar, signed_bar
 from central.upgrades.draw import Drawn
 from central.upgrades.plan import Plan
-from central.upgrades.plots import bar, signed_bar
 from whitepanda.common.cli import console
-
-__all__ = ["comparison_json", "show_comparison", "show_drawn", "show_plan"]
 
 _SHOWN = 20
 _BAR = 24
@@ -103,9 +99,7 @@ def show_plan(made: Plan) -> None:
     margin += f", of {made.metric_mean:.4g} at t = {made.options.t:g}"
     _say(f"{margin}; the jobs have {made.coverage:.1%} of the weight")
     if made.too_few:
-        _say(
-            f"{_counted(made.too_few, 'job')} with fewer than {made.options.min_instances} instances left out"
-        )
+        _say(f"{_counted(made.too_few, 'job')} with fewer than {made.options.min_instances} instances left out")
     if made.baseline_machines is not None:
         _say(f"machine granularity would need {_counted(made.baseline_machines, 'machine')}")
     if fidelity is not None:
@@ -119,9 +113,7 @@ def _show_fidelity(made: Plan) -> None:
     independent = f"{found.independent_margin_percent:.3g} % were instances independent"
     on = f"on {found.coverage:.1%} of the plan's weight"
     _say(f"observed: margin {found.margin_percent:.3g} % ({independent}) {on}")
-    more = (
-        f"not met: {_counted(int(made.more.sum()), 'more instance')}, cost {made.jobs.cost @ made.more:.6g}"
-    )
+    more = f"not met: {_counted(int(made.more.sum()), 'more instance')}, cost {made.jobs.cost @ made.more:.6g}"
     _say("met" if found.is_met else more)
     if found.larger:
         _say(f"larger standard deviation than planned with: {_counted(len(found.larger), 'job')}")
@@ -167,8 +159,7 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
     if found.baseline is not None:
         _say(f"machine granularity: {_percents(found.baseline.value)} % ({_range(found.baseline)})")
     sides = [
-        f"{_counted(found.machines[i], 'machine')} with {_counted(found.instances[i], 'instance')}"
-        for i in (0, 1)
+        f"{_counted(found.machines[i], 'machine')} with {_counted(found.instances[i], 'instance')}" for i in (0, 1)
     ]
     _say(f"{sides[0]} against {sides[1]}")
     _say(f"{_counted(len(found.jobs), 'job')} with {found.coverage:.1%} of CURRENT's weight")
@@ -200,9 +191,7 @@ def _proof(made: Plan) -> str:
         return "the integer optimum"
     gap = made.solution.gap_ratio
     return (
-        f"the optimum to within {max(gap, 1e-6):.0e} of it"
-        if gap < _TINY_GAP
-        else f"within {gap:.2%} of the optimum"
+        f"the optimum to within {max(gap, 1e-6):.0e} of it" if gap < _TINY_GAP else f"within {gap:.2%} of the optimum"
     )
 
 

@@ -12,8 +12,6 @@ Its settings are what the paper tells of its fleets, none is fitted to what an e
 * A job's instances are spread: no machine has two before all have one.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -21,8 +19,6 @@ import numpy as np
 
 from central.models.groups import Floats, Ints, sums
 from central.models.wsmeter import Observed, Shares
-
-__all__ = ["CPU_UPGRADE", "Fleet", "FleetSettings", "simulate_fleet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +88,7 @@ class Fleet:
     _new_spread: Floats  # by job
     _machines: int
 
-    def measure(
-        self, rng: np.random.Generator, machines: Ints | None = None, *, is_upgraded: bool
-    ) -> Observed:
+    def measure(self, rng: np.random.Generator, machines: Ints | None = None, *, is_upgraded: bool) -> Observed:
         """Measure all instances once.
 
         Args:
@@ -103,9 +97,7 @@ class Fleet:
             is_upgraded: whether the machines are.
 
         """
-        rows = (
-            np.arange(len(self.job)) if machines is None else np.flatnonzero(np.isin(self.machine, machines))
-        )
+        rows = np.arange(len(self.job)) if machines is None else np.flatnonzero(np.isin(self.machine, machines))
         job, machine = self.job[rows], self.machine[rows]
         luck = rng.standard_normal(self._machines)[machine] * self._new_machine_spread
         luck += rng.standard_normal(len(rows)) * self._new_spread[job]
@@ -153,15 +145,7 @@ def simulate_fleet(settings: FleetSettings, seed: int) -> Fleet:
     effect = settings.effect_spread * rng.standard_normal(settings.jobs)
     effect += settings.effect - (weight * expected) @ effect / (weight @ expected)
     return Fleet(
-        machine,
-        job,
-        weight,
-        expected,
-        effect,
-        lasting,
-        machine_spread * comes,
-        spread * comes,
-        settings.machines,
+        machine, job, weight, expected, effect, lasting, machine_spread * comes, spread * comes, settings.machines
     )
 
 

@@ -5,8 +5,6 @@ A JOBS file has a row per job (`Jobs`), a ROWS file one per instance: `machine, 
 neither, each instance counts the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +17,6 @@ from central.models.wsmeter import Observed, Shares
 from central.tables.csv_files import is_parquet, write_table
 from central.tables.user_files import UserTable, refuse_twice
 from whitepanda.common.errors import InputError
-
-__all__ = [
-    "Jobs",
-    "Rows",
-    "jobs_of",
-    "read_jobs",
-    "read_machines",
-    "read_rows",
-    "write_jobs",
-    "write_machines",
-]
 
 _MODE = 0o600  # they name jobs or machines
 _METRICS = ("value", "ipc", "mips")
@@ -120,18 +107,14 @@ def read_rows(path: Path, metric: str = "", *, needs_metric: bool = True) -> Row
     file.require("machine", "job")
     found = metric or next((name for name in _METRICS if name in file.columns), "")
     if needs_metric and not found:
-        raise InputError(
-            f"{path}: no column value, ipc or mips; name the metric's with --metric; it has {file.told}"
-        )
+        raise InputError(f"{path}: no column value, ipc or mips; name the metric's with --metric; it has {file.told}")
     if found:
         file.require(found)
     machine, job = file.names("machine"), file.names("job")
     value = _positive(file, found) if found else np.full(len(job), np.nan)
     weighed_by = next((name for name in ("weight", "quota") if name in file.columns), "instances")
     weights = _positive(file, weighed_by) if weighed_by != "instances" else np.ones(len(job))
-    return Rows(
-        Observed(machine, job, value), _shares(path, job, weights, weighed_by == "weight"), found, weighed_by
-    )
+    return Rows(Observed(machine, job, value), _shares(path, job, weights, weighed_by == "weight"), found, weighed_by)
 
 
 def _shares(path: Path, job: Column, values: Floats, is_the_jobs: bool) -> Shares:  # noqa: FBT001 - of a column
@@ -208,9 +191,7 @@ def write_rows(path: Path, observed: Observed) -> None:
         InputError: it cannot be written.
 
     """
-    write_table(
-        path, pa.table({name: getattr(observed, name) for name in ("machine", "job", "value")}), mode=_MODE
-    )
+    write_table(path, pa.table({name: getattr(observed, name) for name in ("machine", "job", "value")}), mode=_MODE)
 
 
 def write_machines(path: Path, machines: Sequence[str]) -> None:

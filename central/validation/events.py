@@ -1,15 +1,11 @@
 """Events that hosts report: what of a batch is taken, and what of it is refused, counted by reason."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 
 from central.validation.reports import ANALYSES, good_reports
 from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["EVENT_REASONS", "EventRow", "check_events"]
 
 #: Why an event is refused, in the order in which reasons are tried.
 EVENT_REASONS = ("too_many_events", "bad_event", "bad_event_time")
@@ -22,7 +18,7 @@ _BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNS
 
 def check_events(
     batch: agent_pb2.CpiBatch, *, host: str, is_importer: bool, limits: Limits, now_unix_ns: int
-) -> tuple[list[EventRow], dict[str, int]]:
+) -> "tuple[list[EventRow], dict[str, int]]":
     """Check the events of a batch one by one; those that cannot be used cost neither the others nor any row.
 
     Args:
@@ -67,9 +63,7 @@ def check_events(
 def _is_good(event: agent_pb2.VmEvent) -> bool:
     """Whether it says of whom it is and what began; texts are for people's terminals, so without control characters."""
     lists = (event.culprits, event.evidence, event.found_by)
-    if (
-        max(map(len, lists)) > _MAX_LIST or event.ByteSize() > _MAX_EVENT_BYTES
-    ):  # first: the rest walks through them
+    if max(map(len, lists)) > _MAX_LIST or event.ByteSize() > _MAX_EVENT_BYTES:  # first: the rest walks through them
         return False
     texts = (event.epoch, event.name, event.job, *event.culprits)
     return (

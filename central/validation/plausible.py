@@ -5,14 +5,10 @@ them; docs/security.md has the same table. What a setting decides (`ingest.max_c
 `central.config`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["LARGEST_GAUGES", "MAX_HOST_WINDOW_NS", "MIN_CPI", "absurd_counters", "clearly_possible"]
 
 _ROUNDING = 1e-9
 

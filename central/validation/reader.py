@@ -1,7 +1,5 @@
 """What a batch says, checked: a pure function, for the loop and for the process that reads large messages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,8 +12,6 @@ from central.validation.triggers import TriggerRow, check_triggers
 from central.validation.vm_names import MAX_NAMES, named
 from central.validation.wire_columns import Layout
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["ReadBatch", "Sender", "read_batch"]
 
 _SHOWN_ID = 64  # bytes of a spool id that is refused
 
@@ -84,9 +80,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         has_gone = (checked.kept is not None or checked.has_bad_tasks) and _clear_unused(batch, checked.kept)
         if reports or has_gone:
             payload = batch.SerializeToString()
-    is_like_others = (
-        bool(payload) and checked.kept is None and not checked.has_bad_tasks and not sender.is_importer
-    )
+    is_like_others = bool(payload) and checked.kept is None and not checked.has_bad_tasks and not sender.is_importer
     return ReadBatch(
         spool_id=spool_id,
         sequence=batch.sequence,
@@ -132,9 +126,7 @@ def _checked(batch: agent_pb2.CpiBatch, payload: bytes, sender: Sender) -> Check
     )
 
 
-def _reports(
-    batch: agent_pb2.CpiBatch, sender: Sender
-) -> tuple[list[EventRow], list[TriggerRow], dict[str, int]]:
+def _reports(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[EventRow], list[TriggerRow], dict[str, int]]:
     known: dict[str, Any] = {
         "host": sender.host,
         "is_importer": sender.is_importer,

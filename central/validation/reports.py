@@ -1,15 +1,11 @@
 """What hosts report beside rows (events, triggers): which reports of a batch are taken, and why others are not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["ANALYSES", "good_reports"]
 
 ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
 _MAX_INT64 = 2**63 - 1

@@ -4,8 +4,6 @@ A structural problem refuses the whole batch (`BatchError`); anything else refus
 exactly one reason: the first of `ROW_REASONS` that holds. So accepted and rejected rows add up to the batch's rows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,22 +19,6 @@ from central.validation.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN
 from central.validation.wire_columns import Bounds, Located, column, locate
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
-
-__all__ = [
-    "BATCH_REASONS",
-    "ROW_REASONS",
-    "BatchError",
-    "Checked",
-    "Limits",
-    "StoredBatch",
-    "bounds",
-    "check",
-    "is_name",
-    "job_bytes",
-    "samples_table",
-    "samples_tables",
-    "too_many_jobs",
-]
 
 #: Why a whole batch is refused. `malformed` and `oversized` are found before there is a batch to look at.
 BATCH_REASONS = (
@@ -247,18 +229,12 @@ class _Columns:
 
     def has(self, name: str) -> bool:
         """Whether a column was measured."""
-        return (
-            name in self._located.columns
-            if self._located is not None
-            else len(getattr(self._batch, name)) > 0
-        )
+        return name in self._located.columns if self._located is not None else len(getattr(self._batch, name)) > 0
 
     def task_index(self) -> npt.NDArray[np.int64]:
         """Return which task each row is of, shape (rows,)."""
         rows = len(self._batch.task_index)
-        if (
-            self._located is not None and rows < _SMALL
-        ):  # then its bytes are the numbers, where each takes one
+        if self._located is not None and rows < _SMALL:  # then its bytes are the numbers, where each takes one
             end = self._located.begin
             head = bytes((_INDEX_TAG, rows))
             if self._payload.startswith(head, end - rows - 2) and self._payload[end - rows : end].isascii():
@@ -285,9 +261,7 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
     if not 0 < batch.sequence <= _MAX_INT64:
         raise BatchError("no_sequence", f"sequence must be 1 to 2^63-1 (value {batch.sequence})")
     if rows > limits.max_batch_rows:
-        raise BatchError(
-            "too_many_rows", f"{rows} rows; at most {limits.max_batch_rows} are allowed in a batch"
-        )
+        raise BatchError("too_many_rows", f"{rows} rows; at most {limits.max_batch_rows} are allowed in a batch")
     if len(batch.tasks) > rows:
         raise BatchError("too_many_tasks", f"{len(batch.tasks)} tasks of {rows} rows; each task has a row")
     for name in (*_REQUIRED, *_OPTIONAL, *LARGEST_GAUGES, "cpi_reason"):
@@ -297,9 +271,7 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
     if rows:
         highest = max(batch.task_index)
         if highest >= len(batch.tasks):
-            raise BatchError(
-                "task_index", f"task_index {highest} points beyond the batch's {len(batch.tasks)} tasks"
-            )
+            raise BatchError("task_index", f"task_index {highest} points beyond the batch's {len(batch.tasks)} tasks")
     return rows
 
 
@@ -400,7 +372,7 @@ def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
     return _table([_read(stored) for stored in batches])
 
 
-def _table(read: Sequence[_Read]) -> pa.Table:
+def _table(read: "Sequence[_Read]") -> pa.Table:
     counts = np.array([len(each.task_index) for each in read], dtype=np.int64)
     if not counts.sum():
         return SAMPLES.empty_table()
@@ -446,9 +418,7 @@ class _Read:
         own = len(stored.host) + len(stored.spool_id) + len(stored.host) + len(stored.platform)
         if len(index) == len(self.tasks) and np.bincount(index).max(initial=0) <= 1:
             return 4 * own * len(index) + len(stored.payload)  # which has each text as often
-        sizes = [
-            len(t.vm) + len(t.epoch) + len(t.job) + len(t.machine) + len(t.platform) + own for t in self.tasks
-        ]
+        sizes = [len(t.vm) + len(t.epoch) + len(t.job) + len(t.machine) + len(t.platform) + own for t in self.tasks]
         return 4 * int(np.array(sizes, dtype=np.int64)[index].sum())
 
 

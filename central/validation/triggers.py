@@ -1,7 +1,5 @@
 """Reports of hosts on VMs that suffer: what of a batch is taken, and what of it is refused, counted by reason."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +8,6 @@ from dataclasses import dataclass
 from central.validation.reports import ANALYSES, good_reports
 from central.validation.rows import Limits, is_name
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["TRIGGER_REASONS", "TriggerRow", "check_triggers", "first_suspect"]
 
 #: Why a report is refused, in the order in which reasons are tried.
 TRIGGER_REASONS = ("too_many_triggers", "bad_trigger", "bad_trigger_time")
@@ -73,15 +69,7 @@ def check_triggers(
         now_unix_ns=now_unix_ns,
     )
     taken = [
-        TriggerRow(
-            host,
-            batch.spool_id,
-            batch.sequence,
-            number,
-            machine,
-            trigger.unix_ns,
-            trigger.SerializeToString(),
-        )
+        TriggerRow(host, batch.spool_id, batch.sequence, number, machine, trigger.unix_ns, trigger.SerializeToString())
         for number, machine, trigger in good
     ]
     return taken, dict(rejected)
@@ -130,9 +118,7 @@ def _is_good_slow_down(one: agent_pb2.Degradation) -> bool:
         not any(map(math.isinf, known))
         and (math.isnan(one.ratio) or one.ratio > 0)
         and known == sorted(known)
-        and all(
-            len(text) <= _MAX_WORD and (not text or is_name(text)) for text in (one.cannot_tell, one.model)
-        )
+        and all(len(text) <= _MAX_WORD and (not text or is_name(text)) for text in (one.cannot_tell, one.model))
     )
 
 

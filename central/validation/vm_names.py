@@ -1,15 +1,11 @@
 """What VMs are called: agents say so with their windows, the lake keeps UUIDs only."""
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from central.validation.rows import is_name
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["MAX_NAMES", "VmNames", "named", "shown_name"]
 
 _KEPT = 100_000  # twice the VMs of the largest fleet that is reckoned with
 #: Kept of one host, so that it does not push out the names of others.
@@ -27,12 +23,7 @@ def named(tasks: Iterable[agent_pb2.Task], host: str) -> Iterator[tuple[str, str
     """
     for task in tasks:
         name, vm = task.name, task.vm
-        if (
-            name
-            and is_name(name, _MAX_NAME)
-            and is_name(vm, _MAX_VM_BYTES)
-            and len(vm.encode()) <= _MAX_VM_BYTES
-        ):
+        if name and is_name(name, _MAX_NAME) and is_name(vm, _MAX_VM_BYTES) and len(vm.encode()) <= _MAX_VM_BYTES:
             yield task.machine or host, vm, name
 
 

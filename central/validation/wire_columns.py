@@ -9,8 +9,6 @@ what was checked in one batch: the spool, the tasks, whose row is which, and whe
 same layout needs to have its numbers checked only, and those of many batches are checked at once (`sound`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +19,6 @@ import numpy.typing as npt
 
 from central.validation.plausible import absurd_counters, clearly_possible
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["CHECKED", "Bounds", "Layout", "Located", "column", "locate", "sound"]
 
 #: The columns whose numbers decide whether a row is taken.
 CHECKED = ("start_unix_ns", "duration_ns", "cpu_usage_cores", "cpi", "cycles", "instructions")
@@ -54,8 +50,7 @@ _VARINT, _BYTES = 0, 2
 _IS_BACKLOG = _tag("backlog", _VARINT) + b"\x01"
 #: Bytes a row of all that follows task_index but events and triggers, in the order of the numbers; backlog is none.
 _WIDTHS = sorted(
-    {**dict.fromkeys(_KIND_OF, _WIDTH), "cpi_reason": 1, "backlog": 0}.items(),
-    key=lambda each: _FIELDS[each[0]].number,
+    {**dict.fromkeys(_KIND_OF, _WIDTH), "cpi_reason": 1, "backlog": 0}.items(), key=lambda each: _FIELDS[each[0]].number
 )
 _BATCH_TAG = _varint(agent_pb2.AgentMessage.DESCRIPTOR.fields_by_name["batch"].number << 3 | _BYTES)
 
@@ -140,7 +135,7 @@ class Layout:
     jobs: frozenset[str]
 
     @staticmethod
-    def of(raw: bytes, payload: bytes, batch: agent_pb2.CpiBatch, jobs: frozenset[str]) -> Layout | None:
+    def of(raw: bytes, payload: bytes, batch: agent_pb2.CpiBatch, jobs: frozenset[str]) -> "Layout | None":
         """Remember a message whose batch was found good, no row refused.
 
         Args:
@@ -175,9 +170,7 @@ class Layout:
             tasks_at=tasks_at,
             heads=tuple((len(head) + place, text) for place, text in located.heads),
             reasons=(reasons, reasons + located.rows) if reasons else (0, 0),
-            slices=tuple(
-                (at[name], at[name] + _WIDTH * located.rows) if name in at else (0, 0) for name in CHECKED
-            ),
+            slices=tuple((at[name], at[name] + _WIDTH * located.rows) if name in at else (0, 0) for name in CHECKED),
             body_at=len(head),
             spool_id=batch.spool_id,
             rows=located.rows,
@@ -189,11 +182,7 @@ class Layout:
 
         Prefix and size being equal, the number has as many bytes, and everything is where it was.
         """
-        if (
-            len(raw) != self.size
-            or not raw.startswith(self.prefix)
-            or not raw.startswith(self.tasks, self.tasks_at)
-        ):
+        if len(raw) != self.size or not raw.startswith(self.prefix) or not raw.startswith(self.tasks, self.tasks_at):
             return 0
         for position, head in self.heads:
             if not raw.startswith(head, position):

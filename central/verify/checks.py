@@ -1,7 +1,5 @@
 """Is the lake whole, and how much is in it: what `whitepanda lake verify` and `stats` say."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,13 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.coefficients.versions import VersionStore
+from central.lake.errors import LakeError
 from central.lake.lease import lease_problem
 from central.lake.replicas import replica_of
-from central.lake.segments import Lake, LakeError, Segment
+from central.lake.segments import Lake, Segment
 from central.roll_ups.store import SlotManifest, SlotStore
 from central.verify.losses import losses
-
-__all__ = ["DayStats", "LakeStats", "duplicates", "problems", "slot_lengths", "stats"]
 
 _T = TypeVar("_T")
 
@@ -81,8 +78,7 @@ def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
     versions = VersionStore(lake.objects)
     numbers, newest = versions.numbers(), versions.latest()
     days = tuple(
-        _day_stats(day, by_day.get(day, []), manifests.get(day), connection)
-        for day in sorted({*by_day, *manifests})
+        _day_stats(day, by_day.get(day, []), manifests.get(day), connection) for day in sorted({*by_day, *manifests})
     )
     left_out = newest.manifest.machines_left_out if newest is not None else ()
     return LakeStats(days, dict(replicas), len(numbers), max(numbers, default=0), left_out)
@@ -168,9 +164,7 @@ def slot_lengths(lake: Lake) -> list[float]:
 def _slot_folders(lake: Lake) -> tuple[list[float], list[str]]:
     """Return the lengths of slots, and the folders beside theirs that are none."""
     lengths, strange = set[float](), set[str]()
-    for folder in {
-        entry.name.split("/")[1] for entry in lake.objects.entries("slots") if entry.name.count("/") > 1
-    }:
+    for folder in {entry.name.split("/")[1] for entry in lake.objects.entries("slots") if entry.name.count("/") > 1}:
         text = folder.removeprefix("slot=")
         try:
             length = float(text)
@@ -183,9 +177,7 @@ def _slot_folders(lake: Lake) -> tuple[list[float], list[str]]:
     return sorted(lengths), sorted(strange)
 
 
-def _day_problems(
-    lake: Lake, day: date, connection: Any, *, is_quick: bool
-) -> tuple[list[str], list[Segment]]:
+def _day_problems(lake: Lake, day: date, connection: Any, *, is_quick: bool) -> tuple[list[str], list[Segment]]:
     """Return what is wrong with a day's segments, and those with which nothing is.
 
     Where central rolls, compacts or deletes meanwhile, what was listed may be gone: what is told of was there before
@@ -252,9 +244,7 @@ def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
     return ""
 
 
-def _slot_problems(
-    lake: Lake, slot_s: float, by_day: dict[date, list[Segment]], *, is_quick: bool
-) -> Iterator[str]:
+def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]], *, is_quick: bool) -> Iterator[str]:
     slots = SlotStore(lake, round(slot_s * 1e9))
     try:
         manifests = _settled(slots.manifests)
@@ -264,9 +254,7 @@ def _slot_problems(
     for day, manifest in manifests.items():
         yield from _slot_day_problems(lake, slots, day, manifest, is_quick=is_quick)
         partly = [
-            each
-            for each in by_day.get(day, [])
-            if each.first <= manifest.through.get(each.origin, -1) < each.last
+            each for each in by_day.get(day, []) if each.first <= manifest.through.get(each.origin, -1) < each.last
         ]
         for segment in partly:
             yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
@@ -280,9 +268,7 @@ def _settled(look: Callable[[], _T]) -> _T:
     return look()
 
 
-def _slot_day_problems(
-    lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest, *, is_quick: bool
-) -> list[str]:
+def _slot_day_problems(lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest, *, is_quick: bool) -> list[str]:
     """Return what is wrong with a day's slots. Where another manifest has come meanwhile, that one is looked at."""
     lines: list[str] = []
     for _ in range(_LOOKS):
@@ -301,9 +287,7 @@ def _slot_day_problems(
     return lines
 
 
-def _manifest_problems(
-    lake: Lake, digests: SlotStore | None, day: date, manifest: SlotManifest
-) -> Iterator[str]:
+def _manifest_problems(lake: Lake, digests: SlotStore | None, day: date, manifest: SlotManifest) -> Iterator[str]:
     windows, batches = 0, list[str]()
     for part in manifest.parts:
         try:

@@ -1,13 +1,10 @@
 """What `whitepanda lake verify` says of days' states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from central.build.state_cache import check_state, state_folders
-from central.lake.segments import Lake, LakeError
-
-__all__ = ["state_problems"]
+from central.lake.errors import LakeError
+from central.lake.segments import Lake
 
 
 def state_problems(lake: Lake) -> Iterator[str]:

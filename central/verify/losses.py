@@ -9,8 +9,6 @@ through which day it deletes before it begins, for ever, and within these days n
 What was deleted before it was rolled up is in no book.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,11 +17,10 @@ from datetime import date
 import msgspec
 
 from central.coefficients.versions import Manifest, VersionStore
+from central.lake.errors import LakeError
 from central.lake.retention import deleted_through
-from central.lake.segments import Lake, LakeError, Segment
+from central.lake.segments import Lake, Segment
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
-
-__all__ = ["losses"]
 
 _LOOKS = 5  # at what changes while it is looked at
 _REMEDY = (
@@ -50,16 +47,12 @@ def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list
         # Each length's book apart: another may have entries of rolls, this one of what they were merged into.
         for day, manifest in (_manifests(SlotStore(lake, round(length * 1e9))) or {}).items():
             book = {origin: set(segments) for origin, segments in manifest.rolled.items()}
-            told.setdefault(day, {}).update(
-                dict.fromkeys(_lost_segments(lake, day, book, by_day.get(day, [])))
-            )
+            told.setdefault(day, {}).update(dict.fromkeys(_lost_segments(lake, day, book, by_day.get(day, []))))
     for _, lines in sorted(told.items()):
         yield from lines
 
 
-def _lost_segments(
-    lake: Lake, day: date, book: Mapping[str, set[RolledSegment]], found: list[Segment]
-) -> list[str]:
+def _lost_segments(lake: Lake, day: date, book: Mapping[str, set[RolledSegment]], found: list[Segment]) -> list[str]:
     """Return what of a day's segments is gone. Looks again where central compacts or deletes meanwhile."""
     lines: list[str] = []
     for _ in range(_LOOKS):
@@ -91,9 +84,7 @@ def _missing(day: date, origin: str, book: set[RolledSegment], found: Iterable[S
     if run:
         yield _line(day, origin, run)
     for segment, rows in zip(live, known, strict=True):
-        with contextlib.suppress(
-            LakeError, OSError
-        ):  # damaged, or gone since: told of elsewhere, or next time
+        with contextlib.suppress(LakeError, OSError):  # damaged, or gone since: told of elsewhere, or next time
             if segment.rows < rows:
                 yield (
                     f"{segment.key}: has {segment.rows:,} rows of the {rows:,} that were rolled up from its rolls; "

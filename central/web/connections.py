@@ -5,8 +5,6 @@ finds none; only the answers that central is working on cannot be pushed out. Be
 reserve, on which only health and totals are answered, so that these answer however many others are busy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
@@ -26,14 +24,8 @@ from central.authorisation.http_middleware import CERTIFICATE
 from central.config import HttpSection
 from whitepanda.common import log
 
-__all__ = ["REASONS", "RESERVE", "ClientProtocol", "Connections", "Entry"]
-
 #: Why a connection is ended, as counted.
-REASONS = (NO_PLACE, SLOW_REQUEST, UNREAD_ANSWER) = (
-    "http_connections",
-    "http_slow_request",
-    "http_unread_answer",
-)
+REASONS = (NO_PLACE, SLOW_REQUEST, UNREAD_ANSWER) = ("http_connections", "http_slow_request", "http_unread_answer")
 #: Places on which only `_ALWAYS` is answered.
 RESERVE = 16
 _ALWAYS = frozenset({"/healthz", "/metrics"})
@@ -140,10 +132,7 @@ class Connections:
             log.get("http").warning("connection ended", reason=reason, client=peer, open=len(self._entries))
 
     async def serve(
-        self,
-        listener: socket.socket,
-        make: Callable[[], ClientProtocol],
-        context: ssl.SSLContext | None,
+        self, listener: socket.socket, make: "Callable[[], ClientProtocol]", context: ssl.SSLContext | None
     ) -> None:
         """Accept connections until cancelled; `make` makes the protocol of each."""
         loop = asyncio.get_running_loop()
@@ -172,11 +161,7 @@ class Connections:
                 task.cancel()
 
     async def _begin(
-        self,
-        stream: socket.socket,
-        entry: Entry,
-        make: Callable[[], ClientProtocol],
-        context: ssl.SSLContext | None,
+        self, stream: socket.socket, entry: Entry, make: "Callable[[], ClientProtocol]", context: ssl.SSLContext | None
     ) -> None:
         """Shake hands, where there is TLS, and have uvicorn answer."""
 
@@ -286,9 +271,7 @@ class ClientProtocol(H11Protocol):
             self._refuse(400, "this is no HTTP request")
 
     def _refuse(self, status: int, text: str) -> None:
-        if (
-            self.cycle is not None
-        ):  # a request's body went wrong: this is the answer, and its method's is left away
+        if self.cycle is not None:  # a request's body went wrong: this is the answer, and its method's is left away
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._is_answering():

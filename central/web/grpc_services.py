@@ -4,8 +4,6 @@ gRPC's own handlers receive and parse a whole request before a method is asked w
 `central.ingest.service` does; on the wire they are the same. Agents' streams have bounds of their own, see there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource
@@ -28,8 +26,6 @@ from central.ingest.peers import Peers
 from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["Doorkeeper", "channel_options", "handlers"]
-
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]
 _FLEET_BYTES = 512 << 10  # of a request: 10,000 names of 50 characters
 _SMALL_BYTES = 4 << 10  # of a request to health and reflection, which return it or keep it
@@ -42,9 +38,7 @@ _OWED_S = 0.01  # for a call that is refused, or of a kind that every certificat
 _LARGE_BYTES_PER_S = 4 << 20  # of requests that are too large, which gRPC reads up to 16 MiB of
 
 _CONNECTION_STREAMS = 100  # at a time on one connection: agents have one stream each
-_SPARE_CONNECTIONS = (
-    1024  # beside the agents' own: operators, and those that are being opened or have broken off
-)
+_SPARE_CONNECTIONS = 1024  # beside the agents' own: operators, and those that are being opened or have broken off
 _SPARE_FILES = 1024  # for files, pipes and processes; a quarter where the system allows few
 _IDLE_CONNECTION_MS = 600_000  # gRPC looks at each connection so often: with 60 s, twice the CPU
 _HANDSHAKE_MS = 20_000  # as long as clients try
@@ -77,9 +71,7 @@ class Doorkeeper:
             if refusal is not None:
                 await context.abort(*refusal)
             if is_extra:
-                await self._refuse(
-                    context, "too_many_calls", f"{_MOST_CALLS} calls of this certificate are open"
-                )
+                await self._refuse(context, "too_many_calls", f"{_MOST_CALLS} calls of this certificate are open")
             yield
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # the client left; gRPC would log a traceback
             raise asyncio.CancelledError from None
@@ -110,13 +102,9 @@ class Doorkeeper:
             return None
         size = len(raw)
         if size > most_bytes:
-            del (
-                raw
-            )  # gRPC keeps the exception that ends a call, and this frame with it, until cycles are collected
+            del raw  # gRPC keeps the exception that ends a call, and this frame with it, until cycles are collected
             self.peers.of(peer_certificate(context)).owe(size / _LARGE_BYTES_PER_S)
-            await self._refuse(
-                context, "large_request", f"a request of {size} bytes; {most_bytes} are allowed"
-            )
+            await self._refuse(context, "large_request", f"a request of {size} bytes; {most_bytes} are allowed")
         try:
             return kind.FromString(raw)
         except DecodeError:
@@ -125,11 +113,7 @@ class Doorkeeper:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
 
     async def _refuse(
-        self,
-        context: Context,
-        reason: str,
-        detail: str,
-        code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED,
+        self, context: Context, reason: str, detail: str, code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED
     ) -> NoReturn:
         self._refused[reason] += 1
         await context.abort(code, detail)
@@ -151,12 +135,7 @@ def handlers(
     fleet_service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     health_service = health_pb2.DESCRIPTOR.services_by_name["Health"]
     asked = {
-        method.name: _unary(
-            door,
-            GetMessageClass(method.input_type),
-            getattr(fleet, method.name),
-            _FLEET_BYTES,
-        )
+        method.name: _unary(door, GetMessageClass(method.input_type), getattr(fleet, method.name), _FLEET_BYTES)
         for method in fleet_service.methods
     }
     checked = _unary(door, health_pb2.HealthCheckRequest, servicer.Check, _SMALL_BYTES, "health checks")
@@ -172,11 +151,7 @@ def handlers(
 
 
 def _unary(
-    door: Doorkeeper,
-    kind: Any,
-    answer: Callable[[Any, Context], Awaitable[Any]],
-    most_bytes: int,
-    counted: str = "",
+    door: Doorkeeper, kind: Any, answer: Callable[[Any, Context], Awaitable[Any]], most_bytes: int, counted: str = ""
 ) -> Any:
     async def answered(_requests: object, context: Context) -> bytes:
         async with door.stream(context, counted) if counted else contextlib.nullcontext():

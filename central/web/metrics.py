@@ -1,37 +1,13 @@
 """Central's own /metrics for Prometheus: the totals of `GetFleetStatus`, from the very same answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from whitepanda.v1 import agent_pb2, fleet_pb2
-
-__all__ = [
-    "ACKNOWLEDGEMENT",
-    "CERTIFICATE_EXPIRY",
-    "COEFFICIENTS_CREATED",
-    "CONTENT_TYPE",
-    "COUNTERS",
-    "FAILURES",
-    "GAUGES",
-    "MACHINES_LEFT_OUT",
-    "OPEN_INCIDENTS",
-    "REASONS",
-    "WEBHOOKS",
-    "WEBHOOK_DROPPED",
-    "WEBHOOK_OLDEST",
-    "render",
-]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "whitepanda_central_"
@@ -80,11 +56,7 @@ ACKNOWLEDGEMENT = "acknowledgement_seconds"
 #: Of each receiver of webhooks: name, field of WebhookReceiver, what it is. The first two are counters.
 WEBHOOKS = (
     ("webhook_delivered_notices", "delivered", "notices that a receiver took, since central's start"),
-    (
-        "webhook_failed_attempts",
-        "failed_attempts",
-        "posts that a receiver did not take, since central's start",
-    ),
+    ("webhook_failed_attempts", "failed_attempts", "posts that a receiver did not take, since central's start"),
     ("webhook_waiting_notices", "waiting", "notices that wait for a receiver"),
 )
 WEBHOOK_DROPPED = "webhook_dropped_notices"
@@ -164,9 +136,7 @@ def _webhooks(receivers: Iterable[fleet_pb2.WebhookReceiver]) -> Iterator[Metric
         labels=["receiver"],
     )
     dropped = CounterMetricFamily(
-        _PREFIX + WEBHOOK_DROPPED,
-        "notices given up, by reason, since central's start",
-        labels=["receiver", "reason"],
+        _PREFIX + WEBHOOK_DROPPED, "notices given up, by reason, since central's start", labels=["receiver", "reason"]
     )
     for each in told:
         if each.oldest_waiting_unix_ns:

@@ -5,8 +5,6 @@ in fleet.proto and agent.proto. Times are integers in nanoseconds; a number that
 enumerations are in lower case, without their prefix.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ from google.protobuf.message import Message
 from central.api import limits
 from central.api.requests import wrong
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["ROUTES", "Route", "document", "read_request", "to_json"]
 
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
 _NUMBERS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
@@ -204,9 +200,7 @@ def document() -> dict[str, Any]:
                 "parameters": [_parameter(route, field) for field in route.request.fields],
                 "responses": {
                     "200": _answer("The answer", route.response.name),
-                    "304": {
-                        "description": "The caller has this answer already, by the ETag in If-None-Match"
-                    },
+                    "304": {"description": "The caller has this answer already, by the ETag in If-None-Match"},
                     **{str(code): _answer(_REFUSALS[code], "Error") for code in sorted(refusals)},
                 },
                 "security": [{"operator": []}, {}],
@@ -252,10 +246,7 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
 
 def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:
     if field.enum_type is not None:
-        return {
-            "type": "string",
-            "enum": [_word(field.enum_type, one.number) for one in field.enum_type.values],
-        }
+        return {"type": "string", "enum": [_word(field.enum_type, one.number) for one in field.enum_type.values]}
     if field.cpp_type in _MAX_UINT:
         return {"type": "integer", "minimum": 0, "maximum": limits.max_integer(field)}
     if field.cpp_type in _NUMBERS:
@@ -269,9 +260,7 @@ def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:
 def _number_schema(numbers: limits.Numbers) -> dict[str, Any]:
     low = "exclusiveMinimum" if numbers.is_open else "minimum"
     found = {low: numbers.low, "maximum": numbers.high}
-    return (
-        {"type": "number", "anyOf": [{"const": 0}, found]} if numbers.or_zero else {"type": "number", **found}
-    )
+    return {"type": "number", "anyOf": [{"const": 0}, found]} if numbers.or_zero else {"type": "number", **found}
 
 
 def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:

@@ -4,8 +4,6 @@ On loopback it is plain HTTP for whoever is on the machine. Anywhere else it is 
 callers need an operator's. It runs on central's loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -46,8 +44,6 @@ from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, stamps
 from whitepanda.v1 import fleet_pb2
-
-__all__ = ["HttpApi", "make_app"]
 
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -253,9 +249,7 @@ class HttpApi:
                 known = now
                 try:
                     # First into a context that nobody uses: a certificate without its key would spoil the one in force.
-                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                        self._tls.certificate, self._tls.key
-                    )
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
                     context.load_cert_chain(self._tls.certificate, self._tls.key)
                 except OSError as error:
                     told = "changed certificate files cannot be used for HTTP; the ones before stay in force"

@@ -4,8 +4,6 @@ Pressures, throttled time and memory are read each time by files that are kept o
 and its placement change seldom and are dear to find out: every `numa_poll_s`, an eighth of the VMs at a time.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -32,13 +30,9 @@ from collector.inventory.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
 from collector.timestamps import read_in_turn
 
-__all__ = ["CgroupSource", "Quota", "quota_of", "vcpu_groups_of"]
-
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
-_FIND_ANEW_NS = (
-    60_000_000_000  # who else is in a group is looked at this often, and when the VM's process moved
-)
+_FIND_ANEW_NS = 60_000_000_000  # who else is in a group is looked at this often, and when the VM's process moved
 _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
 _NO_PRESSURE = Pressure()

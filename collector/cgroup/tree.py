@@ -5,8 +5,6 @@ systemd-machined and Proxmox name after a VM are that VM's by construction, with
 other group it is checked that no other process is in it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from pathlib import Path
 
 from collector.base import Reason
 from collector.files import read_once
-
-__all__ = ["CgroupTree", "Mount", "VmGroups", "parse_cgroups", "parse_mounts"]
 
 _SUBDIVISION = re.compile(r"(?:/libvirt)?(?:/(?:emulator|vcpu\d+|iothread\d+))?$")
 # machine.slice/machine-qemu\x2d1\x2dNAME.scope, machine/qemu-1-NAME.libvirt-qemu, Proxmox' qemu.slice/100.scope

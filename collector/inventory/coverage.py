@@ -1,12 +1,8 @@
 """Who already tells a part of a VM, so that a dearer source need not ask for it too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from collector.base import LIBVIRT_MANAGERS, Reason
-
-__all__ = ["PART_SOURCES", "Coverage", "source_of", "why_absent"]
 
 _MAX_AGE_NS = 5_000_000_000
 
@@ -83,6 +79,4 @@ def source_of(part: str, manager: str, reason: Reason, trouble: Callable[[str], 
     if cause is not None and (works is None or reason is not Reason.NOT_PRESENT):
         return cause
     idle = {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
-    return works or next(
-        (source for source, why in troubles.items() if why not in idle), next(iter(troubles))
-    )
+    return works or next((source for source, why in troubles.items() if why not in idle), next(iter(troubles)))

@@ -5,8 +5,6 @@ QEMU process, the vCPU threads and the whole domain definition, and replaces it 
 parsed again only when it changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging
@@ -25,8 +23,6 @@ from collector.inventory.process_watch import ProcessWatch
 from collector.inventory.status_file import StatusError, VmStatus, parse_status
 from collector.proc_parse import parse_life
 from whitepanda.common.bounded_files import read_bounded
-
-__all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
 
 _log = logging.getLogger("whitepanda.identity")
 
@@ -215,11 +211,7 @@ class Inventory:
         clock has ticks; and for ten seconds, because only libvirt always renames.
         """
         mtime_ns = _mtime_ns(self._state_dir)
-        if (
-            mtime_ns is not None
-            and mtime_ns == self._folder_mtime_ns
-            and now_ns - self._scanned_ns < _RESCAN_NS
-        ):
+        if mtime_ns is not None and mtime_ns == self._folder_mtime_ns and now_ns - self._scanned_ns < _RESCAN_NS:
             return True
         self._scanned_ns = now_ns
         is_quiet = mtime_ns is not None and time.time_ns() - mtime_ns > _S
@@ -397,11 +389,7 @@ def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
     """Tell by the name that QEMU gives its vCPU threads ("CPU 0/TCG"), where the domain's type does not."""
     for tid in tids[:1]:
         try:
-            return (
-                "tcg"
-                if (folder / "task" / str(tid) / "comm").read_text().rstrip().endswith("/TCG")
-                else "kvm"
-            )
+            return "tcg" if (folder / "task" / str(tid) / "comm").read_text().rstrip().endswith("/TCG") else "kvm"
         except OSError:
             pass
     return "kvm"

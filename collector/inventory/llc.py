@@ -4,15 +4,11 @@ From /sys: a node's CPUs, and of each CPU's outermost cache the CPUs that share 
 domain (sub-NUMA clusters); the caches of one node are one domain too (AMD's complexes: threads move between them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
 from collector.base import NumaPlacement
 from collector.proc_parse import parse_cpu_list
-
-__all__ = ["domains_of", "llc_domains"]
 
 #: A node that holds at least this share of a VM's memory is one where the VM is: its traffic goes through there.
 _MEMORY_SHARE = 0.1

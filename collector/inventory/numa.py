@@ -1,7 +1,5 @@
 """On which NUMA nodes a VM's memory and vCPUs are. Read slowly: it is dear, and changes slowly."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,13 +7,6 @@ from pathlib import Path
 from collector.base import NumaPlacement, Reason
 from collector.files import NoFdError, read_once, reason_of
 from collector.proc_parse import parse_cpu_list, parse_task_stat
-
-__all__ = [
-    "Numa",
-    "parse_numa_maps",
-    "parse_numa_stat_v1",
-    "parse_numa_stat_v2",
-]
 
 #: Beyond this much memory in small pages numa_maps is not read: the kernel walks every page of it, 12 ms per GiB,
 #: and holds the process's memory lock meanwhile.

@@ -1,13 +1,9 @@
 """What a PCI device is that a VM was given as a whole: the host counts nothing of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 
 from collector.base import InterfaceDevice
-
-__all__ = ["passed_interfaces"]
 
 _NETWORK_CLASS = "0x02"
 _WITHOUT_DOMAIN = 7  # as in 01:00.0

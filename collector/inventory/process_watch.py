@@ -4,13 +4,9 @@ A process's file descriptor (pidfd) is bound to the process and not to its numbe
 ended, nobody else has that number. That saves reading /proc/PID/stat for every VM at every tick.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import select
-
-__all__ = ["ProcessWatch"]
 
 _SHARE = 16  # of the limit of file descriptors, at most one part in so many is used for this
 _MOST = 1 << 16

@@ -1,14 +1,10 @@
 """What one status file of libvirt's QEMU driver (`/run/libvirt/qemu/NAME.xml`) says. Pure: bytes in, a status out."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from collector.base import MAX_PID, DiskDevice, InterfaceDevice
-
-__all__ = ["StatusError", "VmStatus", "parse_status"]
 
 _NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
 _ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
@@ -57,11 +53,7 @@ def parse_status(text: bytes) -> VmStatus:
     """
     try:
         root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
-    except (
-        ET.ParseError,
-        ValueError,
-        LookupError,
-    ) as error:  # the last two: of an encoding that is not known
+    except (ET.ParseError, ValueError, LookupError) as error:  # the last two: of an encoding that is not known
         raise StatusError(f"not XML: {error}") from error
     domain = root.find("domain")
     if root.tag != "domstatus" or domain is None:
@@ -120,9 +112,7 @@ def _passed(domain: ET.Element) -> Iterator[str]:
             )
         except ValueError:
             continue
-        if all(
-            0 <= value <= most for value, most in zip((domain_, bus, slot, function), _MAX_PCI, strict=True)
-        ):
+        if all(0 <= value <= most for value, most in zip((domain_, bus, slot, function), _MAX_PCI, strict=True)):
             yield f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
 
 

@@ -5,8 +5,6 @@ and watched by libvirt's event loop in a thread of its own, free a call to a sil
 its silence while nothing is asked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import threading
@@ -16,8 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from collector.base import Reason, SourceError, Stamp
-
-__all__ = ["Answer", "Connection", "clocks_now"]
 
 
 class Answer(NamedTuple):

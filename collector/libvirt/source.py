@@ -6,8 +6,6 @@ each time, in one call, of VMs that Open vSwitch does not tell. Disk counters co
 polled slowly, each VM at its own moment of the period; the last reading is handed on with its own time.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,8 +27,6 @@ from collector.base import (
 from collector.inventory.inventory import Inventory
 from collector.libvirt.connection import Answer, Connection, clocks_now
 from collector.timestamps import Moments
-
-__all__ = ["LibvirtSource", "parse_disks", "parse_interfaces"]
 
 _log = logging.getLogger("whitepanda.libvirt")
 
@@ -136,9 +132,7 @@ class LibvirtSource:
         if self._prober is not None and self._prober.is_alive():
             return self._silent()
         results: list[Probe] = []
-        self._prober = threading.Thread(
-            target=lambda: results.append(self._try()), name="libvirt-probe", daemon=True
-        )
+        self._prober = threading.Thread(target=lambda: results.append(self._try()), name="libvirt-probe", daemon=True)
         self._prober.start()
         self._prober.join(self._deadline_s)
         return results[0] if results else self._silent()
@@ -171,8 +165,7 @@ class LibvirtSource:
         if len(self._made) > len(mine):
             self._made.clear()
         vms = {
-            vm.uuid: _starting(vm.epoch) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns)
-            for vm in mine
+            vm.uuid: _starting(vm.epoch) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns) for vm in mine
         }
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
@@ -206,11 +199,7 @@ class LibvirtSource:
     def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Answer | None]:
         """Ask for the interfaces of all VMs that nobody else tells and the host can count."""
         covers = self._inventory.interfaces_told.covers
-        wanted = [
-            vm.uuid
-            for vm in mine
-            if vm.interfaces and not covers(vm.uuid, vm.epoch, mono_ns) and _countable(vm)
-        ]
+        wanted = [vm.uuid for vm in mine if vm.interfaces and not covers(vm.uuid, vm.epoch, mono_ns) and _countable(vm)]
         return self._connection.statistics(wanted, "INTERFACE") if wanted else {}
 
     def _poll_disks(self, mine: list[VmIdentity], mono_ns: int) -> bool:
@@ -328,9 +317,7 @@ class LibvirtSource:
             made = self._made[vm.uuid] = (parts, self._make(vm, answers, mono_ns, is_told=is_told))
         return made[1]
 
-    def _make(
-        self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_told: bool
-    ) -> VmSample:
+    def _make(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_told: bool) -> VmSample:
         absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)

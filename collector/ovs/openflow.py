@@ -4,8 +4,6 @@ One connection per bridge is kept open; a reading is one request and its replies
 version that Open vSwitch speaks is understood (1.0 to 1.5), because a bridge may be restricted to any of them.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct
@@ -13,8 +11,6 @@ import time
 from typing import NamedTuple
 
 from collector.base import Reason, SourceError
-
-__all__ = ["ROOTS_OWN", "BridgeClient", "PortStats"]
 
 #: The remedy where a socket of Open vSwitch lets us not in.
 ROOTS_OWN = "run the agent as root; where Open vSwitch has a user of its own see docs/operate.md"
@@ -47,10 +43,7 @@ _DESC = {
 _DESC_1_4 = struct.Struct("!IH10x16s8x")
 _UNKNOWN = 2**64 - 1  # the specification's word for a counter that the port does not have
 _COUNTS = 6  # of a port in an answer; in later versions its age follows them
-_RESERVED_1_0, _RESERVED = (
-    0xFF00,
-    0xFFFFFF00,
-)  # from here on: the bridge itself (LOCAL) and other special ports
+_RESERVED_1_0, _RESERVED = (0xFF00, 0xFFFFFF00)  # from here on: the bridge itself (LOCAL) and other special ports
 _MAX_BUFFER = 16 << 20
 _CHUNK = 65536
 
@@ -245,9 +238,7 @@ class BridgeClient:
         kind, code = struct.unpack_from("!HH", body) if len(body) >= 4 else (-1, -1)  # noqa: PLR2004 - two words
         if kind == _HELLO_FAILED:
             text = body[4:].decode(errors="replace").strip("\0 ") or f"code {code}"
-            return SourceError(
-                f"{self._path}: no common version of OpenFlow: {text}; see the bridge's protocols"
-            )
+            return SourceError(f"{self._path}: no common version of OpenFlow: {text}; see the bridge's protocols")
         return SourceError(f"{self._path}: the bridge refused with OpenFlow error {kind}, code {code}")
 
     def _garbage(self, what: str) -> SourceError:

@@ -6,8 +6,6 @@ Only names, numbers and external_ids are monitored, so that the server wakes us 
 While ovsdb-server is away there are no ports: an ovs-vswitchd without its database answers nobody (seen with 3.1).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -19,8 +17,6 @@ from typing import Any
 from collector.base import Reason, SourceError
 from collector.ovs.openflow import ROOTS_OWN
 from collector.ovs.ports import Port
-
-__all__ = ["PortsDatabase"]
 
 _NO_LIBRARY = (
     "this Python has no library `ovs`; install whitepanda's extra `host` into its environment "
@@ -35,24 +31,12 @@ _SCHEMA = {
         "Bridge": {
             "columns": {
                 "name": {"type": "string"},
-                "ports": {
-                    "type": {
-                        "key": {"type": "uuid", "refTable": "Port"},
-                        "min": 0,
-                        "max": "unlimited",
-                    }
-                },
+                "ports": {"type": {"key": {"type": "uuid", "refTable": "Port"}, "min": 0, "max": "unlimited"}},
             }
         },
         "Port": {
             "columns": {
-                "interfaces": {
-                    "type": {
-                        "key": {"type": "uuid", "refTable": "Interface"},
-                        "min": 0,
-                        "max": "unlimited",
-                    }
-                }
+                "interfaces": {"type": {"key": {"type": "uuid", "refTable": "Interface"}, "min": 0, "max": "unlimited"}}
             }
         },
         "Interface": {
@@ -242,9 +226,7 @@ def _check_socket(remote: str, deadline_s: float) -> None:
         message = f"no {path}: Open vSwitch does not run here; else set sources.ovs.database"
         raise SourceError(message, Reason.NOT_PRESENT) from error
     except ConnectionRefusedError as error:
-        raise SourceError(
-            f"{path}: nobody listens; is ovsdb-server running?", Reason.SOURCE_FAILED
-        ) from error
+        raise SourceError(f"{path}: nobody listens; is ovsdb-server running?", Reason.SOURCE_FAILED) from error
     except PermissionError as error:
         message = f"{path}: permission denied to user {os.geteuid()}; {ROOTS_OWN}"
         raise SourceError(message, Reason.NO_PERMISSION) from error

@@ -1,14 +1,10 @@
 """Which port of Open vSwitch is which VM's interface. Pure: no I/O."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collector.base import InterfaceDevice, VmIdentity
-
-__all__ = ["Port", "VmPorts", "match_ports"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +87,6 @@ class _Index:
             [port for port in of_vm if mac and port.mac == mac],
             [port for port in of_port_id if port.vm_uuid in {"", uuid}],
             of_vm if len(vm.interfaces) == 1 else [],
-            [
-                port
-                for port in of_mac
-                if port.vm_uuid in {"", uuid} and (not port_id or port.port_id in {"", port_id})
-            ],
+            [port for port in of_mac if port.vm_uuid in {"", uuid} and (not port_id or port.port_id in {"", port_id})],
         )
         return next((ports[0] for ports in candidates if len(ports) == 1), None)

@@ -5,8 +5,6 @@ OVSDB tells which port is whose (`ovsdb`, `ports`), each bridge tells its ports'
 others, and not asked for these (`Inventory.interfaces_told`).
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Mapping
@@ -14,24 +12,13 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import NamedTuple
 
-from collector.base import (
-    InterfaceCounters,
-    Probe,
-    Reason,
-    SourceError,
-    SourceSample,
-    Stamp,
-    VmIdentity,
-    VmSample,
-)
+from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
 from collector.inventory.inventory import Inventory
 from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
 from collector.ovs.ports import Port, VmPorts, match_ports
 from collector.timestamps import Moments
 from whitepanda.common.texts import counted
-
-__all__ = ["OvsSource"]
 
 _NAME_BYTES = 15  # OpenFlow cuts longer names
 
@@ -197,12 +184,7 @@ class OvsSource:
             raise next(iter(failures.values()))
         return {vm.uuid: self._read_vm(vm, answers, failures) for vm in self._vms}
 
-    def _read_vm(
-        self,
-        vm: VmPorts,
-        answers: Mapping[str, _Answer],
-        failures: Mapping[str, SourceError],
-    ) -> VmSample:
+    def _read_vm(self, vm: VmPorts, answers: Mapping[str, _Answer], failures: Mapping[str, SourceError]) -> VmSample:
         interfaces = {}
         own = []
         for device, port in vm.ports.items():
@@ -224,11 +206,7 @@ class OvsSource:
         if not self._moments.accept(vm.uuid, asked_ns, stamp.mono_ns):
             return _absent(vm, Reason.STALE)
         last = self._interfaces.get(vm.uuid)
-        if (
-            last is not None
-            and list(last) == list(interfaces)
-            and all(map(is_, last.values(), interfaces.values()))
-        ):
+        if last is not None and list(last) == list(interfaces) and all(map(is_, last.values(), interfaces.values())):
             interfaces = last  # nothing has moved: so is said by its being the same object
         else:
             self._interfaces[vm.uuid] = interfaces

@@ -4,8 +4,6 @@ The kernel's interface is small and stable; libpfm is not needed. Everything goe
 tests can put failures in its place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -18,21 +16,6 @@ from typing import NamedTuple
 
 from collector.base import PERF_EVENTS, Reason, SourceError
 from collector.perf.encoding import Event
-
-__all__ = [
-    "EventAttr",
-    "Group",
-    "GroupReading",
-    "Kernel",
-    "PerfError",
-    "close_group",
-    "open_group",
-    "perf_error",
-    "read_group",
-    "read_raw",
-    "reason_for",
-    "unpack_reading",
-]
 
 _SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241}
 
@@ -96,12 +79,11 @@ class EventAttr:
         return _ATTR.pack(*head, event.config1, event.config2)
 
     @classmethod
-    def unpack(cls, data: bytes) -> EventAttr:
+    def unpack(cls, data: bytes) -> "EventAttr":
         """Return what `data`, 72 bytes made by `pack`, says; the event has no name."""
         kind, _, config, _, _, _, flags, _, _, config1, config2 = _ATTR.unpack(data)
         return cls(
-            Event("", kind, config, config1, config2),
-            **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()},
+            Event("", kind, config, config1, config2), **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()}
         )
 
 

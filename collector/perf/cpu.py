@@ -1,14 +1,10 @@
 """Which CPUs this host has (/proc/cpuinfo), and what the kernel shows of their PMU (sysfs)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.perf.encoding import Field, parse_field
-
-__all__ = ["DEVICES", "CorePmu", "Cpu", "core_pmus", "parse_cpuinfo", "read_cpus"]
 
 #: The kernel's folder of PMUs, below /sys.
 DEVICES = "bus/event_source/devices"

@@ -4,14 +4,10 @@ The layout of the words is the kernel's to tell (`format/` in sysfs: "config:0-7
 Linux 6.12 for where sysfs does not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
-
-__all__ = ["LAYOUTS", "Event", "Field", "encode", "parse_field", "parse_terms"]
 
 _WORDS = ("config", "config1", "config2")
 _FIELD = re.compile(r"(config[12]?):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
@@ -102,19 +98,9 @@ def _layout(**fields: str) -> dict[str, Field]:
 
 #: The fields that our data files use, by architecture (arch/x86/events, drivers/perf/arm_pmuv3.c).
 LAYOUTS: Mapping[str, Mapping[str, Field]] = {
-    "intel": _layout(
-        event="config:0-7",
-        umask="config:8-15",
-        edge="config:18",
-        inv="config:23",
-        cmask="config:24-31",
-    ),
+    "intel": _layout(event="config:0-7", umask="config:8-15", edge="config:18", inv="config:23", cmask="config:24-31"),
     "amd": _layout(
-        event="config:0-7,32-35",
-        umask="config:8-15",
-        edge="config:18",
-        inv="config:23",
-        cmask="config:24-31",
+        event="config:0-7,32-35", umask="config:8-15", edge="config:18", inv="config:23", cmask="config:24-31"
     ),
     "arm": _layout(event="config:0-15"),
 }

@@ -6,8 +6,6 @@ cache events (PERF_TYPE_HW_CACHE) are not used: its last-level misses take an of
 sibling thread on Intel, and do not exist on AMD.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,21 +13,6 @@ from collector.base import PERF_EVENTS, Reason
 from collector.perf.cpu import CorePmu, Cpu, core_pmus, read_cpus
 from collector.perf.encoding import Event, encode, parse_terms
 from collector.perf.microarch import Encoding, Microarch, find_microarch
-
-__all__ = [
-    "CONTEXT_SWITCHES",
-    "CYCLES",
-    "CYCLES_AND_INSTRUCTIONS",
-    "INSTRUCTIONS",
-    "TASK_CLOCK_NS",
-    "TYPE_HARDWARE",
-    "TYPE_RAW",
-    "TYPE_SOFTWARE",
-    "Catalog",
-    "Event",
-    "read_catalog",
-    "resolve",
-]
 
 TYPE_HARDWARE = 0
 TYPE_SOFTWARE = 1
@@ -76,14 +59,10 @@ def read_catalog(proc_root: str = "/proc", sys_root: str = "/sys", *, smt: bool 
     cpus = read_cpus(proc_root)
     pmus = core_pmus(sys_root)
     if not pmus:
-        return _nothing(
-            "the kernel shows no PMU of a CPU core in sysfs", "CPU without a PMU that the kernel shows"
-        )
+        return _nothing("the kernel shows no PMU of a CPU core in sysfs", "CPU without a PMU that the kernel shows")
     if len(pmus) > 1 or len(cpus) > 1:
         names = ", ".join(pmu.name for pmu in pmus)
-        title = (
-            f"hybrid CPU ({names}): only the kind of core that the kernel counts generic events on is counted"
-        )
+        title = f"hybrid CPU ({names}): only the kind of core that the kernel counts generic events on is counted"
         return _nothing("the encodings differ between the kinds of core of a hybrid CPU", title)
     cpu = next(iter(cpus), None)
     known = find_microarch(cpu) if cpu is not None else None
@@ -140,14 +119,8 @@ def _encode(name: str, encoding: Encoding, known: Microarch, pmu: CorePmu) -> tu
 def _describe(cpu: Cpu | None) -> str:
     if cpu is None:
         return "CPU that /proc/cpuinfo does not name"
-    return (
-        f"CPU of vendor {cpu.vendor}, family {cpu.family}, model {cpu.model}, which whitepanda does not know"
-    )
+    return f"CPU of vendor {cpu.vendor}, family {cpu.family}, model {cpu.model}, which whitepanda does not know"
 
 
 def _nothing(why: str, title: str) -> Catalog:
-    return Catalog(
-        title=title,
-        missing=dict.fromkeys(_EXTRA, Reason.NO_EVENT),
-        why=dict.fromkeys(_EXTRA, why),
-    )
+    return Catalog(title=title, missing=dict.fromkeys(_EXTRA, Reason.NO_EVENT), why=dict.fromkeys(_EXTRA, why))

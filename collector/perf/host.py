@@ -1,7 +1,5 @@
 """What of a host decides whether and how much perf may count: permissions, watchdog, SMT, a mediated virtual PMU."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -15,8 +13,6 @@ from typing import Literal
 from collector.base import Reason
 from collector.perf.binding import PerfError
 from collector.perf.cpu import DEVICES, core_pmus
-
-__all__ = ["CAP_PERFMON", "CAP_SYS_ADMIN", "REMEDIES", "PerfHost"]
 
 CAP_SYS_ADMIN = 21
 CAP_PERFMON = 38
@@ -108,17 +104,13 @@ class PerfHost:
 
     def _refusal(self) -> Reason:
         paranoid = self.paranoid()
-        by_level = (
-            paranoid is not None and paranoid > _PARANOID_ALLOWS_ALL_THREADS and not self.has_capability()
-        )
+        by_level = paranoid is not None and paranoid > _PARANOID_ALLOWS_ALL_THREADS and not self.has_capability()
         return Reason.PARANOID if by_level else Reason.NO_PERMISSION
 
     def remedy(self, reason: Reason, number: int) -> str:
         """Return what helps against a failure of perf_event_open, in one line."""
         if number == errno.ENOSYS:
-            return (
-                "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
-            )
+            return "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
         if reason is Reason.NO_PMU and number in {errno.EACCES, errno.EPERM}:
             # Both are in the way: with a PMU it would be refused all the same.
             return f"{REMEDIES[reason]}; then {self.remedy(self._refusal(), number)}"

@@ -7,8 +7,6 @@ facts, the CPUs that it is for (`[[cpu]]`: vendor, family, ranges of models; wha
 in `[missing]` that says why the CPU has none.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ from typing import Any
 
 from collector.perf.cpu import Cpu
 from collector.perf.encoding import LAYOUTS, Field
-
-__all__ = ["Encoding", "Microarch", "find_microarch", "load_microarchs", "parse_microarch"]
 
 _FOLDER = Path(__file__).parent / "microarch"
 
@@ -67,9 +63,7 @@ class Microarch:
 
 def find_microarch(cpu: Cpu) -> Microarch | None:
     """Return the data of a CPU: of its model if there is a file for it, else of its vendor."""
-    matching = [
-        known for known in load_microarchs().values() if any(rule.matches(cpu) for rule in known.rules)
-    ]
+    matching = [known for known in load_microarchs().values() if any(rule.matches(cpu) for rule in known.rules)]
     exact = [known for known in matching if any(rule.models and rule.matches(cpu) for rule in known.rules)]
     return next(iter(exact or matching), None)
 
@@ -77,9 +71,7 @@ def find_microarch(cpu: Cpu) -> Microarch | None:
 @cache
 def load_microarchs() -> Mapping[str, Microarch]:
     """Return all data files, by file name. They are part of the package: one that is wrong is a bug."""
-    return {
-        path.stem: parse_microarch(tomllib.loads(path.read_text())) for path in sorted(_FOLDER.glob("*.toml"))
-    }
+    return {path.stem: parse_microarch(tomllib.loads(path.read_text())) for path in sorted(_FOLDER.glob("*.toml"))}
 
 
 def parse_microarch(data: Mapping[str, Any]) -> Microarch:
@@ -91,9 +83,7 @@ def parse_microarch(data: Mapping[str, Any]) -> Microarch:
     """
     counters = data["counters"]
     rules = (
-        CpuRule(
-            row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ()))
-        )
+        CpuRule(row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ())))
         for row in data["cpu"]
     )
     return Microarch(

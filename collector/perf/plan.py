@@ -5,8 +5,6 @@ Every group begins with cycles and instructions, so that each event has its own 
 into further groups, which are on in turns; that takes longer to tell but takes nothing from the guests' virtual PMUs.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,21 +13,12 @@ from collector.base import Reason
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog
 
-__all__ = ["RANK", "Budget", "Plan", "Trial", "basic_plan", "fit_plan", "make_plan"]
-
 #: The events beside cycles and instructions, the most telling first. What a VM loses to its neighbours it loses in
 #: the shared cache and on the way to memory: last-level misses say that, stalls on memory say what it costs. L2 misses
 #: are the load that the VM puts on the shared cache. Total stalls complete the picture but correlate with CPI, which is
 #: known already. Reference cycles tell frequency changes from load, slowly enough for a later turn where they are not
 #: free; core stalls are mostly the VM's own code.
-RANK = (
-    "llc_misses",
-    "memory_stall_cycles",
-    "l2_misses",
-    "total_stall_cycles",
-    "reference_cycles",
-    "core_stall_cycles",
-)
+RANK = ("llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles", "reference_cycles", "core_stall_cycles")
 
 
 @dataclass(frozen=True, slots=True)

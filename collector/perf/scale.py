@@ -1,13 +1,9 @@
 """Scaling of multiplexed counters, per group: pure, from two readings of one group."""
 
-from __future__ import annotations
-
 from operator import sub
 from typing import NamedTuple
 
 from collector.base import PerfGroup, Reason
-
-__all__ = ["ScaledDelta", "scale_delta"]
 
 
 class ScaledDelta(NamedTuple):

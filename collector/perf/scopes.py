@@ -1,7 +1,5 @@
 """What counters are bound to: a VM's vCPU threads, or its control group on each CPU. One interface for both."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -15,8 +13,6 @@ from collector.cgroup.tree import CgroupTree
 from collector.perf.binding import FLAG_PID_CGROUP, PerfError, reason_for
 from collector.perf.slices import Slices
 from collector.proc_parse import parse_cpu_list
-
-__all__ = ["CgroupScope", "Opener", "Scope", "Target", "ThreadScope"]
 
 #: Opens the plan's groups on (pid, cpu, flags).
 Opener = Callable[[int, int, int], Slices]
@@ -147,9 +143,7 @@ class CgroupScope:
         except OSError as error:
             raise SourceError(f"{error.filename}: {error.strerror}", Reason.NOT_PRESENT) from error
         if not mounted:
-            message = (
-                "no cgroup2 is mounted; mount the unified hierarchy, or set sources.perf.scope = 'thread'"
-            )
+            message = "no cgroup2 is mounted; mount the unified hierarchy, or set sources.perf.scope = 'thread'"
             raise SourceError(message, Reason.NOT_PRESENT)
 
     def begin(self) -> None:

@@ -1,7 +1,5 @@
 """The groups of a plan on one target (a thread, or a control group on one CPU): exactly one of them is on."""
 
-from __future__ import annotations
-
 import contextlib
 
 from collector.base import PerfGroup
@@ -16,8 +14,6 @@ from collector.perf.binding import (
     unpack_reading,
 )
 from collector.perf.plan import Plan
-
-__all__ = ["Slices"]
 
 
 class Slices:
@@ -96,7 +92,5 @@ class Slices:
         enabled_ns, running_ns, values = unpack_reading(group, data)
         self._raw[turn] = data
         new = PerfGroup(self.opened, enabled_ns, running_ns, values)
-        self.counters = (
-            (new,) if len(self._raw) == 1 else (*self.counters[:turn], new, *self.counters[turn + 1 :])
-        )
+        self.counters = (new,) if len(self._raw) == 1 else (*self.counters[:turn], new, *self.counters[turn + 1 :])
         return True

@@ -1,7 +1,5 @@
 """Hardware counters of every VM: groups that begin with cycles and instructions, guest mode counted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +26,6 @@ from collector.perf.plan import Budget, Plan, Trial, basic_plan, fit_plan
 from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
 from collector.perf.slices import Slices
 from collector.timestamps import read_in_turn
-
-__all__ = ["PerfSource"]
 
 _MAX_BACKOFF_TICKS = 64
 _LOOK_AGAIN_TICKS = 30  # how often a VM's control group is looked up again
@@ -226,13 +222,7 @@ class PerfSource:
             raise failure
 
     def _open_missing(
-        self,
-        vm: _Vm,
-        identity: VmIdentity,
-        plan: Plan,
-        counters: dict[int, tuple[PerfGroup, ...]],
-        *,
-        open_new: bool,
+        self, vm: _Vm, identity: VmIdentity, plan: Plan, counters: dict[int, tuple[PerfGroup, ...]], *, open_new: bool
     ) -> Reason:
         """Open what is not open yet. UNSPECIFIED: all that exists is open. Raises SourceError."""
         if len(vm.targets) == len(vm.keys):
@@ -303,9 +293,7 @@ class PerfSource:
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
         catalog = self._known()
-        budget = Budget(
-            catalog.programmable, catalog.fixed, self._reserve_counters, bool(self._host.watchdog())
-        )
+        budget = Budget(catalog.programmable, catalog.fixed, self._reserve_counters, bool(self._host.watchdog()))
         return fit_plan(catalog, budget, self._attempt)
 
     def _known(self) -> Catalog:

@@ -1,7 +1,5 @@
 """Intel's libpqos as it is: how it is loaded, what it makes in resctrl, and what it leaves there."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -13,8 +11,6 @@ from typing import Any, NamedTuple
 from collector.base import Reason, SourceError
 from collector.resctrl.tree import Place, Tree
 from whitepanda.common.extras import how_to_install
-
-__all__ = ["EVENTS", "Leftovers", "Library", "load", "monitored"]
 
 _log = logging.getLogger("whitepanda.pqos")
 

@@ -10,8 +10,6 @@ says nothing of a failed reading and takes "Unavailable" for 0 (so a counter tha
 never called.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging
@@ -24,25 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from collector.base import (
-    Probe,
-    RdtCounters,
-    RdtDomain,
-    Reason,
-    SourceError,
-    SourceSample,
-    Stamp,
-    VmIdentity,
-    VmSample,
-)
+from collector.base import Probe, RdtCounters, RdtDomain, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
 from collector.inventory.inventory import Inventory
 from collector.pqos.library import EVENTS, Leftovers, Library, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import Place, Tree
 from collector.timestamps import read_in_turn
-
-__all__ = ["PqosSource"]
 
 _log = logging.getLogger("whitepanda.pqos")
 
@@ -244,9 +230,7 @@ class PqosSource:
             )
             raise SourceError(message, Reason.NO_RDT)
         if not os.access(self._msr, os.R_OK | os.W_OK):
-            message = (
-                f"{self._msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
-            )
+            message = f"{self._msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
             raise SourceError(message, Reason.NO_PERMISSION)
         return f"libpqos on the registers, {self._msr}"
 
@@ -332,12 +316,7 @@ class PqosSource:
         return vm.threads.tids == vm.members
 
     def _bring_up(
-        self,
-        identity: VmIdentity,
-        vm: _Vm | None,
-        cpus: frozenset[int] | None,
-        foreign: dict[int, Place],
-        now_ns: int,
+        self, identity: VmIdentity, vm: _Vm | None, cpus: frozenset[int] | None, foreign: dict[int, Place], now_ns: int
     ) -> Reason | None:
         """Give a VM its group, or its group the VM's new threads; returns why that cannot be."""
         library = self._library
@@ -392,9 +371,7 @@ class PqosSource:
         except BaseException:
             threads.close()
             raise
-        self._vms[identity.uuid] = _Vm(
-            identity.epoch, group, threads, threads.tids, next(self._opened), settled_ns
-        )
+        self._vms[identity.uuid] = _Vm(identity.epoch, group, threads, threads.tids, next(self._opened), settled_ns)
         return None
 
     @staticmethod
@@ -407,9 +384,7 @@ class PqosSource:
             vm.group.add_pids(new)
         vm.members = tids
 
-    def _exclusive_cpus(
-        self, inventory: Iterable[VmIdentity], absent: dict[str, Reason]
-    ) -> dict[str, frozenset[int]]:
+    def _exclusive_cpus(self, inventory: Iterable[VmIdentity], absent: dict[str, Reason]) -> dict[str, frozenset[int]]:
         """Return the CPUs of the VMs that have theirs alone; the others go to `absent`."""
         cpus: dict[str, frozenset[int]] = {}
         users: dict[int, int] = {}

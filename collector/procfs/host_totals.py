@@ -1,7 +1,5 @@
 """The host's memory, load and pressures, beside its CPU time: psutil for memory, /proc for the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 
@@ -10,8 +8,6 @@ import psutil
 from collector.base import HostCounters
 from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import Pressure, parse_pressure
-
-__all__ = ["HostTotals"]
 
 _psutil_root = threading.Lock()
 

@@ -5,13 +5,9 @@ while it stands still no thread of the process was on a CPU, so that nothing tha
 How long its threads waited for a CPU can: the kernel adds to that when it moves a waiting thread to another CPU.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from time import clock_gettime_ns
-
-__all__ = ["ProcessTime"]
 
 _SCHED_CLOCK = 2  # the kernel's CPUCLOCK_SCHED, in the low three bits of a process's clock; above them ~PID
 

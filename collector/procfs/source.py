@@ -11,8 +11,6 @@ the last look and those that ran then: no other can be on a CPU, as getting ther
 schedstat does, so that on a host of many vCPUs the VMs take turns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,20 +31,11 @@ from collector.base import (
 )
 from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.inventory.inventory import Inventory
-from collector.proc_parse import (
-    NS_PER_TICK,
-    TaskStat,
-    parse_host_stat,
-    parse_runs,
-    parse_schedstat,
-    parse_task_stat,
-)
+from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_runs, parse_schedstat, parse_task_stat
 from collector.procfs.host_totals import HostTotals
 from collector.procfs.process_time import ProcessTime
 from collector.procfs.storage import StorageBytes
 from collector.timestamps import read_in_turn
-
-__all__ = ["ProcfsSource"]
 
 _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
 _STATE_BYTES = 128  # of which the thread's number, its name and its state have at most 80
@@ -220,9 +209,7 @@ class ProcfsSource:
         vm.identity, vm.spent_ns, vm.made = identity, spent_ns, made if is_whole else None
         return made
 
-    def _threads_or_reason(
-        self, vm: _Vm, identity: VmIdentity, *, look: bool
-    ) -> dict[int, ThreadCounters] | Reason:
+    def _threads_or_reason(self, vm: _Vm, identity: VmIdentity, *, look: bool) -> dict[int, ThreadCounters] | Reason:
         vm.running = None
         if not identity.vcpu_tids:
             return Reason.VM_STARTING

@@ -9,16 +9,12 @@ then. Between the bytes of one group and those of the next there is a reading wi
 the two.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from collector.base import Reason, VmIdentity
 from collector.cgroup.tree import CgroupTree
 from collector.files import NO_FD, KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import parse_io_stat, parse_process_io
-
-__all__ = ["StorageBytes", "devices_below", "seen_by_kernel"]
 
 _KINDS = {"file", "block", ""}
 _READ_BYTES = 64 * 1024

@@ -1,7 +1,5 @@
 """QEMU's command line (qemu(1)) as far as it tells who a VM is and what it has. Pure."""
 
-from __future__ import annotations
-
 import json
 import re
 import uuid
@@ -11,16 +9,6 @@ from typing import Any
 
 from collector.base import DiskDevice
 from whitepanda.common.texts import clean_name
-
-__all__ = [
-    "CommandLine",
-    "Netdev",
-    "disk_kind",
-    "is_libvirts",
-    "is_qemu",
-    "parse_command_line",
-    "parse_options",
-]
 
 _PROGRAM = re.compile(rb"(?:.*/)?(?:qemu-system-[\w.-]+|qemu-kvm|kvm)")
 # Only libvirt starts QEMU with these: a VM's secret, its folder, the socket of a look at QEMU's capabilities.
@@ -36,19 +24,7 @@ _READ = {
     "name", "uuid", "smbios", "accel", "machine", "M", "qmp", "qmp-pretty", "chardev", "mon", "drive", "blockdev",
     "device", "netdev", "nic", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom", "readconfig",
 }  # fmt: skip
-_NETWORK_DRIVERS = {
-    "rbd",
-    "nbd",
-    "iscsi",
-    "ssh",
-    "http",
-    "https",
-    "ftp",
-    "ftps",
-    "gluster",
-    "nfs",
-    "sheepdog",
-}
+_NETWORK_DRIVERS = {"rbd", "nbd", "iscsi", "ssh", "http", "https", "ftp", "ftps", "gluster", "nfs", "sheepdog"}
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+._-]*):")
 # Network back-ends that are no interface of their own, or none at all.
 _NO_NETDEV = {"nic", "none", "hubport"}

@@ -14,8 +14,6 @@ name and its number, which outlives restarts; any other has one made of its comm
 each start is a VM of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -37,8 +35,6 @@ from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_comm
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
 from collector.qemu.owners import Owners, real_uid
 from whitepanda.common.bounded_files import read_bounded
-
-__all__ = ["Learned", "QemuFinder"]
 
 _log = logging.getLogger("whitepanda.qemu")
 
@@ -380,9 +376,7 @@ class QemuFinder:
             if pid not in self._failed:
                 self._failed[pid] = 1
                 why = f"{type(error).__name__}: {error}"
-                _log.warning(
-                    "process %d: looking at it failed: %s; if it is a VM, please report this", pid, why
-                )
+                _log.warning("process %d: looking at it failed: %s; if it is a VM, please report this", pid, why)
 
     def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"
@@ -408,9 +402,7 @@ class QemuFinder:
         if command.machine == "none":
             return
         launch = self._launch(pid, stat.start_ticks, uid, command)
-        process = _Process(
-            launch, "", epoch_of(self._boot, stat.start_ticks), Learned(facts=_facts(launch.vmid))
-        )
+        process = _Process(launch, "", epoch_of(self._boot, stat.start_ticks), Learned(facts=_facts(launch.vmid)))
         self._find_vcpus(process)
         self._enter(look, pid)
         with self._lock:
@@ -429,9 +421,7 @@ class QemuFinder:
         qmp = () if command.libvirt else tuple(absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
-        return Launch(
-            pid, start_ticks, command, vmid, qmp, taps_of(command, folder), network_namespace(folder), uid
-        )
+        return Launch(pid, start_ticks, command, vmid, qmp, taps_of(command, folder), network_namespace(folder), uid)
 
     def _vmid(self, command: CommandLine) -> str:
         """Return Proxmox' number of a VM, by its file in the run directory (/var/run is the same as /run)."""

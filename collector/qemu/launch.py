@@ -1,15 +1,11 @@
 """How a QEMU was started: what its source needs of it, and what of that only its folder in /proc tells."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from collector.qemu.cmdline import CommandLine
-
-__all__ = ["Launch", "absolute", "listed", "network_namespace", "read_start", "taps_of"]
 
 
 @dataclass(frozen=True, slots=True)

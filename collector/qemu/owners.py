@@ -1,13 +1,9 @@
 """Whose QEMUs are VMs of this host: anybody may start a program by that name and tell it any VM's name and UUID."""
 
-from __future__ import annotations
-
 import logging
 import pwd
 import re
 from collections.abc import Iterable
-
-__all__ = ["Owners", "real_uid"]
 
 _log = logging.getLogger("whitepanda.qemu")
 

@@ -3,8 +3,6 @@
 Each VM is asked every `disk_poll_s`, at moments spread over that time; one that fails less and less often.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -19,8 +17,6 @@ from collector.qemu.discovery import Learned, QemuFinder
 from collector.qemu.launch import Launch
 from collector.qemu.proxmox import ProxmoxConfig
 from collector.qemu.qmp import QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
-
-__all__ = ["DiskReading", "Poller"]
 
 _log = logging.getLogger("whitepanda.qemu")
 
@@ -103,9 +99,7 @@ class Poller:
         """Start the thread, once; again after a `stop`."""
         if self._thread is None or self._turn.ended.is_set():
             self._turn = _Turn()
-            self._thread = threading.Thread(
-                target=self._run, args=(self._turn,), name="qemu-qmp", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, args=(self._turn,), name="qemu-qmp", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -201,9 +195,7 @@ class Poller:
             )
             raise QmpError(message, Reason.NOT_VISIBLE)
         if not launch.qmp:
-            message = (
-                "no QMP socket, so no disk counters; start it with -qmp unix:/run/NAME.qmp,server=on,wait=off"
-            )
+            message = "no QMP socket, so no disk counters; start it with -qmp unix:/run/NAME.qmp,server=on,wait=off"
             raise QmpError(message, Reason.NOT_VISIBLE)
         if self._stopped(launch.pid):
             raise QmpError("its process is stopped (SIGSTOP)", Reason.STUCK)

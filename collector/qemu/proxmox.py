@@ -4,8 +4,6 @@ It may block for as long as the cluster has no quorum or its daemon hangs, so it
 costs nobody else. A file is parsed again only when it changed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from whitepanda.common.bounded_files import read_bounded
-
-__all__ = ["ProxmoxConfig", "ProxmoxVm", "parse_pools", "parse_vm"]
 
 _MAX_BYTES = 1 << 20  # of a file
 _KEYS = ("tags", "agent")
@@ -59,10 +55,7 @@ class ProxmoxConfig:
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             known = self._parsed.get(path)
             if known is None or known[0] != stamp:
-                known = self._parsed[path] = (
-                    stamp,
-                    parse(read_bounded(path, _MAX_BYTES).decode(errors="replace")),
-                )
+                known = self._parsed[path] = (stamp, parse(read_bounded(path, _MAX_BYTES).decode(errors="replace")))
         except OSError:
             self._parsed.pop(path, None)
             return None

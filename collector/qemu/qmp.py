@@ -5,8 +5,6 @@ event loop into a thread that asks four questions every ten seconds. A QMP socke
 must never stay, and what is left then is less than the glue would be.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -19,18 +17,6 @@ from typing import Any
 
 from collector.base import MAX_PID, DiskCounters, DiskDevice, Reason
 from collector.qemu.cmdline import disk_kind
-
-__all__ = [
-    "ALLOWED",
-    "QmpError",
-    "ask",
-    "block_name",
-    "check_socket",
-    "parse_blockstats",
-    "parse_devices",
-    "parse_state",
-    "parse_tids",
-]
 
 #: All that is ever sent, beside the handshake: nothing of it changes a VM.
 ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "query-block"})
@@ -89,9 +75,7 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
             _check_peer(connection, shown, pid)
             return talk.ask(wanted)
     except TimeoutError as error:
-        message = (
-            f"{shown}: no answer in {deadline_s:g} s; another client holds this QMP socket, or QEMU hangs"
-        )
+        message = f"{shown}: no answer in {deadline_s:g} s; another client holds this QMP socket, or QEMU hangs"
         raise QmpError(message, Reason.STUCK) from error
     except OSError as error:
         raise _explain(error, shown) from error
@@ -218,9 +202,7 @@ def _explain(error: OSError, shown: str) -> QmpError:
         message = f"{shown}: no file descriptor is left; raise the agent's LimitNOFILE"
         return QmpError(message, Reason.FD_LIMIT)
     if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
-        message = (
-            f"{shown}: {error.strerror}; is the socket where the agent can see it (not in /tmp or /home)?"
-        )
+        message = f"{shown}: {error.strerror}; is the socket where the agent can see it (not in /tmp or /home)?"
         return QmpError(message, Reason.NOT_VISIBLE)
     return QmpError(f"{shown}: {error.strerror or error}", Reason.SOURCE_FAILED)
 
@@ -252,9 +234,7 @@ def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
         for entry in answer:
             if "node-name" in entry:
                 stats = entry["stats"]
-                counters = [
-                    _counter(stats, key) for key in ("rd_bytes", "wr_bytes", "rd_operations", "wr_operations")
-                ]
+                counters = [_counter(stats, key) for key in ("rd_bytes", "wr_bytes", "rd_operations", "wr_operations")]
                 found[block_name(entry)] = DiskCounters(*counters)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an answer to query-blockstats: {error!r}") from error

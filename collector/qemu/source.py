@@ -6,31 +6,18 @@ of a VM's interfaces is not visible (or has no device on the host: vhost-user, u
 absent, because a sum over the others would look like a quieter VM.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collector.base import (
-    InterfaceCounters,
-    Probe,
-    Reason,
-    SourceError,
-    SourceSample,
-    Stamp,
-    VmIdentity,
-    VmSample,
-)
+from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
 from collector.inventory.inventory import Inventory
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch, network_namespace
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
-
-__all__ = ["QemuSource", "parse_tap"]
 
 _log = logging.getLogger("whitepanda.qemu")
 
@@ -92,9 +79,7 @@ class QemuSource:
         except SourceError as error:
             return Probe(available=False, detail=str(error), reason=error.reason)
         vms = "VM" if count == 1 else "VMs"
-        return Probe(
-            available=True, detail=f"{count} {vms} without libvirt now; {self._finder.probe().detail}"
-        )
+        return Probe(available=True, detail=f"{count} {vms} without libvirt now; {self._finder.probe().detail}")
 
     def open(self) -> None:
         """Start asking VMs."""
@@ -116,16 +101,14 @@ class QemuSource:
             taps = _Taps(self._proc, self._clocks)
             vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
         self._warned &= {vm.epoch for vm in mine}
-        self._untold_ns = {
-            vm.epoch: self._untold_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids
-        }
+        self._untold_ns = {vm.epoch: self._untold_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids}
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
     def close(self) -> None:
         """Stop asking VMs."""
         self._poller.stop()
 
-    def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: _Taps) -> VmSample:
+    def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: "_Taps") -> VmSample:
         absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
         disks = None
@@ -148,7 +131,7 @@ class QemuSource:
             self._warn_untold(vm)
         return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
 
-    def _interfaces(self, vm: VmIdentity, taps: _Taps) -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
+    def _interfaces(self, vm: VmIdentity, taps: "_Taps") -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
         launch = self._finder.launch(vm.uuid, vm.epoch)
         if launch is None:
             return Reason.VM_STARTING  # it ended since the inventory was made

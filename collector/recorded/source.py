@@ -24,33 +24,13 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 
-from collector.base import (
-    VM_PARTS,
-    Probe,
-    Reason,
-    SourceError,
-    SourceSample,
-    Stamp,
-    VmIdentity,
-    VmSample,
-)
+from collector.base import VM_PARTS, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
 from collector.inventory.coverage import PART_SOURCES, why_absent
 from whitepanda.common.private_files import create_beside
 
 if TYPE_CHECKING:
     import io
 
-__all__ = [
-    "FORMAT",
-    "MAX_LINE_BYTES",
-    "VERSION",
-    "Header",
-    "Reader",
-    "RecordedSource",
-    "RecordedTick",
-    "Recorder",
-    "unfinished",
-]
 
 FORMAT = "whitepanda-recording"
 VERSION = 1
@@ -439,9 +419,7 @@ class RecordedSource:
         tick_s = self._reader.header.tick_s if self._reader else 0.0
         sample = _join(tick, round(_STALE_TICKS * tick_s * 1e9))
         if sample is None:
-            raise SourceError(
-                f"{self._file}: no source of the recorded host had anything new here", Reason.STALE
-            )
+            raise SourceError(f"{self._file}: no source of the recorded host had anything new here", Reason.STALE)
         return _shifted(sample, *(self._shift_ns or (0, 0)))
 
     def _ended(self) -> SourceError:
@@ -518,8 +496,7 @@ def _shifted(sample: SourceSample, mono_ns: int, unix_ns: int) -> SourceSample:
     """Move all moments of a sample."""
     vms = {
         uuid: replace(
-            vm,
-            stamps={part: Stamp(s.mono_ns + mono_ns, s.unix_ns + unix_ns) for part, s in vm.stamps.items()},
+            vm, stamps={part: Stamp(s.mono_ns + mono_ns, s.unix_ns + unix_ns) for part, s in vm.stamps.items()}
         )
         if vm.stamps
         else vm

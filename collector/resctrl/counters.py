@@ -4,13 +4,9 @@ Hardware counts bandwidth in 24 to 62 bits. The kernel widens that to 64 bits, b
 that lost its hardware begins anew; a value that falls is never to become a rate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from collector.base import RdtDomain, Reason
-
-__all__ = ["EVENTS", "SETTLE_NS", "add_up", "make_domain", "parse_value", "unbroken", "unwrap"]
 
 #: The value files of a domain, in the order of `RdtDomain`'s fields.
 EVENTS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
@@ -70,10 +66,7 @@ def unbroken(before: Mapping[str, RdtDomain], now: Mapping[str, RdtDomain], dt_n
         old = before.get(name)
         if old is None:
             continue
-        for earlier, later in (
-            (old.mbm_total_bytes, new.mbm_total_bytes),
-            (old.mbm_local_bytes, new.mbm_local_bytes),
-        ):
+        for earlier, later in ((old.mbm_total_bytes, new.mbm_total_bytes), (old.mbm_local_bytes, new.mbm_local_bytes)):
             if earlier is None or later is None:
                 continue
             grown = unwrap(earlier, later)

@@ -3,8 +3,6 @@
 kernfs makes a file's text anew for every read from its start, so pread at 0 gives the present value.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -14,8 +12,6 @@ from collector.base import RdtDomain, Reason
 from collector.files import GONE, KeptFile, KeptFiles, NoFdError
 from collector.resctrl.counters import EVENTS, make_domain, parse_value
 from collector.resctrl.tree import domains_of
-
-__all__ = ["GroupGoneError", "GroupReader"]
 
 _VALUE_BYTES = 64
 
@@ -41,9 +37,7 @@ class GroupReader:
 
     """
 
-    def __init__(
-        self, folder: str, features: Collection[str], kept: KeptFiles, *, settled_ns: int = 0
-    ) -> None:
+    def __init__(self, folder: str, features: Collection[str], kept: KeptFiles, *, settled_ns: int = 0) -> None:
         self._folder = folder
         self._features = features
         self._kept = kept
@@ -90,9 +84,7 @@ class GroupReader:
             for name in domains_of(self._folder):
                 self._files[name] = ()
                 for event in EVENTS:
-                    self._files[name] += (
-                        self._open_file(f"{self._folder}/mon_data/mon_L3_{name}/{event}", event),
-                    )
+                    self._files[name] += (self._open_file(f"{self._folder}/mon_data/mon_L3_{name}/{event}", event),)
         except OSError as error:
             self.close()
             if error.errno in GONE:

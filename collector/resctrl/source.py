@@ -1,7 +1,5 @@
 """Cache occupancy and memory bandwidth per VM: a monitoring group for each, or the one that others made for it."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import logging
@@ -12,16 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from collector.base import (
-    Probe,
-    RdtCounters,
-    Reason,
-    SourceError,
-    SourceSample,
-    Stamp,
-    VmIdentity,
-    VmSample,
-)
+from collector.base import Probe, RdtCounters, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
 from collector.files import NO_FD, KeptFiles, fd_share
 from collector.inventory.inventory import Inventory
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
@@ -31,8 +20,6 @@ from collector.resctrl.tree import PREFIX, Monitoring, Place, Tree
 from collector.resctrl.turns import Turns
 from collector.resctrl.vms import Vm
 from collector.timestamps import read_in_turn
-
-__all__ = ["ResctrlSource"]
 
 _log = logging.getLogger("whitepanda.resctrl")
 
@@ -299,9 +286,7 @@ class ResctrlSource:
             try:
                 vm.shared |= bool(self._strangers(vm, place))
                 if place not in vm.readers:
-                    vm.readers[place] = GroupReader(
-                        self._tree.path(place), self._monitoring.features, self._files
-                    )
+                    vm.readers[place] = GroupReader(self._tree.path(place), self._monitoring.features, self._files)
                     vm.opened = next(self._opened)
             except (OSError, GroupGoneError) as error:
                 vm.look_at_ns = 1
@@ -472,9 +457,7 @@ class ResctrlSource:
         elif not vm.readers or not self._complete(vm) or not vm.foreign <= vm.readers.keys():
             reason = vm.reason
         elif vm.own and not vm.inside:
-            reason = (
-                Reason.VM_STARTING
-            )  # its threads were moved elsewhere at this moment: its group counts nothing
+            reason = Reason.VM_STARTING  # its threads were moved elsewhere at this moment: its group counts nothing
         else:
             try:
                 rdt = self._read(vm, domains, now_ns)

@@ -1,14 +1,10 @@
 """A QEMU process's threads, and in which resctrl group each is."""
 
-from __future__ import annotations
-
 import errno
 import os
 
 from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.resctrl.tree import Place
-
-__all__ = ["Threads", "parse_groups", "read_groups"]
 
 # /proc counts a process's threads in the link count of its task folder, above the two of every folder.
 _LINKS_OF_EMPTY = 2

@@ -1,7 +1,5 @@
 """The tree that the kernel shows at /sys/fs/resctrl: where groups are, and the few changes that are made there."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -13,8 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector.base import Reason, SourceError
-
-__all__ = ["NO_CONTROL_GROUPS", "PREFIX", "Monitoring", "Place", "Tree"]
 
 #: Groups of this prefix are ours.
 PREFIX = "whitepanda-"
@@ -85,9 +81,7 @@ class Tree:
         except OSError as error:
             raise SourceError(self._why_not(error), Reason.NO_RDT) from error
         except ValueError as error:
-            raise SourceError(
-                f"{folder / 'num_rmids'}: {error}; please report this", Reason.NO_RDT
-            ) from error
+            raise SourceError(f"{folder / 'num_rmids'}: {error}; please report this", Reason.NO_RDT) from error
         return Monitoring(frozenset(features), num_rmids)
 
     def _why_not(self, error: OSError) -> str:

@@ -1,11 +1,7 @@
 """Who has a monitoring group now, where there are more VMs than monitoring ids. Pure: time comes with the call."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
-
-__all__ = ["Step", "Turns"]
 
 _S = 1_000_000_000
 #: A freed monitoring id is in limbo until its lines left the cache; the kernel looks once a second.

@@ -1,7 +1,5 @@
 """What the resctrl source keeps of a VM."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,8 +7,6 @@ from collector.base import RdtDomain, Reason, VmIdentity
 from collector.resctrl.groups import GroupReader
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import PREFIX, Place
-
-__all__ = ["Vm"]
 
 
 @dataclass(slots=True)

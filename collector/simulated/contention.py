@@ -18,8 +18,6 @@ which do not depend on each other. Per VM i, with f the clock:
 Misses depend on what is held and that on the misses: a damped fixed point.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,8 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.simulated.profiles import Application, Machine
-
-__all__ = ["LINE_BYTES", "Parameters", "Rates", "contend", "parameters", "workers_of"]
 
 Array = NDArray[np.float64]
 
@@ -65,7 +61,7 @@ class Parameters(NamedTuple):
     network_bytes_per_request: Array
     network_bytes_per_s: Array
 
-    def at(self, index: NDArray[np.intp]) -> Parameters:
+    def at(self, index: NDArray[np.intp]) -> "Parameters":
         """Take entries by index (last axis of each), such as (moments, VMs) of a table of applications."""
         return Parameters._make(column[index] for column in self)
 
@@ -155,12 +151,7 @@ class _Shares(NamedTuple):
 
 
 def contend(
-    machine: Machine,
-    p: Parameters,
-    load: Array,
-    *,
-    core_noise: Array | float = 1.0,
-    frequency: Array | float = 1.0,
+    machine: Machine, p: Parameters, load: Array, *, core_noise: Array | float = 1.0, frequency: Array | float = 1.0
 ) -> Rates:
     """Share the host among its VMs.
 
@@ -251,9 +242,7 @@ def _rates(
     disk_bytes = p.disk_bytes_per_s * np.where(p.serves, 0.0, load) * granted
     disk_ops = requests * p.disk_ops_per_request + disk_bytes / p.disk_op_bytes
     disk_bytes = disk_ops * p.disk_op_bytes
-    disk = np.minimum(
-        disk_bytes.sum(-1, keepdims=True) / (machine.disk_mb_per_s * 1e6), machine.max_utilisation
-    )
+    disk = np.minimum(disk_bytes.sum(-1, keepdims=True) / (machine.disk_mb_per_s * 1e6), machine.max_utilisation)
     return Rates(
         cpi=cpi,
         usage_cores=usage,

@@ -4,8 +4,6 @@ The one implementation behind the live source and the study of `bench.cloud_whit
 the steps before it, not on how many are asked for together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,8 +15,6 @@ from collector.simulated.contention import Parameters, Rates, contend, parameter
 from collector.simulated.profiles import Application, Machine, Noise
 from collector.simulated.requests import RequestQueue, expected_tail
 from collector.simulated.truth import Role, RoleTracker
-
-__all__ = ["Block", "Counted", "Engine", "Expected", "Guest", "Moments"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -105,9 +101,7 @@ class Block(NamedTuple):
     requests: Array  # that ended
     arriving: Array  # requests that arrive
     work: Array  # theirs on average, over what is expected
-    vcpus_running: (
-        Array  # vCPU threads that run at the end of the step; NaN: serves requests that are not simulated
-    )
+    vcpus_running: Array  # vCPU threads that run at the end of the step; NaN: serves requests that are not simulated
 
 
 class Engine:
@@ -195,9 +189,7 @@ class Engine:
         # Once more for each VM, all others at their baselines: (VMs, T, VMs).
         own = np.eye(len(self.guests), dtype=bool)[:, None, :]
         mixed = Parameters._make(np.where(own, a, b) for a, b in zip(p, calm, strict=True))
-        quiet = contend(
-            self.machine, mixed, np.where(own, moments.load, moments.baseline), frequency=frequency
-        )
+        quiet = contend(self.machine, mixed, np.where(own, moments.load, moments.baseline), frequency=frequency)
         quiet_cpi = np.diagonal(quiet.cpi, axis1=0, axis2=2)
         p95_s, quiet_p95_s = (np.empty(moments.load.shape) for _ in range(2))
         for vm in range(len(self.guests)):
@@ -260,14 +252,10 @@ class Engine:
         mean = load * per_load
         arriving = np.maximum(np.rint(mean + np.sqrt(mean) * normals[..., _ARRIVALS]), 0.0)
         work = np.maximum(1 + cv / np.sqrt(np.maximum(arriving, 1.0)) * normals[..., _WORK], 0.5)
-        offered = np.where(
-            p.serves, arriving * work / np.where(p.serves, per_load, 1.0), np.minimum(load, 1.0)
-        )
+        offered = np.where(p.serves, arriving * work / np.where(p.serves, per_load, 1.0), np.minimum(load, 1.0))
         return np.minimum(offered, _MAX_LOAD), work, arriving
 
-    def _serve(
-        self, at_s: Array, arriving: Array, rates: Rates, work: Array
-    ) -> tuple[Array, Array, Array, Array]:
+    def _serve(self, at_s: Array, arriving: Array, rates: Rates, work: Array) -> tuple[Array, Array, Array, Array]:
         """Return both tails, how many requests ended, and how many workers are on a vCPU at the end of each step."""
         tails = np.full((3, *arriving.shape), math.nan)
         tails[2] = 0
@@ -278,11 +266,7 @@ class Engine:
             service_s = rates.service_s[:, vm] * work[:, vm]
             for t, begin_s in enumerate(at_s.tolist()):
                 tails[:, t, vm] = queue.serve(
-                    begin_s,
-                    self._step_s,
-                    int(arriving[t, vm]),
-                    float(service_s[t]),
-                    float(rates.disk_op_s[t, 0]),
+                    begin_s, self._step_s, int(arriving[t, vm]), float(service_s[t]), float(rates.disk_op_s[t, 0])
                 )
                 busy[t, vm] = queue.running_at(begin_s + self._step_s)
         return tails[0], tails[1], tails[2], busy
@@ -313,15 +297,11 @@ def _count(machine: Machine, noise: Noise, p: Parameters, rates: Rates, normals:
         return value * group * _factor(noise.counter_std, normals[..., _EVENTS + number])
 
     total_stall = np.minimum(event(rates.total_stall_per_s, 3), cycles)
-    disk_ops = np.maximum(
-        np.rint(rates.disk_ops_per_s + np.sqrt(rates.disk_ops_per_s) * normals[..., _DISK]), 0.0
-    )
+    disk_ops = np.maximum(np.rint(rates.disk_ops_per_s + np.sqrt(rates.disk_ops_per_s) * normals[..., _DISK]), 0.0)
     disk_bytes = disk_ops * p.disk_op_bytes
     # By Little's law: so many operations are under way at any moment.
     under_way = disk_ops * rates.disk_op_s
-    wait = np.minimum(
-        rates.wait_cores * np.exp(noise.wait_std * normals[..., _WAIT]), np.maximum(p.vcpus - usage, 0.0)
-    )
+    wait = np.minimum(rates.wait_cores * np.exp(noise.wait_std * normals[..., _WAIT]), np.maximum(p.vcpus - usage, 0.0))
     idle = np.maximum(machine.cpus - machine.system_cores - usage.sum(-1), 0.0)
     receive = rates.network_bytes_per_s * _RECEIVE_SHARE
     transmit = rates.network_bytes_per_s - receive

@@ -5,8 +5,6 @@ crosses the jump by its exact transition. So the statistics are those of live wi
 cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,8 +12,6 @@ from typing import NamedTuple
 
 from collector.simulated.model import Host, Vm
 from collector.simulated.scenario import Scenario
-
-__all__ = ["History", "HistoryTask", "simulate_days"]
 
 _S = 1_000_000_000
 _MIB = 1 << 20
@@ -72,14 +68,10 @@ def simulate_days(
 
     """
     if not 0 < window_s <= every_s:
-        raise ValueError(
-            f"every_s must be at least window_s, which is above 0 (values {every_s}, {window_s})"
-        )
+        raise ValueError(f"every_s must be at least window_s, which is above 0 (values {every_s}, {window_s})")
     host = Host(scenario)
     tasks = tuple(
-        HistoryTask(
-            vm.uuid, vm.spec.name, vm.spec.job, vm.spec.latency_sensitive, f"history-{int(start_unix_s)}"
-        )
+        HistoryTask(vm.uuid, vm.spec.name, vm.spec.job, vm.spec.latency_sensitive, f"history-{int(start_unix_s)}")
         for vm in host.vms
     )
     history = History(tasks, round(window_s * _S))

@@ -1,7 +1,5 @@
 """Cumulative counters of a VM with a profile, as the sources of a real host tell them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -22,8 +20,6 @@ from collector.base import (
 )
 from collector.simulated.engine import Counted
 from collector.simulated.model import Vm
-
-__all__ = ["ProfileMeter"]
 
 _AT = {name: index for index, name in enumerate(Counted._fields)}
 _S = 1_000_000_000

@@ -30,7 +30,6 @@ from collector.simulated.scenario import Antagonist, Profile, Scenario, VmSpec, 
 if TYPE_CHECKING:
     from collector.simulated.profiled import ProfiledHost, VmStep, VmTruth
 
-__all__ = ["Host", "Vm", "cores_at"]
 
 _DAY_S = 86400.0
 _MAX_UTILISATION = 0.85
@@ -155,8 +154,7 @@ class Host:
             self.profiled = ProfiledHost(scenario, truth=truth)
         by_name = {antagonist.vm: antagonist for antagonist in scenario.antagonists}
         self.vms = tuple(
-            Vm(spec, vm_uuid(scenario, spec.name), scenario.seed, by_name.get(spec.name))
-            for spec in scenario.vms
+            Vm(spec, vm_uuid(scenario, spec.name), scenario.seed, by_name.get(spec.name)) for spec in scenario.vms
         )
         self.running: tuple[Vm, ...] = ()
         self.active_antagonists: tuple[str, ...] = ()
@@ -191,9 +189,7 @@ class Host:
             demand += vm.demand_cores
         self._contend(demand)
 
-    def pass_steps(
-        self, moments: Sequence[tuple[float, float]], elapsed_s: float
-    ) -> Iterator[tuple[Vm, ...]]:
+    def pass_steps(self, moments: Sequence[tuple[float, float]], elapsed_s: float) -> Iterator[tuple[Vm, ...]]:
         """Let many steps pass, each `elapsed_s` after the one before; only where the VMs have profiles.
 
         What happens is what as many calls of `step` make happen, and much faster.
@@ -213,9 +209,7 @@ class Host:
             self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
             there.append(self.running)
             wanted.append(self._wanted_of_all(at_s, unix_s))
-        for running, steps in zip(
-            there, self.profiled.steps(elapsed_s, *zip(*wanted, strict=True)), strict=True
-        ):
+        for running, steps in zip(there, self.profiled.steps(elapsed_s, *zip(*wanted, strict=True)), strict=True):
             self.running = running
             self._take(steps)
             yield running
@@ -229,9 +223,7 @@ class Host:
         running = set(self.running)
         loads, baselines, runs = [], [], []
         for vm in self.vms:
-            load, baseline, profile = _wanted(
-                vm, at_s, unix_s, active=vm.spec.name in self.active_antagonists
-            )
+            load, baseline, profile = _wanted(vm, at_s, unix_s, active=vm.spec.name in self.active_antagonists)
             there = vm in running
             loads.append(load if there else 0.0)
             baselines.append(baseline if there else 0.0)
@@ -292,9 +284,7 @@ class Host:
             if spec.sensitivity and not alone:
                 own_mib = vm.usage_cores * spec.cache_mib_per_core
                 own_lost = max(0.0, 1 - size_mib / own_mib) if own_mib > size_mib else 0.0
-                own_latency = _queueing(
-                    vm.usage_cores * spec.memory_gib_per_s_per_core / host.memory_gib_per_s
-                )
+                own_latency = _queueing(vm.usage_cores * spec.memory_gib_per_s_per_core / host.memory_gib_per_s)
                 pressure = max(0.0, lost - own_lost) + max(0.0, latency - own_latency)
             vm.cpi_multiplier = 1 + spec.sensitivity * pressure
             vm.cpi = vm.cpi_uncontended * vm.cpi_multiplier

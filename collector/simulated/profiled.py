@@ -1,7 +1,5 @@
 """The VMs of a scenario that have profiles: the study's engine, one step at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +11,6 @@ from collector.simulated.engine import Counted, Engine, Guest, Moments
 from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
 from collector.simulated.scenario import Antagonist, Scenario, VmSpec
 from collector.simulated.truth import RoleTracker
-
-__all__ = ["ProfiledHost", "VmStep", "VmTruth", "machine_of", "noise_of"]
 
 _GB_PER_GIB = (1 << 30) / 1e9
 _MIB = float(1 << 20)
@@ -133,9 +129,7 @@ class ProfiledHost:
         first_s = 0.0 if self._now_s < 0 else self._now_s + elapsed_s
         at_s = first_s + elapsed_s * np.arange(len(load), dtype=np.float64)
         self._now_s = float(at_s[-1])
-        indices = [
-            [names.index(name) for names, name in zip(self._names, runs, strict=True)] for runs in running
-        ]
+        indices = [[names.index(name) for names, name in zip(self._names, runs, strict=True)] for runs in running]
         moments = Moments(
             at_s,
             np.array(load, dtype=np.float64),

@@ -5,12 +5,8 @@ They were set before any estimator was fitted and follow Cloud White (Pons et al
 says why. What is made of them is `collector.simulated.contention`'s business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-__all__ = ["APPLICATIONS", "HOST", "NOISE", "PROFILES", "STRESSORS", "Application", "Machine", "Noise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +22,7 @@ class Application:
     behaviour: str  # "memory" or "cpu": what bounds it
     ipc: float  # instructions per cycle
     l2_mpki: float  # misses of the private caches, per 1000 instructions: what asks the last-level cache
-    llc_miss_min: (
-        float  # share of them that misses the last-level cache too, with the working set held there ...
-    )
+    llc_miss_min: float  # share of them that misses the last-level cache too, with the working set held there ...
     llc_miss_max: float  # ... and with nothing held
     working_set_mib: float  # more than this it never holds of the last-level cache
     curve: float  # miss share = min + (max - min) * (1 - held / working set) ^ curve

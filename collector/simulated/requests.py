@@ -3,8 +3,6 @@
 Twice: request by request for what a client measures, and a long simulation tabulated once for what is expected.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque
@@ -15,15 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.simulated.profiles import Application
-
-__all__ = [
-    "PERCENTILE",
-    "WINDOW_TICKS",
-    "ExpectedTail",
-    "RequestQueue",
-    "Tail",
-    "expected_tail",
-]
 
 Array = NDArray[np.float64]
 
@@ -77,9 +66,7 @@ class RequestQueue:
         A request is on a vCPU (or waits for a CPU, which its time there includes) first, then waits for the disk.
         """
         running = (self._begins_s <= at_s) & (at_s < self._leaves_s)
-        return min(
-            int(running.sum()), self._workers
-        )  # at the very instant of a change rounding may show both
+        return min(int(running.sum()), self._workers)  # at the very instant of a change rounding may show both
 
     def serve(self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float) -> Tail:
         """Let requests arrive in a tick (Poisson: their number given, uniformly in it).
@@ -111,9 +98,7 @@ class RequestQueue:
         self._ends_s, self._latencies_s = ends[~done], latencies[~done]
         self._begins_s, self._leaves_s = begins[~done], leaves[~done]
         self._recent.append(latencies[done])
-        return Tail(
-            _percentile(self._recent[-1]), _percentile(np.concatenate(self._recent)), len(self._recent[-1])
-        )
+        return Tail(_percentile(self._recent[-1]), _percentile(np.concatenate(self._recent)), len(self._recent[-1]))
 
     def _ends(self, arrivals: Array, services: Array) -> Array:
         free = self._free_at_s
@@ -190,9 +175,7 @@ def _tabulate(workers: int, service_cv: float, disk_ops: float) -> ExpectedTail:
             waits = np.stack([np.minimum(waits[0], waits[1]), np.maximum(waits[0], waits[1])])
         elif workers > 1:
             waits.sort(axis=0)
-    table = np.quantile(
-        sojourns.transpose(1, 2, 0, 3).reshape(len(_LOADS), len(disk_times), -1), PERCENTILE, axis=-1
-    )
+    table = np.quantile(sojourns.transpose(1, 2, 0, 3).reshape(len(_LOADS), len(disk_times), -1), PERCENTILE, axis=-1)
     if not disk_ops:
         table = np.repeat(table, len(_DISK_TIMES), axis=1)
     return ExpectedTail(np.maximum.accumulate(table, axis=0).astype(np.float64))

@@ -1,7 +1,5 @@
 """The scenario file of the simulated hypervisor: TOML into frozen structs; errors name the key."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +10,6 @@ import msgspec
 from collector.simulated.profiles import PROFILES
 from whitepanda.common.config import convert, load_toml
 from whitepanda.common.errors import ConfigError
-
-__all__ = [
-    "Antagonist",
-    "HostSpec",
-    "LoadRatio",
-    "NoiseSpec",
-    "Profile",
-    "Scenario",
-    "VmSpec",
-    "load",
-    "parse",
-    "vm_uuid",
-]
 
 #: UUIDs of simulated VMs are made in this name space, so that the same scenario always has the same ones.
 _NAMESPACE = uuid.UUID("6f0a6f2c-6a4c-5d6e-9a2b-77686974651a")

@@ -32,7 +32,6 @@ from whitepanda.common.errors import WhitepandaError
 if TYPE_CHECKING:
     from collector.simulated.meter import ProfileMeter
 
-__all__ = ["SimulatedSource"]
 
 _MIB = 1 << 20
 _GUEST_SHARE = 0.98  # of a vCPU thread's CPU time; the rest is the hypervisor's work for it
@@ -421,6 +420,4 @@ class SimulatedSource:
         try:
             file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise SourceError(
-                f"simulated: cannot write the truth file {self._truth_path}: {error.strerror}"
-            ) from error
+            raise SourceError(f"simulated: cannot write the truth file {self._truth_path}: {error.strerror}") from error

@@ -3,14 +3,10 @@
 Set before any detector was tuned on it; docs/simulated.md has it in words.
 """
 
-from __future__ import annotations
-
 import enum
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["Role", "RoleTracker"]
 
 Array = NDArray[np.float64]
 
@@ -74,7 +70,4 @@ class RoleTracker:
         self._changed_s[raw != self._raw] = at_s
         self._raw = raw
         settled = at_s - np.maximum(self._changed_s, self._stepped_s) >= _SETTLING_S
-        return [
-            _ROLES[role] if ok else Role.UNSCORED
-            for role, ok in zip(raw.tolist(), settled.tolist(), strict=True)
-        ]
+        return [_ROLES[role] if ok else Role.UNSCORED for role, ok in zip(raw.tolist(), settled.tolist(), strict=True)]

@@ -24,7 +24,6 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "Column", "TraceFile", "open_file"]
 
 #: Names of each column in the trace, in BigQuery's exports, in flattened files. The first found is used.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -121,9 +120,7 @@ class TraceFile:
             pass  # some cell is no plain number; find out which
         cells = array.to_pylist()
         numbers = [_number(cell) for cell in cells]
-        garbled = np.array(
-            [n is None and cell not in (None, *_NULLS) for n, cell in zip(numbers, cells, strict=True)]
-        )
+        garbled = np.array([n is None and cell not in (None, *_NULLS) for n, cell in zip(numbers, cells, strict=True)])
         if any(n is not None for n in numbers):
             self.numeric.add(name)
         elif name in TIMES and (moments := text_as_microseconds(cells))[1].any():
@@ -318,9 +315,7 @@ def _find_columns(path: Path, available: dict[str, Any]) -> dict[str, str]:
         elif not found["priority"] or not found["scheduling_class"]:
             hint = "; the trace has priority and scheduling_class in its event tables, join by collection_id"
         have = _printable(", ".join(list(available)[:30])) or "none"
-        message = (
-            f"{path}: missing {_plural('column', len(missing))} {', '.join(missing)} (it has: {have}){hint}"
-        )
+        message = f"{path}: missing {_plural('column', len(missing))} {', '.join(missing)} (it has: {have}){hint}"
         raise InputError(message)
     return found
 

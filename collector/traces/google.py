@@ -27,14 +27,6 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "LatencySensitiveRule",
-    "TraceBatch",
-    "TraceCounts",
-    "TraceLimits",
-    "TraceReader",
-    "read_trace",
-]
 
 _KEY = ("collection_id", "instance_index", "machine_id", "start_us")
 _MAX_US = (2**63 - 1) // 1000  # so that nanoseconds still fit 64 bits
@@ -56,9 +48,7 @@ class LatencySensitiveRule:
         """Check them."""
         for what, value in (("priority", self.priority), ("scheduling class", self.scheduling_class)):
             if math.isnan(value):
-                raise InputError(
-                    f"the least {what} of latency-sensitive tasks must be a number (value {value})"
-                )
+                raise InputError(f"the least {what} of latency-sensitive tasks must be a number (value {value})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TIMES", "as_microseconds", "check_unit", "check_whole", "text_as_microseconds"]
 
 #: Our names of the columns of times.
 TIMES = ("start_us", "end_us")
@@ -90,11 +89,7 @@ def check_whole(path: Path, column: str, floats: NDArray[np.float64], first_row:
 
 
 def check_unit(
-    path: Path,
-    names: tuple[str, str],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    known: NDArray[np.bool_],
+    path: Path, names: tuple[str, str], start: NDArray[np.int64], end: NDArray[np.int64], known: NDArray[np.bool_]
 ) -> None:
     """Refuse windows that last as none does, as those of a trace in another unit than microseconds.
 

@@ -1,7 +1,5 @@
 """Alita's rule, and the counter-example that Cloud White gives to it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -22,10 +20,7 @@ def test_a_vm_above_its_quota_is_a_polluter():
 
 def test_it_accuses_who_fills_the_cache_and_acquits_who_streams_through_it():
     # The paper's figure 13: img-dnn holds over 10 MB and hurts nobody; a stressor of as many vCPUs holds less.
-    assert polluters([10.5 * MIB, 5.0 * MIB], [8, 8], llc_bytes=16.5 * MIB, host_cpus=24).tolist() == [
-        True,
-        False,
-    ]
+    assert polluters([10.5 * MIB, 5.0 * MIB], [8, 8], llc_bytes=16.5 * MIB, host_cpus=24).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("llc_bytes", "host_cpus"), [(0, 24), (math.nan, 24), (1e6, 0)])

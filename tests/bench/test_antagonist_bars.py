@@ -1,7 +1,5 @@
 """The bars of the antagonist study by bench/antagonists/study.py's own parts: smaller traces, both forms (long)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -18,8 +16,7 @@ FROM_DAY = 9
 def traces(*scores):
     names = ("panda", "whitepanda", "oracle")
     return [
-        {"methods": {name: {"percentile": score} for name, score in zip(names, each, strict=True)}}
-        for each in scores
+        {"methods": {name: {"percentile": score} for name, score in zip(names, each, strict=True)}} for each in scores
     ]
 
 

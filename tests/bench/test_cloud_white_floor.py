@@ -1,7 +1,5 @@
 """bench/cloud_white/floor.py: requests that are drawn again are those of the study, and what an oracle says is best."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -36,9 +34,7 @@ def test_with_the_same_random_numbers_it_is_the_same_run(application, load):
     inputs, profile = queued(study, 0), APPLICATIONS[application]
     # The generator that `Engine` gives the queue of a VM.
     rngs = [np.random.default_rng([seed_of(study), purpose, *application.encode()]) for purpose in (1, 2)]
-    again = resimulate(
-        profile, workers_of(profile, 2), inputs.arriving, inputs.service_s, inputs.disk_op_s, rngs
-    )
+    again = resimulate(profile, workers_of(profile, 2), inputs.arriving, inputs.service_s, inputs.disk_op_s, rngs)
     np.testing.assert_allclose(again[:, 0], block.p95_latency_s[:, 0], rtol=1e-9)
     assert not np.allclose(again[:, 1], block.p95_latency_s[:, 0], rtol=0.01)
 

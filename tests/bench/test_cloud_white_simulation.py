@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import csv
 import math
 from dataclasses import replace
@@ -10,23 +8,13 @@ import pytest
 
 from bench.cloud_white import simulation as study_module
 from bench.cloud_white.run_files import KEYS, cpu_level, write
-from bench.cloud_white.scenarios import (
-    alita,
-    clock_change,
-    load_growth,
-    quiet_day,
-    single,
-    singles,
-    three_vms,
-)
+from bench.cloud_white.scenarios import alita, clock_change, load_growth, quiet_day, single, singles, three_vms
 from bench.cloud_white.simulation import Study, StudyVm, blocks, simulate
 from collector.simulated.profiles import NOISE, STRESSORS
 from collector.simulated.truth import Role
 
 MIB = 1 << 20
-CALM = replace(
-    NOISE, load_std=0.0, ipc_std=0.0, counter_std=0.0, bandwidth_std=0.0, occupancy_std=0.0, wait_std=0.0
-)
+CALM = replace(NOISE, load_std=0.0, ipc_std=0.0, counter_std=0.0, bandwidth_std=0.0, occupancy_std=0.0, wait_std=0.0)
 
 
 def test_looks_change_nothing_else_and_do_not_depend_on_how_many_steps_pass_at_once() -> None:
@@ -44,9 +32,7 @@ def test_looks_change_nothing_else_and_do_not_depend_on_how_many_steps_pass_at_o
     assert ((block.metrics["vcpus_running"] >= 0) & (block.metrics["vcpus_running"] <= vcpus)).all()
     (unserved,) = blocks(study, requests=False)
     assert np.isnan(unserved.metrics["vcpus_running"][:, 0]).all()  # nobody knows without its requests
-    np.testing.assert_array_equal(
-        unserved.metrics["vcpus_running"][:, 1:], block.metrics["vcpus_running"][:, 1:]
-    )
+    np.testing.assert_array_equal(unserved.metrics["vcpus_running"][:, 1:], block.metrics["vcpus_running"][:, 1:])
     for name in ("gips", "guest_ratio", "run_queue_wait_ratio", "ipc"):
         np.testing.assert_array_equal(unserved.metrics[name], block.metrics[name])
 
@@ -77,11 +63,7 @@ def test_a_closed_loop_runs_as_many_threads_as_it_keeps_busy() -> None:
 def test_a_stressed_victim_is_one_and_measures_what_is_expected() -> None:
     ticks = list(simulate(single("img-dnn", 0.2, "cache-memory-3")))
     assert [tick.at_s for tick in ticks] == list(range(1, 171))
-    assert [sum(tick.phase == phase for tick in ticks) for phase in ("quiet", "stress", "after")] == [
-        60,
-        50,
-        60,
-    ]
+    assert [sum(tick.phase == phase for tick in ticks) for phase in ("quiet", "stress", "after")] == [60, 50, 60]
     quiet, stress = ticks[5:60], ticks[70:110]
     base = np.mean([tick.truths[0].p95_latency_s for tick in quiet])
     measured = np.mean([tick.truths[0].p95_latency_s for tick in stress]) / base
@@ -90,9 +72,7 @@ def test_a_stressed_victim_is_one_and_measures_what_is_expected() -> None:
     assert measured == pytest.approx(expected, rel=0.06)
     assert {tick.truths[0].role for tick in stress} == {Role.VICTIM}
     assert {tick.truths[1].role for tick in stress} == {Role.INFLICTING}
-    assert {tick.truths[2].role for tick in ticks if tick.truths[2].role is not Role.UNSCORED} == {
-        Role.STEADY
-    }
+    assert {tick.truths[2].role for tick in ticks if tick.truths[2].role is not Role.UNSCORED} == {Role.STEADY}
     assert ticks[80].vms[0]["ipc"] < 0.8 * ticks[30].vms[0]["ipc"]
     assert ticks[80].vms[0]["gips"] == pytest.approx(ticks[30].vms[0]["gips"], rel=0.3)
     assert math.isnan(ticks[80].truths[1].p95_latency_s)
@@ -207,9 +187,7 @@ def test_runs_files_have_a_row_per_tick_of_each_vm_that_serves(tmp_path: Path) -
         return np.array([[vm["ipc"], host["host_cpu_idle_ratio"], math.nan] for vm in vms])
 
     path = tmp_path / "runs.csv"
-    assert (
-        write(path, [study, replace(study, repetition=2)], ("ipc", "idle", "nothing"), matrix) == 2 * 3 * 12
-    )
+    assert write(path, [study, replace(study, repetition=2)], ("ipc", "idle", "nothing"), matrix) == 2 * 3 * 12
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == (*KEYS, "ipc", "idle", "nothing")
@@ -227,11 +205,4 @@ def test_runs_files_have_a_row_per_tick_of_each_vm_that_serves(tmp_path: Path) -
 
 
 def test_cpu_levels_are_the_papers() -> None:
-    assert [cpu_level(value) for value in (0.0, 0.14, 0.16, 0.34, 0.48, 0.9)] == [
-        0.1,
-        0.1,
-        0.2,
-        0.3,
-        0.5,
-        0.5,
-    ]
+    assert [cpu_level(value) for value in (0.0, 0.14, 0.16, 0.34, 0.48, 0.9)] == [0.1, 0.1, 0.2, 0.3, 0.5, 0.5]

@@ -1,7 +1,5 @@
 """bench/cloud_white/study.py: its definitions on numbers made by hand, and a tiny form of the study from end to end."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace
@@ -115,9 +113,7 @@ def test_told_apart_is_the_share_of_ticks_of_victims_and_inflicting_vms():
 
 def numbers(ours, constant, told=None, blind=None):
     fields = {"overall": 0.04, "dynamic": 0.09}
-    errors = {
-        name: dict.fromkeys(fields, ours) for name in ("ours", "ours, estimates alone", "paper", "expected")
-    }
+    errors = {name: dict.fromkeys(fields, ours) for name in ("ours", "ours, estimates alone", "paper", "expected")}
     errors |= {name: dict.fromkeys(fields, constant) for name in cloud_white_tables.CONSTANTS}
     errors["ours, told the workers"] = dict.fromkeys(fields, ours if told is None else told)
     errors["ours, without the looks"] = dict.fromkeys(fields, ours if blind is None else blind)
@@ -180,11 +176,7 @@ def test_what_was_learnt_of_workers_is_counted_by_what_is_true():
 
 def test_a_run_of_one_vm_says_what_it_was():
     run = type("Run", (), {"name": "img-dnn-20-cache-memory-disk-3"})
-    assert cloud_white_tables.parts(run) == {
-        "application": "img-dnn",
-        "load": "20",
-        "stressor": "cache-memory-disk-3",
-    }
+    assert cloud_white_tables.parts(run) == {"application": "img-dnn", "load": "20", "stressor": "cache-memory-disk-3"}
 
 
 @pytest.mark.long
@@ -289,17 +281,11 @@ def test_the_studys_table_of_readings_is_of_the_same_runs_as_its_other_tables():
     others = page.replace(section, "")
 
     def rows(text, name):
-        return [
-            [cell.strip() for cell in line.split("|")[1:-1]]
-            for line in text.splitlines()
-            if f"| {name} |" in line
-        ]
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if f"| {name} |" in line]
 
     first, *rest = cloud_white_readings.READINGS
     shown = {row[0]: row[2:8] for row in rows(section, first) if row[0] != first}
-    assert shown == {
-        row[0]: row[2:] for row in rows(others, "paper") if row[1:2] == ["paper"] and len(row) == 8
-    }
+    assert shown == {row[0]: row[2:] for row in rows(others, "paper") if row[1:2] == ["paper"] and len(row) == 8}
     assert len(shown) == 5
     (day,) = (row for row in rows(section, first) if row[0] == first)
     (quiet,) = (row for row in rows(others, "paper") if row[0] == "paper" and row[-1] == "1728000")

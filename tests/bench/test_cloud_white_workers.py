@@ -1,7 +1,5 @@
 """bench/cloud_white/workers.py: its queues are those of the simulator, and its tables count what was said."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

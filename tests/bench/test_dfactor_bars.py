@@ -1,7 +1,5 @@
 """D-Factor's bars by the study's own parts: a simulated day, the ranking's result, and (long) the real pairs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Pitot on the real runtimes: what one member fitted to 90 % of them reaches by itself."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -44,9 +42,7 @@ def test_one_member_on_real_runtimes(data_dir, tmp_path):
 
 def test_the_plain_replica_has_the_papers_sizes():
     """With seven more heads, for the paper's eight quantiles, it has the authors' 111,200 parameters."""
-    counted = pitot_plain.parameters(
-        workload_features=141, platform_features=39, workloads=249, platforms=231
-    )
+    counted = pitot_plain.parameters(workload_features=141, platform_features=39, workloads=249, platforms=231)
     heads = 7 * (pitot_plain.HIDDEN * pitot_plain.RANK + pitot_plain.RANK)
     assert (counted, counted + heads) == (82_304, 111_200)
     assert (pitot_plain.STEPS, pitot_plain.BATCH, pitot_plain.RATE) == (20_000, 512, 1e-3)
@@ -72,8 +68,7 @@ def test_the_study_has_the_replica_and_what_is_published():
     rows = [line for line in page.splitlines() if line.startswith(f"| {pitot.RIVALS['plain']} |")]
     means = [row.split("|")[4].split()[0] for row in rows]
     plain, published = (
-        next(line for line in page.splitlines() if line.startswith(name))
-        for name in ("| plain replica", "| published")
+        next(line for line in page.splitlines() if line.startswith(name)) for name in ("| plain replica", "| published")
     )
     assert len(means) == 2
     assert all(f"{mean} % /" in plain for mean in means)

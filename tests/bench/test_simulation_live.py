@@ -1,7 +1,5 @@
 """The live simulated source, read by the agent's pipeline, tells what the study's fast path tells."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -68,9 +66,7 @@ def same(study: Study) -> str:
 def study() -> Study:
     paper = single("masstree", 0.3, "cache-memory-disk-3")
     stressor = replace(paper.vms[1], points=((8.0, 0.95),), switches=((8.0, "cache-memory-disk-3"),))
-    return replace(
-        paper, vms=(paper.vms[0], stressor, paper.vms[2]), duration_s=SECONDS, quiet_s=8.0, stress_s=20.0
-    )
+    return replace(paper, vms=(paper.vms[0], stressor, paper.vms[2]), duration_s=SECONDS, quiet_s=8.0, stress_s=20.0)
 
 
 def test_live_counters_through_the_pipeline_are_the_studys_metrics(study: Study, tmp_path: Path) -> None:
@@ -98,9 +94,7 @@ def test_live_counters_through_the_pipeline_are_the_studys_metrics(study: Study,
             assert set(known) - UNTOLD == set(told)
             for name, value in told.items():
                 # Counters are whole: bytes, operations, nanoseconds.
-                assert known[name] == pytest.approx(value, rel=2e-3, abs=2e-6 if "ratio" in name else 2.0), (
-                    name
-                )
+                assert known[name] == pytest.approx(value, rel=2e-3, abs=2e-6 if "ratio" in name else 2.0), name
             for name in ("ipc", "gips", "guest_ratio", "llc_mpki", "total_stall_ratio"):
                 assert known[name] == pytest.approx(told[name], rel=1e-5), name
         host = pipeline.host_rates._asdict()

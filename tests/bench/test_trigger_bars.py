@@ -1,7 +1,5 @@
 """The live trigger's bars by bench/trigger/study.py's own parts: few hosts (long), so rates are known roughly only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

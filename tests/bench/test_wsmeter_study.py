@@ -1,7 +1,5 @@
 """bench/wsmeter/study.py: a small form of the study from end to end, and that its page has all bars' numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -35,8 +33,7 @@ def test_a_small_study_from_end_to_end(tmp_path, monkeypatch) -> None:
         for m in range(30)
     ]  # fmt: skip
     pq.write_table(
-        pa.Table.from_pylist([*rows, rows[0], {**rows[1], "machine_id": -1}]),
-        folder / "instance_usage.parquet",
+        pa.Table.from_pylist([*rows, rows[0], {**rows[1], "machine_id": -1}]), folder / "instance_usage.parquet"
     )
     page = tmp_path / "page.md"
     page.write_text(f"head\n\n{wsmeter.MARKER}\n\nold\n")

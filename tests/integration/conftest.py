@@ -3,8 +3,6 @@
 And centrals in the test's process, for streams that a test speaks by hand.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -38,9 +36,7 @@ class Lab:
             check=False,
             env={**os.environ, **variables},
         )
-        assert done.returncode == 0, (
-            f"{name} {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
+        assert done.returncode == 0, f"{name} {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def virsh(self, *arguments: str, timeout_s: float = 60) -> str:
         command = ["virsh", "-q", "-c", "qemu:///system", *arguments]

@@ -4,8 +4,6 @@ resctrl is our look-alike and the VMs are stand-ins, as in test_resctrl_in_unit.
 quota in a file (a real one is in test_act_lab.py).
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A vCPU quota on a real VM of a real libvirt: set, felt, and undone in time, whoever is killed meanwhile."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

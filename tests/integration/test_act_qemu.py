@@ -4,8 +4,6 @@ The QEMUs are in control groups of the real kernel, which says whose is whose. T
 here, so that the files of the groups are stand-ins; the real ones are in test_arm64_cpu_max.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -53,17 +51,7 @@ class Host:
     def start(self, number, name, group, *, vmid=""):
         """Start a QEMU that waits for its guest to be told to run; returns the file of its limit."""
         pid_file = self.run_dir / f"{vmid}.pid" if vmid else self.folder / f"{number}.pid"
-        words = [
-            "qemu-system-x86_64",
-            "-S",
-            "-nodefaults",
-            "-display",
-            "none",
-            "-m",
-            "64",
-            "-machine",
-            "accel=tcg",
-        ]
+        words = ["qemu-system-x86_64", "-S", "-nodefaults", "-display", "none", "-m", "64", "-machine", "accel=tcg"]
         words += ["-name", f"{name},debug-threads=on", "-uuid", UUIDS[number], "-pidfile", str(pid_file)]
         done = subprocess.run([*words, "-daemonize"], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -154,9 +142,7 @@ def test_what_is_ambiguous_or_shared_is_refused(host, act):
         try:
             host.start(4, "guest", "shell")
             host.join(other.pid, "shell")
-            with pytest.raises(
-                ActError, match="has no control group of its own: other processes are in that"
-            ):
+            with pytest.raises(ActError, match="has no control group of its own: other processes are in that"):
                 act.ask(Apply("cap-cpu", "guest", 0.5, 60.0))
         finally:
             other.kill()

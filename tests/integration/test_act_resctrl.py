@@ -3,8 +3,6 @@
 The VM is a process with three threads.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

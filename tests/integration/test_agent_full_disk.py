@@ -1,7 +1,5 @@
 """The agent's disk is really full: a small tmpfs. Live data flow, nothing is lost or counted twice, one warning."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import subprocess

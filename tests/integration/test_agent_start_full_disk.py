@@ -1,7 +1,5 @@
 """A real agent starts while its state folder's disk is full: it runs and says so, or ends with one clear line."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -57,9 +55,7 @@ def fill_names(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def started(
-    folder: Path, state: Path, socket: Path, pki: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def started(folder: Path, state: Path, socket: Path, pki: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The process, and its log."""
     config, log = folder / "agent.toml", folder / "agent.log"
     (folder / "scenario.toml").write_text(SCENARIO)

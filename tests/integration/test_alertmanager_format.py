@@ -1,7 +1,5 @@
 """Our messages beside those of a real Alertmanager: the same keys of the same kinds, all the way down."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -36,19 +34,9 @@ def alertmanager(tmp_path, receiver):
     if shutil.which(NAME) is None:
         pytest.skip(f"needs Alertmanager: apt-get install {NAME}")
     hook = {"name": "hook", "webhook_configs": [{"url": receiver.url, "send_resolved": True}]}
-    route = {
-        "receiver": "hook",
-        "group_by": ["alertname", "incident"],
-        "group_wait": "1ms",
-        "group_interval": "100ms",
-    }
+    route = {"receiver": "hook", "group_by": ["alertname", "incident"], "group_wait": "1ms", "group_interval": "100ms"}
     (tmp_path / "am.yml").write_text(json.dumps({"route": route, "receivers": [hook]}))
-    options = [
-        "config.file=am.yml",
-        "storage.path=data",
-        "web.listen-address=127.0.0.1:0",
-        "cluster.listen-address=",
-    ]
+    options = ["config.file=am.yml", "storage.path=data", "web.listen-address=127.0.0.1:0", "cluster.listen-address="]
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -80,9 +68,7 @@ def submit(port: int, alert: dict[str, Any]) -> None:
 def shape(value: Any, path: str = "") -> dict[str, str]:
     """Each key, with the kind of its value; labels and annotations are people's own."""
     if isinstance(value, dict) and not re.search(r"(abels|nnotations)$", path):
-        return {
-            name: kind for key, one in value.items() for name, kind in shape(one, f"{path}.{key}").items()
-        }
+        return {name: kind for key, one in value.items() for name, kind in shape(one, f"{path}.{key}").items()}
     if isinstance(value, list):
         return {name: kind for one in value for name, kind in shape(one, f"{path}[]").items()}
     return {path: type(value).__name__}
@@ -99,25 +85,14 @@ def test_what_alertmanager_makes_of_our_alert_is_what_we_send(alertmanager, rece
     wait_until(lambda: receiver.posts)
     theirs = json.loads(receiver.posts[0].body)
     assert shape(ours) == shape(theirs)
-    same = (
-        "version",
-        "status",
-        "groupLabels",
-        "commonLabels",
-        "commonAnnotations",
-        "truncatedAlerts",
-        "groupKey",
-    )
+    same = ("version", "status", "groupLabels", "commonLabels", "commonAnnotations", "truncatedAlerts", "groupKey")
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
     told = theirs["alerts"][0]
     assert {**alert, "fingerprint": ""} == {**told, "fingerprint": ""}
     assert len(alert["fingerprint"]) == len(told["fingerprint"]) == 16
 
     over = json.loads(webhook_messages.resolved(found, json.dumps(ours), URL, ended_unix_ns=now))["alerts"][0]
-    submit(
-        alertmanager,
-        {key: over[key] for key in ("labels", "annotations", "startsAt", "endsAt", "generatorURL")},
-    )
+    submit(alertmanager, {key: over[key] for key in ("labels", "annotations", "startsAt", "endsAt", "generatorURL")})
     wait_until(lambda: receiver.taken()[1:])
     told = receiver.posts[-1].alert
     assert receiver.taken()[-1] == ("17", "resolved")

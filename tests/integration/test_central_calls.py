@@ -1,7 +1,5 @@
 """Calls to the fleet API, health and reflection, and connections: one certificate's cost the others nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -63,10 +61,7 @@ async def test_a_request_is_small_and_comes_in_time(make, monkeypatch) -> None:
     for method, allowed in ((COMPARE, 512 << 10), (REFLECTION, 4096), (WATCH, 4096)):
         call = channel.stream_stream(method)()
         await call.write(b"\x0a\x00" * (allowed // 2 + 1))
-        assert await ended(call) == (
-            "RESOURCE_EXHAUSTED",
-            f"a request of {allowed + 2} bytes; {allowed} are allowed",
-        )
+        assert await ended(call) == ("RESOURCE_EXHAUSTED", f"a request of {allowed + 2} bytes; {allowed} are allowed")
     assert (await ended(channel.unary_unary(STATUS)(b"\xff")))[0] == "INVALID_ARGUMENT"
     empty = channel.stream_stream(STATUS)()
     await empty.done_writing()
@@ -301,9 +296,7 @@ async def test_central_has_descriptors_left_however_many_connect(tmp_path: Path)
     sockets = []
     try:
         credentials = channel_credentials(central.client("h1"))
-        async with grpc.aio.secure_channel(
-            central.address, credentials, options=CLIENT_CHANNEL_OPTIONS
-        ) as channel:
+        async with grpc.aio.secure_channel(central.address, credentials, options=CLIENT_CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(CONNECT)()
             hello = agent_pb2.Hello(host="h1", protocol_version=1, min_protocol_version=1)
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())

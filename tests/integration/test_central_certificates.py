@@ -1,7 +1,5 @@
 """Certificates change while central runs: its own, its CA's, and an agent's."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime as dt
 import shutil
@@ -178,9 +176,7 @@ async def test_a_revoked_host_is_refused_within_a_minute_and_its_open_stream_clo
     opened = {}
     async with (
         grpc.aio.secure_channel(f"localhost:{revoking.port}", channel_credentials(of(folder, "h1"))) as first,
-        grpc.aio.secure_channel(
-            f"localhost:{revoking.port}", channel_credentials(of(folder, "h2"))
-        ) as second,
+        grpc.aio.secure_channel(f"localhost:{revoking.port}", channel_credentials(of(folder, "h2"))) as second,
     ):
         for host, channel in (("h1", first), ("h2", second)):
             call = opened[host] = channel.stream_stream(CONNECT)()
@@ -204,9 +200,7 @@ async def test_a_revoked_host_is_refused_within_a_minute_and_its_open_stream_clo
     assert f"certificate_serial={serial}" in line and "host=h1" in line
 
 
-async def test_nothing_more_is_taken_from_a_revoked_host_that_reads_nothing(
-    revoking: Central, tmp_path: Path
-) -> None:
+async def test_nothing_more_is_taken_from_a_revoked_host_that_reads_nothing(revoking: Central, tmp_path: Path) -> None:
     """What was queued for it keeps the stream open; what it sends must not count."""
     folder = tmp_path / "pki"
     credentials = channel_credentials(of(folder, "h1"))
@@ -286,11 +280,7 @@ async def test_central_does_not_start_with_a_list_that_it_cannot_use(tmp_path: P
     make_ca(tmp_path)
     tls = issue(tmp_path, "central", server=True, addresses=["localhost"])
     section = CentralSection(
-        listen="localhost:0",
-        http_listen="",
-        state_dir=str(tmp_path / "s"),
-        tls=tls,
-        revoked_serials="/nowhere",
+        listen="localhost:0", http_listen="", state_dir=str(tmp_path / "s"), tls=tls, revoked_serials="/nowhere"
     )
     with pytest.raises(TlsError, match=r"^central\.revoked_serials: /nowhere: cannot read the list"):
         await Central(CentralConfig(central=section)).start()
@@ -325,9 +315,7 @@ def issue_long_ago(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> 
         return issue(folder, name, days=7)
 
 
-def test_refused_handshakes_are_counted_and_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_handshakes_are_counted_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # what a test before may have left
     central = CentralProcess(tmp_path / "c")
     make_ca(tmp_path / "c" / "pki-old")
@@ -356,9 +344,7 @@ def test_refused_handshakes_are_counted_and_told_once(
         assert central.stop() == 0
     finally:
         central.end()
-    lines = [
-        line for line in central.log.read_text().splitlines() if "client refused in the TLS handshake" in line
-    ]
+    lines = [line for line in central.log.read_text().splitlines() if "client refused in the TLS handshake" in line]
     assert len(lines) == 3, "one a reason"
     for reason in wanted:
         assert sum(f"reason={reason} " in line for line in lines) == 1

@@ -1,7 +1,5 @@
 """What one host sends is bounded before anything is looked up, and costs the other hosts nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -24,7 +22,7 @@ from central.ingest.peers import Peer
 from central.ingest.quotas import OverQuotaError
 from central.ingest.sessions import HostStream
 from central.journal import writer
-from central.journal.writer import HostRecord
+from central.journal.tables import HostRecord
 from central.pki import describe
 from central.validation.reader import Sender
 from tests.support.central_process import CentralProcess
@@ -445,9 +443,7 @@ async def test_what_is_not_read_does_not_grow_without_end(tmp_path: Path) -> Non
     try:
         server = psutil.Process(central.process.pid)
         credentials = channel_credentials(central.client("bad"))
-        async with grpc.aio.secure_channel(
-            central.address, credentials, options=CLIENT_CHANNEL_OPTIONS
-        ) as channel:
+        async with grpc.aio.secure_channel(central.address, credentials, options=CLIENT_CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(CONNECT)()
             hello = agent_pb2.Hello(host="bad", protocol_version=1, min_protocol_version=1)
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())

@@ -4,8 +4,6 @@ Meanwhile central builds again and again, and an honest host sends and is acknow
 the number of messages of the long test; a tenth as many are HTTP requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -48,11 +46,7 @@ SLOW = 20
 MESSAGES = int(os.environ.get("WHITEPANDA_HOSTILE_MESSAGES", "20000"))
 TIMEOUT_S = max(600, MESSAGES // 30)  # a busy machine takes 100 a second
 MAX_MEMORY_MIB = 1000  # of central and its processes, without the one that builds (build.memory_limit_mib)
-REFUSED = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-)
+REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
 STREAM_REASONS = {
     "malformed", "oversized", "no_hello", "second_hello", "bad_hello", "wrong_host", "protocol_version",
 }  # fmt: skip
@@ -86,9 +80,7 @@ class Stream:
 
 async def send(central: CentralProcess, host: str, seed: int, count: int, expected: Expected) -> None:
     files = central.client(host)
-    channel = grpc.aio.secure_channel(
-        central.address, channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
-    )
+    channel = grpc.aio.secure_channel(central.address, channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS)
     fuzzer = Fuzzer(host, seed, expected)
     stream = Stream(channel, host)
     await stream.open(fuzzer.random)
@@ -139,9 +131,7 @@ async def sleepers(central: CentralProcess) -> grpc.aio.Channel:
     """Open streams that say Hello and then nothing."""
     names = [f"sleeping-{number}" for number in range(SLOW)]
     files = central.client("sleeping", *names)
-    channel = grpc.aio.secure_channel(
-        central.address, channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
-    )
+    channel = grpc.aio.secure_channel(central.address, channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS)
     for name in names:
         await Stream(channel, name).open(random.Random(name))
     return channel
@@ -209,9 +199,7 @@ def check_version(lake: Lake, expected: Expected, honest_rows: int) -> None:
     windows: Counter[str] = Counter()
     for day in store.manifests().values():
         for part in day.parts:
-            for row in pq.read_table(
-                lake.objects.local(part.slots), columns=["machine", "windows"]
-            ).to_pylist():
+            for row in pq.read_table(lake.objects.local(part.slots), columns=["machine", "windows"]).to_pylist():
                 windows[row["machine"]] += row["windows"]
     assert windows[HOST] == honest_rows
     assert builder.build_once() is None
@@ -268,9 +256,7 @@ async def attack(folder: Path, messages: int) -> None:
     # Each message is answered by what is wrong with it, not by how many there are.
     quotas = "max_ranges_per_day = 1000000\nmax_report_mib_per_day = 1000\nmax_events_per_host = 100000"
     often = "\nroll_interval_s = 1"
-    central = CentralProcess(
-        folder, ingest=settings + often, quotas=quotas, build="interval_s = 2\nthreads = 1"
-    )
+    central = CentralProcess(folder, ingest=settings + often, quotas=quotas, build="interval_s = 2\nthreads = 1")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         central.http_listen = f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,7 +1,5 @@
 """The real server in this process: what it takes, what it refuses, and how it says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -90,15 +88,10 @@ async def test_what_vms_are_called_is_known_of_batches_that_are_taken(make) -> N
     peer = make.peer(central, "h1")
     await peer.hello("h1")
     names = central.registry.vm_names
-    await peer.batch(
-        1, tasks=[agent_pb2.Task(vm="vm-0", job="j", name="web-0"), agent_pb2.Task(vm="v", job="j")]
-    )
+    await peer.batch(1, tasks=[agent_pb2.Task(vm="vm-0", job="j", name="web-0"), agent_pb2.Task(vm="v", job="j")])
     await peer.ack()
     assert (names.get("vm-0", "h1"), names.get("v", "h1")) == ("web-0", "")
-    tasks = [
-        agent_pb2.Task(vm="vm-0", job="j", name="another's", machine="h2"),
-        agent_pb2.Task(vm="v", job="j"),
-    ]
+    tasks = [agent_pb2.Task(vm="vm-0", job="j", name="another's", machine="h2"), agent_pb2.Task(vm="v", job="j")]
     await peer.batch(2, tasks=tasks)
     assert (await peer.ack()).rejected_batches[0].reason == "foreign_machine"
     assert names.get("vm-0", "h1") == "web-0"
@@ -136,9 +129,7 @@ async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -
     await other.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h2", protocol_version=1)))
     code, detail = await other.refused()
     assert code == "PERMISSION_DENIED"
-    assert detail.startswith(
-        "host 'h2' is not a name of its certificate (h1); issue a certificate for that name"
-    )
+    assert detail.startswith("host 'h2' is not a name of its certificate (h1); issue a certificate for that name")
     twice = make.peer(central, "h1")
     await twice.hello("h1")
     await twice.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h1")))
@@ -173,10 +164,7 @@ async def test_what_would_be_kept_for_ever_is_short_and_printable(make) -> None:
     assert (refused.sequence, refused.reason) == (1, "bad_spool")
     await peer.batch(2, start_unix_ns=[0, time.time_ns()])
     ack = await peer.ack()
-    assert (ack.accepted_rows, [(row.reason, row.count) for row in ack.rejected_rows]) == (
-        1,
-        [("old_time", 1)],
-    )
+    assert (ack.accepted_rows, [(row.reason, row.count) for row in ack.rejected_rows]) == (1, [("old_time", 1)])
     assert central.journal.stats.rejected_batches == {"bad_spool": 1}
     assert central.journal.stats.rejected_rows == {"old_time": 1}
     await central.roller.roll_all()
@@ -412,12 +400,8 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
     await first.stop()
     (tmp_path / "file").write_text("")
     told = await why(config(tmp_path / "file", pki))
-    assert told.startswith(
-        f"central.state_dir {tmp_path}/file/state is not writable: Not a directory; create"
-    )
-    assert (await why(config(Path("/proc/x"), pki))).startswith(
-        "central.state_dir /proc/x/state is not writable"
-    )
+    assert told.startswith(f"central.state_dir {tmp_path}/file/state is not writable: Not a directory; create")
+    assert (await why(config(Path("/proc/x"), pki))).startswith("central.state_dir /proc/x/state is not writable")
     elsewhere = config(tmp_path / "other", pki)
     elsewhere = msgspec.structs.replace(
         elsewhere, central=msgspec.structs.replace(elsewhere.central, lake_dir="/proc/x")
@@ -508,9 +492,7 @@ async def test_a_journal_that_cannot_go_on_ends_central_with_its_reason(make, mo
         await asyncio.wait_for(central.wait(), 5)
 
 
-async def test_hosts_that_do_not_read_are_looked_for_ten_times_in_the_time_that_they_have(
-    make, monkeypatch
-) -> None:
+async def test_hosts_that_do_not_read_are_looked_for_ten_times_in_the_time_that_they_have(make, monkeypatch) -> None:
     central = await make.central(unread_s=30.0)
     waits_s, looks = [], []
 
@@ -533,9 +515,7 @@ async def test_a_host_that_has_said_its_last_word_and_does_not_read_is_dropped(m
     peer = make.peer(central, "h1")
     await peer.hello("h1")
     ingest, stream = central.ingest, central.registry.get("h1")
-    for sequence in range(
-        1, 901
-    ):  # their acknowledgements are more than gRPC takes for a host that does not read
+    for sequence in range(1, 901):  # their acknowledgements are more than gRPC takes for a host that does not read
         await peer.batch(sequence, spool_id="\x1b" * 20)
     await peer.call.done_writing()
     await until(lambda: stream.closed and stream.writing_since_s)

@@ -1,7 +1,5 @@
 """An acknowledged window is never lost and never counted twice: central is killed, and traced, to prove it."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import random
@@ -38,8 +36,7 @@ MOST_WAITING = 300
 def central(tmp_path: Path):
     # Rolls happen all the time, so that kills hit them too.
     process = CentralProcess(
-        tmp_path,
-        ingest="roll_interval_s = 0.1\nroll_rows = 500\ncommit_interval_ms = 2\nmax_past_days = 36500.0",
+        tmp_path, ingest="roll_interval_s = 0.1\nroll_rows = 500\ncommit_interval_ms = 2\nmax_past_days = 36500.0"
     )
     yield process
     process.end()
@@ -55,9 +52,7 @@ class Host:
         self.name = name
         self.spool = Spool(central.folder / f"{name}.spool", max_bytes=1 << 28, boot_id="b")
         timing = Timing(acknowledgement_s=10.0, poll_s=0.05)
-        self.uplink = Uplink(
-            section, lambda: agent_pb2.Hello(host=name, platform="P"), self.spool, timing=timing
-        )
+        self.uplink = Uplink(section, lambda: agent_pb2.Hello(host=name, platform="P"), self.spool, timing=timing)
         self.produced = 0
 
     def produce(self) -> None:
@@ -72,9 +67,7 @@ class Host:
         self.produced += ROWS
 
 
-async def _under_load(
-    central: CentralProcess, kills: int, *, main=None, seed: int = 1
-) -> collections.Counter:
+async def _under_load(central: CentralProcess, kills: int, *, main=None, seed: int = 1) -> collections.Counter:
     """Kill central under load, start it again, let everything drain. Returns every (host, window) in the lake."""
     arguments = {"main": main} if main else {}
     rng = random.Random(seed)
@@ -123,9 +116,7 @@ async def _drained(hosts: list[Host]) -> None:
 
 async def _rolled(central: CentralProcess, *, reserve_bytes: int = 0) -> collections.Counter:
     """Finish what is half rolled, and read all files themselves: not the view, which would hide duplicates."""
-    journal = Journal(
-        central.state_dir, replica="central-0", commit_interval_s=0.001, reserve_bytes=reserve_bytes
-    )
+    journal = Journal(central.state_dir, replica="central-0", commit_interval_s=0.001, reserve_bytes=reserve_bytes)
     journal.start()
     lake = Lake(central.lake_dir)
     await Roller(IngestSection(), journal, lake).roll_all()
@@ -159,9 +150,7 @@ async def test_killed_a_hundred_times_under_load_nothing_is_lost_or_doubled(cent
     assert "Traceback" not in central.log.read_text()
 
 
-async def test_the_kill_test_notices_batches_acknowledged_before_their_commit(
-    central: CentralProcess,
-) -> None:
+async def test_the_kill_test_notices_batches_acknowledged_before_their_commit(central: CentralProcess) -> None:
     found, truth = await _under_load(central, kills=3, main=(MUTANTS, "acknowledge-first"))
     assert truth - found, "windows must be missing"
 
@@ -294,9 +283,7 @@ def small_disk(tmp_path: Path):
 
 async def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Journal and lake wait for room, central lives and acknowledges nothing meanwhile; then all goes through."""
-    settings = (
-        "roll_interval_s = 0.2\nmax_pending_batches = 50\nmax_past_days = 36500.0\njournal_reserve_mib = 0"
-    )
+    settings = "roll_interval_s = 0.2\nmax_pending_batches = 50\nmax_past_days = 36500.0\njournal_reserve_mib = 0"
     central = CentralProcess(tmp_path, ingest=settings, state_dir=small_disk / "state")
     ballast = small_disk / "ballast"
     try:

@@ -1,7 +1,5 @@
 """Questions, however many, hold up nothing that central does beside them: totals, health, acknowledgements, builds."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

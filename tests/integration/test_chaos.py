@@ -4,8 +4,6 @@ At the end every window that an agent produced is in the lake's reading view exa
 and no agent was held up. Every kill is of a replica to which agents are sending.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib
@@ -63,9 +61,7 @@ def network():
 @contextlib.contextmanager
 def _tmpfs(folder: Path, size: str):
     folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False
-    ).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
         pytest.skip("mounting a tmpfs needs root with CAP_SYS_ADMIN")
     try:
         yield folder
@@ -114,9 +110,7 @@ async def _run(
         await fleet.until_told()
         (fleet.folder / "stop").touch()
         assert fleet.agents is not None
-        assert await asyncio.to_thread(fleet.agents.wait, 180) == 0, (
-            fleet.folder / "agents.log"
-        ).read_text()[-3000:]
+        assert await asyncio.to_thread(fleet.agents.wait, 180) == 0, (fleet.folder / "agents.log").read_text()[-3000:]
         await fleet.balancer.close()
         for replica in fleet.replicas:
             assert await asyncio.to_thread(replica.stop) == 0, replica.log.read_text()[-3000:]
@@ -173,11 +167,7 @@ def _log_faults(seen: Versions, logs: dict[str, str]) -> list[str]:
             if number in builders:
                 faults.append(f"version {number} was built by {builders[number]} and by {replica}")
             builders[number] = replica
-        faults += [
-            f"{replica} took version {number}, which never was"
-            for number in taken
-            if number not in seen.tokens
-        ]
+        faults += [f"{replica} took version {number}, which never was" for number in taken if number not in seen.tokens]
         if built != sorted(set(built)):
             faults.append(f"{replica} built versions in the order {built}")
     return faults
@@ -264,9 +254,7 @@ def _without_dedup(self: Lake, connection, days=None):
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_the_check_notices_a_view_that_has_batches_of_two_replicas_twice(
-    tmp_path, monkeypatch, is_broken
-) -> None:
+def test_the_check_notices_a_view_that_has_batches_of_two_replicas_twice(tmp_path, monkeypatch, is_broken) -> None:
     """Agents change replicas between a commit and its acknowledgement: the same batch is in both journals."""
     lake, truth = Lake(tmp_path), collections.Counter()
     for origin, sequences in (("central-0", (1, 2, 3)), ("central-1", (3, 4))):
@@ -288,9 +276,7 @@ def test_the_check_notices_a_view_that_has_batches_of_two_replicas_twice(
     if is_broken:
         monkeypatch.setattr(Lake, "samples", _without_dedup)
     assert _window_faults(truth, _view(lake)) == (["2 too many"] if is_broken else [])
-    assert (
-        _window_faults(truth + collections.Counter({("h", 99): 1}), _view(lake))[0] == "1 windows are missing"
-    )
+    assert _window_faults(truth + collections.Counter({("h", 99): 1}), _view(lake))[0] == "1 windows are missing"
 
 
 @pytest.mark.parametrize(("waits_s", "found"), [(0.0, []), (60.0, ["host-1"])])
@@ -300,9 +286,7 @@ def test_the_check_notices_an_agent_that_waits_until_a_cut_is_over(waits_s, foun
     late_s = rng.exponential(0.1, (3, 400))
     late_s[:, 7] = 1.0
     late_s[1, 200:320] += np.maximum(0.0, waits_s - 0.5 * np.arange(120))
-    assert (
-        _held_up({f"host-{number}": {"late_s": late.tolist()} for number, late in enumerate(late_s)}) == found
-    )
+    assert _held_up({f"host-{number}": {"late_s": late.tolist()} for number, late in enumerate(late_s)}) == found
 
 
 def test_the_check_notices_who_built_without_the_lease(tmp_path) -> None:

@@ -5,8 +5,6 @@ under software emulation, vCPUs that wait for a CPU are the interference. Who sa
 and in events that reach a central over mTLS.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import ctypes
@@ -56,9 +54,7 @@ PLAN = Plan(
         warm_up_s=3,
     ),
     scenarios=(Scenario("cpu", ("burn",)),),
-    stressors=(
-        Stressor("burn", "wplab-stressor-32", control=address_of(STRESSOR, 9000), on="cpu 2", off="quiet"),
-    ),
+    stressors=(Stressor("burn", "wplab-stressor-32", control=address_of(STRESSOR, 9000), on="cpu 2", off="quiet"),),
     phases=Phases(QUIET_S, STRESS_S, AFTER_S),
     repetitions=1,
 )
@@ -180,8 +176,7 @@ class Watcher:
             now = {name: vms[name].behaviour for name in sorted(vms)}
             if now != last:
                 lines.append(
-                    f"{at:.1f} "
-                    + "; ".join(f"{name} {vms[name].behaviour}: {vms[name].reason}" for name in now)
+                    f"{at:.1f} " + "; ".join(f"{name} {vms[name].behaviour}: {vms[name].reason}" for name in now)
                 )
             last = now
         return "\n".join(lines)
@@ -218,9 +213,7 @@ def test_the_stressed_phase_is_inflicting_and_the_served_vm_its_victim(daemon, c
     assert result.failures == 0
     # Else the server cannot keep up as it is, requests pile up, and a p95 is the client's patience.
     quiet_enough_s = PLAN.served.requests.timeout_s / 10
-    assert result.p95_s["quiet"] < quiet_enough_s, (
-        "the quiet phase was not quiet: something else uses the CPUs"
-    )
+    assert result.p95_s["quiet"] < quiet_enough_s, "the quiet phase was not quiet: something else uses the CPUs"
     assert result.p95_s["stress"] > 1.3 * result.p95_s["quiet"]
 
     def inflicted(vms):
@@ -255,9 +248,7 @@ def test_the_stressed_phase_is_inflicting_and_the_served_vm_its_victim(daemon, c
         )
         print(f"central: {name} began after {begun:.1f} s, ended after {ended:.1f} s")
         assert begun <= 10 and ended <= 30, events
-    assert [list(event.culprits) for event in events if event.behaviour == VICTIM][:1] == [
-        [uuid_of(STRESSOR)]
-    ]
+    assert [list(event.culprits) for event in events if event.behaviour == VICTIM][:1] == [[uuid_of(STRESSOR)]]
 
 
 @pytest.mark.long
@@ -318,9 +309,7 @@ stressors = ["write"]
         return statistics.median(float(value) for value in found if value)
 
     assert median("stress", "p95_latency_s", "cpu") > 1.2 * median("quiet", "p95_latency_s", "cpu")
-    assert median("stress", "run_queue_wait_ratio", "cpu") > 3 * median(
-        "quiet", "run_queue_wait_ratio", "cpu"
-    )
+    assert median("stress", "run_queue_wait_ratio", "cpu") > 3 * median("quiet", "run_queue_wait_ratio", "cpu")
     assert median("stress", "others_disk_bytes_per_s", "disk") > 1e6
     assert median("quiet", "others_disk_bytes_per_s", "disk") < 1e5
 

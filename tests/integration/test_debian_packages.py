@@ -1,7 +1,5 @@
 """The packages on a machine with a real systemd: install, run, upgrade, remove, purge; what is kept and what goes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -117,9 +115,7 @@ def simulate(packaged):
     packaged.write("/etc/whitepanda/agent.toml", AGENT)
     packaged.run("whitepanda", "check-config", "/etc/whitepanda/agent.toml")
     packaged.run("systemctl", "restart", "whitepanda-agent", timeout_s=60)
-    eventually(
-        lambda: packaged.vms() == {"db", "batch"}, lambda: packaged.machine.journal("whitepanda-agent")
-    )
+    eventually(lambda: packaged.vms() == {"db", "batch"}, lambda: packaged.machine.journal("whitepanda-agent"))
     eventually(lambda: spooled_batches(packaged) >= 5, lambda: packaged.machine.journal("whitepanda-agent"))
 
 
@@ -139,9 +135,7 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert fresh.there("/usr/share/doc/whitepanda-agent/adr/0014-packages.md")
     assert "whitepanda 0.1.0" in fresh.run("whitepanda", "--version")
     assert ".SH COMMANDS" in fresh.run("zcat", "/usr/share/man/man1/whitepanda.1.gz")
-    complete = (
-        ". /usr/share/bash-completion/completions/whitepanda; COMP_WORDS=(whitepanda agent st) COMP_CWORD=2; "
-    )
+    complete = ". /usr/share/bash-completion/completions/whitepanda; COMP_WORDS=(whitepanda agent st) COMP_CWORD=2; "
     assert fresh.run("bash", "-c", f"{complete} _whitepanda; echo ${{COMPREPLY[@]}}").strip() == "status"
 
     simulate(fresh)
@@ -162,10 +156,7 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert len({vm["uuid"] for vm in json.loads(baselines)["state"]["vms"]}) == 2
     fresh.install(agent.old)  # a way back; what was disabled stays so
     assert fresh.run("cat", "/var/lib/whitepanda/baselines.json") == baselines
-    assert (fresh.enabled("whitepanda-agent"), machine.is_active("whitepanda-agent")) == (
-        "disabled",
-        "inactive",
-    )
+    assert (fresh.enabled("whitepanda-agent"), machine.is_active("whitepanda-agent")) == ("disabled", "inactive")
     fresh.run("systemctl", "enable", "--now", "whitepanda-agent", timeout_s=60)
 
     fresh.dpkg("-r", "whitepanda-agent")
@@ -192,10 +183,7 @@ def test_central_beside_an_agent_from_install_to_purge(fresh, agent, central):
     simulate(fresh)
     fresh.install(central.old)
     # Without certificates there is nothing to start.
-    assert (fresh.enabled("whitepanda-central"), machine.is_active("whitepanda-central")) == (
-        "disabled",
-        "inactive",
-    )
+    assert (fresh.enabled("whitepanda-central"), machine.is_active("whitepanda-central")) == ("disabled", "inactive")
     assert machine.show("whitepanda-central", "NRestarts") == "0"
     fresh.keys("central.crt", "central.key", owner="whitepanda-central")
     fresh.run("systemctl", "enable", "--now", "whitepanda-central", timeout_s=120)
@@ -270,15 +258,7 @@ def test_a_script_that_takes_data_with_it_is_caught(fresh, agent, monkeypatch):
 
 def build(folder, **variables):
     """A build as a user runs it, the agent's."""
-    command = [
-        sys.executable,
-        ROOT / "tools/build_debs.py",
-        "--out",
-        folder,
-        "--work",
-        folder / "work",
-        "agent",
-    ]
+    command = [sys.executable, ROOT / "tools/build_debs.py", "--out", folder, "--work", folder / "work", "agent"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **variables})
     (deb,) = folder.glob("*.deb")
     return deb
@@ -301,10 +281,7 @@ def test_two_builds_are_the_same_bit_for_bit(agent, tmp_path):
 
 def lint(deb):
     done = subprocess.run(
-        ["lintian", "--allow-root", "--fail-on", "error,warning", deb],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["lintian", "--allow-root", "--fail-on", "error,warning", deb], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 

@@ -1,7 +1,5 @@
 """The demonstration as a user runs it: real processes, real mTLS, one command."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -36,10 +34,7 @@ def children_of_demos(mark: str) -> list[str]:
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "TMPDIR": str(tmp_path),
-    }  # so that its folder, and its processes, can be found
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # so that its folder, and its processes, can be found
     return subprocess.Popen(
         [str(WHITEPANDA), "demo", *arguments],
         stdout=subprocess.PIPE,

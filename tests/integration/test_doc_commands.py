@@ -3,8 +3,6 @@
 What is not run is in tests/doc_commands.toml, with the reason of each.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import random
@@ -70,9 +68,7 @@ def write_runs(folder: Path) -> None:
                 rows.append((f"s{scenario}", repetition, "web", phase, at_s, latency, *values))
     for name, skipped in (("RUNS.csv", ()), ("ROWS.csv", ("p95_latency_s",))):
         with (folder / name).open("w", newline="") as file:
-            table = csv.DictWriter(
-                file, [n for n in (*names, *more) if n not in skipped], extrasaction="ignore"
-            )
+            table = csv.DictWriter(file, [n for n in (*names, *more) if n not in skipped], extrasaction="ignore")
             table.writeheader()
             table.writerows(dict(zip((*names, *more), row, strict=True)) for row in rows)
 
@@ -80,9 +76,7 @@ def write_runs(folder: Path) -> None:
 def write_state(folder: Path) -> None:
     """`state` of docs/operate.md, as central leaves it: a lake of one segment, and a history of incidents."""
     now_ns = time.time_ns()
-    rows = [
-        {**dict.fromkeys(SAMPLES.names), **row} for row in samples("h1", "P", now_ns // 10**10 * 10**10, 1.0)
-    ]
+    rows = [{**dict.fromkeys(SAMPLES.names), **row} for row in samples("h1", "P", now_ns // 10**10 * 10**10, 1.0)]
     stem = segment_stem("r", "0123abcd", 1)
     Lake(folder / "state" / "lake").write_segment(pa.Table.from_pylist(rows, schema=SAMPLES), stem)
     IncidentStore("", folder / "state").close()
@@ -136,10 +130,7 @@ def run_page(page: str, scripts: list[Script], folder: Path) -> list[tuple[Scrip
     told = int((folder / "at").read_text())
     errors = (folder / f"err-{told}").read_text(encoding="utf-8")[-2000:]
     assert code == 0, f"{scripts[told].place}: exit code {code}\n{scripts[told].text}\n{errors}"
-    return [
-        (script, (folder / f"out-{number}").read_text(encoding="utf-8"))
-        for number, script in enumerate(scripts)
-    ]
+    return [(script, (folder / f"out-{number}").read_text(encoding="utf-8")) for number, script in enumerate(scripts)]
 
 
 def words_of(text: str) -> set[str]:

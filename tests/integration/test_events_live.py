@@ -3,8 +3,6 @@
 The real source, pipeline, analysis, spool and uplink over mTLS to a central that is a process; only time is quicker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil
@@ -72,23 +70,16 @@ class Host:
     def __init__(self, central: CentralProcess) -> None:
         scenario = central.folder / "scenario.toml"
         scenario.write_text(SCENARIO)
-        jobs = (
-            JobRule("^(store|images)$", r"\1", "job", latency_sensitive=True),
-            JobRule("(.+)", r"\1", "job"),
-        )
+        jobs = (JobRule("^(store|images)$", r"\1", "job", latency_sensitive=True), JobRule("(.+)", r"\1", "job"))
         self.clock = FakeClock(unix_ns=time.time_ns() - 600 * S)
         section = CloudWhiteSection(event_interval_s=1.0)
         config = AgentConfig(AgentSection(), jobs=jobs, cloud_white=section)
         self.pipeline = Pipeline(config, Slots((), self.clock))
         self.cloud_white = CloudWhite(section, load(section.models))
         self.decisions = Decisions(config, self.cloud_white, None)
-        self.source = SimulatedSource(
-            scenario, mono_ns=lambda: self.clock.mono, unix_ns=lambda: self.clock.unix
-        )
+        self.source = SimulatedSource(scenario, mono_ns=lambda: self.clock.mono, unix_ns=lambda: self.clock.unix)
         self.source.open()
-        self.troubles = {
-            spec.name: None if spec.name == "simulated" else Reason.SOURCE_OFF for spec in SOURCES
-        }
+        self.troubles = {spec.name: None if spec.name == "simulated" else Reason.SOURCE_OFF for spec in SOURCES}
         self.spool_file = central.folder / "spool.sqlite"
         self.spool = Spool(self.spool_file, max_bytes=1 << 24, boot_id="b")
         self.section = UplinkSection(
@@ -99,18 +90,14 @@ class Host:
 
     def make_uplink(self, spool: Spool) -> Uplink:
         timing = Timing(acknowledgement_s=10.0, poll_s=0.05)
-        return Uplink(
-            self.section, lambda: agent_pb2.Hello(host="host-1", platform="P"), spool, timing=timing
-        )
+        return Uplink(self.section, lambda: agent_pb2.Hello(host="host-1", platform="P"), spool, timing=timing)
 
     async def live(self, seconds: int) -> None:
         """Let ticks pass as the daemon does, and submit what they find."""
         for _ in range(seconds):
             self.clock.advance(S)
             windows = self.pipeline.process(Inputs(self.clock.mono, [self.source.sample()], self.troubles))
-            self.cloud_white.tick(
-                self.pipeline.table, self.pipeline.host_rates, self.clock.mono, self.clock.unix
-            )
+            self.cloud_white.tick(self.pipeline.table, self.pipeline.host_rates, self.clock.mono, self.clock.unix)
             self.decisions.tick(self.pipeline.table, self.clock.mono, self.clock.unix)
             events = self.decisions.events.take()
             self.truth += [event_message(event) for event in events]

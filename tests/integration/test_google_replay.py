@@ -1,7 +1,5 @@
 """The real rows of the Google trace through `whitepanda replay`, gRPC and central, compared with the file itself."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os
@@ -56,9 +54,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT 
 
 
 def replay(central, trace, *more):
-    done = subprocess.run(
-        command(central, trace, *more), capture_output=True, text=True, check=False, env=ENVIRONMENT
-    )
+    done = subprocess.run(command(central, trace, *more), capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -93,9 +89,7 @@ def usable(table):
 def expected(trace):
     """What of the file is good, computed without any of our code; and how many rows are bad, by reason."""
     table = pq.read_table(trace)
-    columns = {
-        name: table.column(name).to_numpy() for name in ("collection_id", "instance_index", "machine_id")
-    }
+    columns = {name: table.column(name).to_numpy() for name in ("collection_id", "instance_index", "machine_id")}
     start, end = table.column("start_time").to_numpy(), table.column("end_time").to_numpy()
     cpi = usable(table)
     lost = collections.Counter()
@@ -121,9 +115,7 @@ def expected_statistics(trace):
     _, index, _, _, _ = expected(trace)
     table = pq.read_table(trace).take(index)
     start, end = table.column("start_time").to_numpy(), table.column("end_time").to_numpy()
-    sensitive = (table.column("priority").to_numpy() >= 120) & (
-        table.column("scheduling_class").to_numpy() >= 2
-    )
+    sensitive = (table.column("priority").to_numpy() >= 120) & (table.column("scheduling_class").to_numpy() >= 2)
     cpi = usable(table)
     known = ~np.isnan(cpi)
     names = ("collection_id", "instance_index", "machine_id")
@@ -188,9 +180,7 @@ def assert_lake_is_the_file(found, trace):
     np.testing.assert_allclose(stds[:, 1], stds[:, 0], rtol=1e-9, atol=1e-12)
     # And row by row: each task's usage is where and when the trace has it.
     table = pq.read_table(trace).take(index)
-    names = zip(
-        table.column("collection_id").to_pylist(), table.column("instance_index").to_pylist(), strict=True
-    )
+    names = zip(table.column("collection_id").to_pylist(), table.column("instance_index").to_pylist(), strict=True)
     want_rows = sorted(
         zip(
             [f"{collection}-{instance}" for collection, instance in names],
@@ -202,9 +192,7 @@ def assert_lake_is_the_file(found, trace):
     )
     columns = ("vm", "machine", "start_unix_ns", "cpu_usage_cores")
     assert sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True)) == want_rows
-    sensitive = (table.column("priority").to_numpy() >= 120) & (
-        table.column("scheduling_class").to_numpy() >= 2
-    )
+    sensitive = (table.column("priority").to_numpy() >= 120) & (table.column("scheduling_class").to_numpy() >= 2)
     assert found.column("latency_sensitive").to_numpy(zero_copy_only=False).sum() == sensitive.sum()
 
 
@@ -212,14 +200,10 @@ def assert_lake_is_the_file(found, trace):
 def test_every_real_row_arrives_once_and_statistics_equal_the_files(central, trace):
     result = replay(central, trace)
     rows, index, _, cpi, lost = expected(trace)
-    print(
-        f"{result['rows_per_s']} rows/s end to end, {result['seconds']:.2f} s, {result['batches_sent']} batches"
-    )
+    print(f"{result['rows_per_s']} rows/s end to end, {result['seconds']:.2f} s, {result['batches_sent']} batches")
     assert result["rows_read"] == rows == 325_611
     assert result["rejected_by_reader"] == lost == {"unknown_machine": 13, "duplicate": 7}
-    assert (
-        result["rows_sent"] == result["rows_acknowledged"] == result["rows_accepted"] == len(index) == 325_591
-    )
+    assert result["rows_sent"] == result["rows_acknowledged"] == result["rows_accepted"] == len(index) == 325_591
     assert result["without_cpi"] == np.isnan(cpi).sum() == 95_602
     assert result["rejected_by_central"] == result["rejected_batches"] == {}
     assert (result["rows_already_there"], result["adds_up"], result["streams"]) == (0, True, 1)

@@ -1,7 +1,5 @@
 """gRPC's own core writes no raw lines between ours, whoever knocks at central and whatever a tool's files are."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -55,9 +53,7 @@ def replay(central: CentralProcess, files: TlsFiles, *more: str) -> subprocess.C
     )
 
 
-def test_central_writes_no_raw_line_whoever_knocks(
-    central: CentralProcess, importer: TlsFiles, tmp_path: Path
-) -> None:
+def test_central_writes_no_raw_line_whoever_knocks(central: CentralProcess, importer: TlsFiles, tmp_path: Path) -> None:
     before = central.log.read_text().splitlines()
     for _ in range(20):
         with socket.create_connection(("localhost", central.port), timeout=5) as plain:
@@ -128,9 +124,7 @@ def test_the_pinned_core_knows_the_experiment_that_central_switches_off() -> Non
 
 
 @pytest.mark.parametrize(("command", "found"), [("central", GRPC_EXPERIMENTS), ("incidents", None)])
-def test_central_alone_switches_it_off_before_the_core_is_loaded(
-    tmp_path: Path, command: str, found: str
-) -> None:
+def test_central_alone_switches_it_off_before_the_core_is_loaded(tmp_path: Path, command: str, found: str) -> None:
     program = (
         "import os, sys\nfrom whitepanda.common import cli\n"
         "cli.command = lambda: print(os.environ.get('GRPC_EXPERIMENTS'), 'grpc' in sys.modules) or (lambda **_: None)\n"

@@ -1,7 +1,5 @@
 """The agent itself, as a process with a configuration, on the lab's hypervisor; asked through its CLI and local API."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -51,13 +49,7 @@ class Agent:
 
     def vms(self):
         """What `whitepanda vms --json` prints, by the VM's name."""
-        command = [
-            Path(sys.executable).parent / "whitepanda",
-            "vms",
-            "--json",
-            "--socket",
-            self.socket,
-        ]
+        command = [Path(sys.executable).parent / "whitepanda", "vms", "--json", "--socket", self.socket]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 0, done.stderr
         return {vm["name"]: vm for vm in json.loads(done.stdout)["vms"]}
@@ -72,9 +64,7 @@ class Agent:
     def quick_vms(self):
         """The same, without starting a process for it."""
         with connect(self.socket) as client:
-            text = msgspec.json.encode(
-                [summary_json(vm) for vm in client.vms().vms]
-            )  # what is not known: null
+            text = msgspec.json.encode([summary_json(vm) for vm in client.vms().vms])  # what is not known: null
         return {vm["name"]: vm for vm in msgspec.json.decode(text)}
 
     def wait(self, condition, timeout_s=60.0):

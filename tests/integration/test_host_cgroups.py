@@ -1,7 +1,5 @@
 """procfs and cgroup against a real QEMU VM that libvirt has put in control groups."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -66,9 +64,7 @@ def throttled_s(tid):
     groups = {name: path for _, names, path in lines for name in names.split(",")}
     folder = f"/sys/fs/cgroup/cpu{groups['cpu']}" if "cpu" in groups else f"/sys/fs/cgroup{groups['']}"
     held = dict(line.split() for line in Path(folder, "cpu.stat").read_text().splitlines())
-    return (
-        int(held["throttled_time"]) / 1e9 if "throttled_time" in held else int(held["throttled_usec"]) / 1e6
-    )
+    return int(held["throttled_time"]) / 1e9 if "throttled_time" in held else int(held["throttled_usec"]) / 1e6
 
 
 @pytest.fixture

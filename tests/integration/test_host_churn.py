@@ -1,7 +1,5 @@
 """VMs that come and go while the agent runs: nothing leaks, and nobody is told another's numbers."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
@@ -344,9 +342,7 @@ def test_vms_come_and_go_and_nothing_is_left_of_them(lab, agent):
     check_watch(watch)
     # The bytes of those that stay are theirs, neither more nor less.
     assert told == pytest.approx(truly, rel=0.25)
-    assert (
-        0.1 < truly[KEPT[1], RECEIVED] / (WIRE_SHARE * RATE_BYTES_PER_S) < 1.1
-    )  # a busy machine sends slowly
+    assert 0.1 < truly[KEPT[1], RECEIVED] / (WIRE_SHARE * RATE_BYTES_PER_S) < 1.1  # a busy machine sends slowly
 
     first, half, last = footprints
     assert last.fds <= first.fds + 3

@@ -1,7 +1,5 @@
 """A host of 3 running and 40 paused VMs: what all sources tell at once, against what is known to happen."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -99,18 +97,14 @@ def ask(lab, *command: str) -> str:
 
 def own_pings(lab) -> int:
     """How often the mixed guest has asked the generator's host, which answers each time."""
-    lines = [
-        line.split()[1:] for line in ask(lab, "cat", "/proc/net/snmp").splitlines() if line[:5] == "Icmp:"
-    ]
+    lines = [line.split()[1:] for line in ask(lab, "cat", "/proc/net/snmp").splitlines() if line[:5] == "Icmp:"]
     return int(dict(zip(*lines, strict=True))["InEchos"])
 
 
 def ping(lab, number: int) -> tuple[int, int]:
     """Ping a guest; returns how many questions it was sent, and how many answers it sent."""
     size = ("-s", str(PING_BYTES), "-i", "0.01", "-W", "2")
-    sent, answered = ANSWERED.search(
-        ask(lab, "ping", "-q", "-c", str(PINGS), *size, address(number))
-    ).groups()
+    sent, answered = ANSWERED.search(ask(lab, "ping", "-q", "-c", str(PINGS), *size, address(number))).groups()
     return int(sent), int(answered)
 
 

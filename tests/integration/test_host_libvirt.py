@@ -1,7 +1,5 @@
 """What libvirt tells of real VMs, and when: life-cycle, disks by their own clock, nothing asked that others tell."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -4,8 +4,6 @@ The own one has a run directory and a network namespace of its own, so that it d
 machine's. Generators count what they send.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -66,9 +64,7 @@ class OwnOvs:
         return f"unix:{self.run_dir}/db.sock"
 
     def run(self, *command, **options):
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=False, env=self.env, **options
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=self.env, **options)
         assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stderr}"
         return done.stdout
 
@@ -126,9 +122,7 @@ class OwnOvs:
 
     def attach(self, bridge, number, *settings):
         name = f"vm{number}"
-        self.vsctl(
-            "add-port", bridge, name, *(["--", "set", "interface", name, *settings] if settings else [])
-        )
+        self.vsctl("add-port", bridge, name, *(["--", "set", "interface", name, *settings] if settings else []))
 
     def guest(self, number):
         """A packet socket on the guest's end. A socket stays in the namespace that it was made in."""
@@ -169,12 +163,7 @@ class Host:
     def add(self, number, **device):
         device.setdefault("device", f"vm{number}")
         identity = VmIdentity(
-            uuid_of(number),
-            f"vm{number}",
-            1,
-            "e1",
-            interfaces=(InterfaceDevice(**device),),
-            manager="libvirt",
+            uuid_of(number), f"vm{number}", 1, "e1", interfaces=(InterfaceDevice(**device),), manager="libvirt"
         )
         self.identities = (*self.identities, identity)
 
@@ -183,9 +172,7 @@ class Host:
 def ovs():
     if os.geteuid() != 0:
         pytest.skip("needs root: starts ovs-vswitchd in a network namespace")
-    absent = [
-        tool for tool in ("ovs-vswitchd", "ovsdb-server", "ovs-vsctl", "ip") if shutil.which(tool) is None
-    ]
+    absent = [tool for tool in ("ovs-vswitchd", "ovsdb-server", "ovs-vsctl", "ip") if shutil.which(tool) is None]
     if absent:
         pytest.skip(f"tests/lab/packages.sh did not install all: no {', '.join(absent)}")
     pytest.importorskip("ovs", reason="no library `ovs`; `python3 tools/bootstrap.py host` installs it")
@@ -300,12 +287,7 @@ def test_bytes_and_directions_are_the_generators_on_every_bridge(pairs, four, so
     before = sampled(source)
     send(pairs, 1, 2, 400)
     send(pairs, 3, 4, 300, 200)
-    expected = {
-        1: (0, 0, 400_000, 400),
-        2: (400_000, 400, 0, 0),
-        3: (0, 0, 60_000, 300),
-        4: (60_000, 300, 0, 0),
-    }
+    expected = {1: (0, 0, 400_000, 400), 2: (400_000, 400, 0, 0), 3: (0, 0, 60_000, 300), 4: (60_000, 300, 0, 0)}
     found = {}
 
     def arrived():
@@ -330,9 +312,7 @@ def test_counters_are_live(pairs, four, source):
     for _ in range(4):  # each seen long before OVSDB's statistics would be refreshed
         before = counters(sampled(source), 1).transmit_bytes
         send(pairs, 1, 2, 20)
-        wait_until(
-            lambda before=before: counters(sampled(source), 1).transmit_bytes == before + 20 * FRAME, 2
-        )
+        wait_until(lambda before=before: counters(sampled(source), 1).transmit_bytes == before + 20 * FRAME, 2)
 
 
 @pytest.mark.parametrize("version", ["10", "11", "12", "13", "14", "15"])
@@ -516,11 +496,7 @@ def test_external_ids_find_the_ports_of_openstack(pairs, host, source):
     host.add(2, device="", mac="fa:16:3e:00:00:02", kind="vhostuser")
     assert sampled(source).vms == {}
     pairs.vsctl(
-        "set",
-        "interface",
-        "vm1",
-        "external_ids:iface-id=port-a",
-        "external_ids:attached-mac=fa:16:3e:00:00:01",
+        "set", "interface", "vm1", "external_ids:iface-id=port-a", "external_ids:attached-mac=fa:16:3e:00:00:01"
     )
     pairs.vsctl("set", "interface", "vm2", f"external_ids:vm-uuid={uuid_of(2)}")
     try:
@@ -572,9 +548,7 @@ def ping(count, size, interval_s):
     """Ping all VMs at once. Returns what was sent and what came back, by VM, as the generator counts."""
     running = {
         number: subprocess.Popen(
-            nsenter(
-                "ping", "-q", "-c", str(count), "-i", str(interval_s), "-s", str(size), "-W", "2", address
-            ),
+            nsenter("ping", "-q", "-c", str(count), "-i", str(interval_s), "-s", str(size), "-W", "2", address),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -672,9 +646,7 @@ def test_the_labs_vswitchd_restarted_under_traffic(lab, lab_source, libvirt):
         lab.script("up.sh")  # starts what is missing, and gives the bridge its address again
     sampler.until_complete()
     end = time.monotonic() + 60
-    while any(
-        replies < requests for requests, replies in ping(5, 56, 0.05).values()
-    ):  # the taps are on it again
+    while any(replies < requests for requests, replies in ping(5, 56, 0.05).values()):  # the taps are on it again
         assert time.monotonic() < end
     background = threading.Thread(target=ping, args=(100, 1400, 0.01))
     background.start()

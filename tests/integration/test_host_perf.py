@@ -1,7 +1,5 @@
 """The perf source on libvirt's VMs, per control group and per vCPU thread, with software events (no PMU is needed)."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -24,9 +22,7 @@ class SoftwareKernel(Kernel):
     def perf_event_open(self, attr, pid, cpu, group_fd, flags):
         asked = EventAttr.unpack(attr)
         event = Event("", SOFTWARE, (TASK_CLOCK, CONTEXT_SWITCHES)[asked.event.config])
-        return super().perf_event_open(
-            EventAttr(event, disabled=asked.disabled).pack(), pid, cpu, group_fd, flags
-        )
+        return super().perf_event_open(EventAttr(event, disabled=asked.disabled).pack(), pid, cpu, group_fd, flags)
 
 
 @pytest.fixture

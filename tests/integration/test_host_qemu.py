@@ -1,7 +1,5 @@
 """Real QEMUs without libvirt: one as Proxmox starts it, one as an administrator does, in a network namespace."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -168,9 +166,7 @@ def host(initrd, tmp_path_factory):
     for folder in (host.run_dir, host.config_dir / "qemu-server"):
         folder.mkdir(parents=True)
     (host.folder / "kvm").symlink_to(shutil.which("qemu-system-x86_64"))
-    (host.config_dir / "qemu-server" / f"{VMID}.conf").write_text(
-        "name: web1\ntags: prod;web\n[old]\ntags: gone\n"
-    )
+    (host.config_dir / "qemu-server" / f"{VMID}.conf").write_text("name: web1\ntags: prod;web\n[old]\ntags: gone\n")
     (host.config_dir / "user.cfg").write_text(f"pool:front::{VMID}::\n")
     boot = ["-kernel", str(LAB / "vmlinuz"), "-initrd", str(initrd), "-append", KERNEL]
     try:
@@ -375,15 +371,10 @@ def test_a_stopped_qemu_delays_no_sample_and_no_other_vm(host, source):
 def test_only_the_vms_own_process_is_asked(host):
     with pytest.raises(qmp.QmpError, match=f"process {host.web} listens there"):
         qmp.ask(f"{host.run_dir}/{VMID}.qmp", ["query-status"], pid=host.batch, uid=os.getuid(), deadline_s=5)
-    answers = qmp.ask(
-        f"{host.run_dir}/{VMID}.qmp", sorted(qmp.ALLOWED), pid=host.web, uid=os.getuid(), deadline_s=5
-    )
+    answers = qmp.ask(f"{host.run_dir}/{VMID}.qmp", sorted(qmp.ALLOWED), pid=host.web, uid=os.getuid(), deadline_s=5)
     assert qmp.parse_state(answers["query-status"]) == "running"
     tids = qmp.parse_tids(answers["query-cpus-fast"])
-    assert [Path(f"/proc/{host.web}/task/{tid}/comm").read_text() for tid in tids] == [
-        "CPU 0/TCG\n",
-        "CPU 1/TCG\n",
-    ]
+    assert [Path(f"/proc/{host.web}/task/{tid}/comm").read_text() for tid in tids] == ["CPU 0/TCG\n", "CPU 1/TCG\n"]
 
 
 SPARE = "7b10d7af-b932-4c66-b2c3-39961521111e"
@@ -404,9 +395,7 @@ def test_start_kill_and_restart_are_epochs_and_cost_the_others_nothing(host, sou
     for _ in range(2):
         pid = spare(host)
         wait_until(lambda: SPARE in by_uuid(inventory), 10)
-        vm = wait_until(
-            lambda: source.sample() and (vm := by_uuid(inventory)[SPARE]).state == "paused" and vm
-        )
+        vm = wait_until(lambda: source.sample() and (vm := by_uuid(inventory)[SPARE]).state == "paused" and vm)
         assert (vm.pid, vm.name, vm.manager, len(vm.vcpu_tids)) == (pid, "spare", "proxmox", 1)
         epochs.append(vm.epoch)
         host.kill(pid)
@@ -492,12 +481,7 @@ def test_the_agent_shows_them_like_any_other(host, tmp_path):
             done = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=False)
             found = {vm["uuid"]: vm for vm in json.loads(done.stdout)["vms"]} if done.returncode == 0 else {}
             wanted = ("guest_ratio", "disk_write_bytes_per_s", "network_receive_bytes_per_s")
-            told = [
-                found[uuid]["metrics"][name]["value"]
-                for uuid in (WEB, BATCH)
-                if uuid in found
-                for name in wanted
-            ]
+            told = [found[uuid]["metrics"][name]["value"] for uuid in (WEB, BATCH) if uuid in found for name in wanted]
             return found if len(told) == 6 and None not in told else None
 
         vms = wait_until(shown)

@@ -1,7 +1,5 @@
 """The host's sources against real QEMU VMs under real libvirtd: mixed, idle and busy guests."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

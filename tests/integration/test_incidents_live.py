@@ -3,8 +3,6 @@
 The real analysis, spool and uplink over mTLS to a central that is a process; the host's windows are made up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -61,9 +59,7 @@ class Host:
 
     def make_uplink(self, spool: Spool) -> Uplink:
         timing = Timing(acknowledgement_s=10.0, poll_s=0.05)
-        return Uplink(
-            self.section, lambda: agent_pb2.Hello(host=self.name, platform="P"), spool, timing=timing
-        )
+        return Uplink(self.section, lambda: agent_pb2.Hello(host=self.name, platform="P"), spool, timing=timing)
 
     async def live(self, windows: int, vms) -> None:
         for _ in range(windows):
@@ -156,9 +152,7 @@ async def test_contention_becomes_incidents_once_whatever_breaks(central: Centra
 
     def ask(method: str, request):
         with grpc.secure_channel(central.address, credentials) as channel:
-            return getattr(fleet_pb2_grpc.FleetStub(channel), method)(
-                request, timeout=10, wait_for_ready=True
-            )
+            return getattr(fleet_pb2_grpc.FleetStub(channel), method)(request, timeout=10, wait_for_ready=True)
 
     wanted = len(first.found) + len(second.found)
     async with asyncio.timeout(20):  # the history follows the acknowledgement
@@ -188,9 +182,7 @@ async def test_contention_becomes_incidents_once_whatever_breaks(central: Centra
     status, page = await asyncio.to_thread(fetch, port, f"/v1/incidents/{last.id}")
     assert status == 200
     assert [r["unix_ns"] for r in page["reports"]] == [t.unix_ns for t in later]
-    assert page["incident"]["recommendations"] == [
-        recommendation_json(one) for one in detail.incident.recommendations
-    ]
+    assert page["incident"]["recommendations"] == [recommendation_json(one) for one in detail.incident.recommendations]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *MAIN, "incidents", *arguments]

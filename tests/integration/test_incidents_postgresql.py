@@ -1,7 +1,5 @@
 """Incident history in a real PostgreSQL, shared by several centrals: the answers of SQLite, each report once."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
@@ -37,9 +35,7 @@ class Cluster:
             owner = pwd.getpwnam("postgres")
             os.chown(folder, owner.pw_uid, owner.pw_gid)
             self._user = {"user": "postgres", "group": "postgres", "extra_groups": []}
-        self._run(
-            "initdb", "--auth=trust", "--username=whitepanda", "--no-sync", "--locale=C", "--encoding=UTF8"
-        )
+        self._run("initdb", "--auth=trust", "--username=whitepanda", "--no-sync", "--locale=C", "--encoding=UTF8")
         self.start()
 
     @property
@@ -55,9 +51,7 @@ class Cluster:
 
     def _run(self, name: str, *arguments: str) -> None:
         command = [str(BIN / name), "-D", str(self.data), *arguments]
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=60, cwd="/", **self._user
-        )
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd="/", **self._user)
         assert done.returncode == 0, done.stderr
 
 
@@ -129,16 +123,11 @@ def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tm
         IncidentQuery(vm="uuid-scan"),
         IncidentQuery(vm="scan-1"),
     ):
-        found = [
-            [(i.host, i.suspect_job, i.first_unix_ns) for i in s.find(query, limit=9)]
-            for s in (*stores, sqlite)
-        ]
+        found = [[(i.host, i.suspect_job, i.first_unix_ns) for i in s.find(query, limit=9)] for s in (*stores, sqlite)]
         assert found[0] == found[1] == found[2] != []
     first = stores[0].find(IncidentQuery(), limit=1)[0]
     after = (first.first_unix_ns, first.id)
-    assert (
-        stores[0].find(IncidentQuery(), limit=1, after=after) == stores[0].find(IncidentQuery(), limit=2)[1:]
-    )
+    assert stores[0].find(IncidentQuery(), limit=1, after=after) == stores[0].find(IncidentQuery(), limit=2)[1:]
     while stores[0].prune(NOW + DAY):
         pass
     assert plain(stores[1]) == []
@@ -164,9 +153,7 @@ async def test_of_two_centrals_one_tells_each_webhook(cluster, tmp_path):
     take(stores[0], row(40, NOW, host="h40"))
     async with running(webhooks(stores[1], receiver, holder=other)) as third:
         await until(lambda: third.status()[0].receiver and not third.status()[0].active)
-        stores[0].write(
-            lambda c: c.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=time.time_ns()))
-        )
+        stores[0].write(lambda c: c.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=time.time_ns())))
         await until(lambda: len(receiver.taken()) == 31)
     receiver.close()
     for store in stores:

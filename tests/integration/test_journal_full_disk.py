@@ -1,7 +1,5 @@
 """The journal's disk is really full, with nothing on it that could be removed: it drains once the lake is back."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import random
@@ -13,7 +11,8 @@ import pytest
 from central.config import IngestSection
 from central.journal.flush import Roller
 from central.journal.reserve import Reserve
-from central.journal.writer import Journal, Submission
+from central.journal.tables import Submission
+from central.journal.writer import Journal
 from central.lake.segments import Lake
 from tests.integration.test_central_kill import MUTANTS, Host, _drained, _rolled
 from tests.support.central_process import CentralProcess
@@ -48,9 +47,7 @@ class Taken:
         self.open()
 
     def open(self) -> None:
-        self.journal = Journal(
-            self.folder, replica="central-0", commit_interval_s=0.001, reserve_bytes=self.reserve
-        )
+        self.journal = Journal(self.folder, replica="central-0", commit_interval_s=0.001, reserve_bytes=self.reserve)
         self.journal.start()
         self.roller = Roller(IngestSection(), self.journal, self.lake)
 
@@ -122,9 +119,7 @@ async def test_a_full_journal_is_drained_when_the_lake_is_back(
     await taken.journal.close()
 
 
-async def test_without_the_reserve_it_is_not(
-    disk: Path, lake_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_reserve_it_is_not(disk: Path, lake_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reserve, "draw", lambda _self: False)
     taken = Taken(disk, lake_disk)
     await _fill(taken, lake_disk)
@@ -233,10 +228,7 @@ async def test_central_without_the_reserve_does_not(tmp_path: Path, disk: Path, 
             assert "full" in central.log.read_text()
             return
         async with asyncio.timeout(60):
-            while (
-                "cannot roll into the lake" not in (log := central.log.read_text())
-                or "disk is full" not in log
-            ):
+            while "cannot roll into the lake" not in (log := central.log.read_text()) or "disk is full" not in log:
                 await asyncio.sleep(0.1)
         assert host.spool.counts().batches
     finally:

@@ -3,8 +3,6 @@
 Which PUT comes first is settled between threads of the gateway and the OSD here, not by one Python interpreter.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable
@@ -151,8 +149,7 @@ def test_of_builders_at_once_each_number_is_one_builders(buckets, lake, tmp_path
 def test_two_builders_race_for_each_version(url, tmp_path):
     lake_of = {name: Lake(url, tmp_path / name) for name in ("one", "other", "writer")}
     builders = [
-        Builder(SECTION, lake_of[name], holder=name, state_dir=tmp_path / f"state-{name}")
-        for name in ("one", "other")
+        Builder(SECTION, lake_of[name], holder=name, state_dir=tmp_path / f"state-{name}") for name in ("one", "other")
     ]
     for number in range(1, 7):
         write(lake_of["writer"], number)

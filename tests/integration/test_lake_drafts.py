@@ -1,7 +1,5 @@
 """Central starts while `whitepanda lake compact` writes, or after it was killed: only a draft without owner goes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -65,9 +63,7 @@ def compacting(central: CentralProcess) -> tuple[subprocess.Popen[str], Path]:
     """Start `lake compact`, and pause it amid its draft."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")])}
     command = [sys.executable, *MAIN, "lake", "compact", str(central.lake_dir)]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     found: list[Path] = []
 
     def has_begun() -> bool:

@@ -5,8 +5,6 @@ nothing of a real store's races. test_lake_ceph.py runs the same on Ceph, and WH
 (s3://bucket/prefix, credentials and AWS_ENDPOINT_URL in the environment) on any other.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets
@@ -107,9 +105,7 @@ def write(lake: Lake, number: int, origin: str = "central-0", rows: int = 48) ->
 def rows_of(lake: Lake) -> list[tuple[int, int]]:
     connection = ibis.duckdb.connect(threads=1)
     found = connection.to_pyarrow(lake.samples(connection).select("sequence", "start_unix_ns", "vm"))
-    return sorted(
-        zip(*(found[name].to_pylist() for name in ("sequence", "start_unix_ns", "vm")), strict=True)
-    )
+    return sorted(zip(*(found[name].to_pylist() for name in ("sequence", "start_unix_ns", "vm")), strict=True))
 
 
 def test_an_object_is_created_once_whoever_comes_second(url, tmp_path):
@@ -140,9 +136,7 @@ def test_a_folder_that_another_makes_meanwhile_is_no_object(url, tmp_path, monke
 
     bucket = Bucket(url, tmp_path)
     bucket.create("lease/1", b"")
-    monkeypatch.setattr(
-        bucket._store, "_lsdir", before
-    )  # then s3fs asks whether there is anything below "lease"
+    monkeypatch.setattr(bucket._store, "_lsdir", before)  # then s3fs asks whether there is anything below "lease"
     assert list(bucket.entries("lease")) == []
 
 
@@ -156,12 +150,7 @@ class _Answer(Exception):  # noqa: N818 - what botocore raises, of a store that 
     ("status", "code", "error", "line"),
     [
         (412, "PreconditionFailed", FileExistsError, "File exists: 'versions/1'$"),
-        (
-            409,
-            "ConditionalRequestConflict",
-            OSError,
-            "^cannot create s3://.*/versions/1: the store says Condit",
-        ),
+        (409, "ConditionalRequestConflict", OSError, "^cannot create s3://.*/versions/1: the store says Condit"),
         (501, "NotImplemented", OSError, "^cannot create s3://.*/versions/1: the store says NotImplemented$"),
     ],
 )
@@ -228,8 +217,7 @@ def test_slots_stay_whole_where_the_answer_to_their_manifest_was_lost(lake, url,
 def test_one_holds_the_lease_and_a_stalled_one_is_fenced(url, tmp_path):
     now_s = 0.0
     one, other = (
-        Lease(Bucket(url, tmp_path / name), name, 10.0, monotonic_s=lambda: now_s)
-        for name in ("one", "other")
+        Lease(Bucket(url, tmp_path / name), name, 10.0, monotonic_s=lambda: now_s) for name in ("one", "other")
     )
     assert one.acquire()
     assert not other.acquire()
@@ -250,9 +238,7 @@ def test_one_holds_the_lease_and_a_stalled_one_is_fenced(url, tmp_path):
 
 def empty_tables() -> list[pa.Table]:
     """Job statistics and coefficients of nobody."""
-    return [
-        pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in (JOB_STATISTICS, COEFFICIENTS)
-    ]
+    return [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in (JOB_STATISTICS, COEFFICIENTS)]
 
 
 def _numbers_of_two_builders(url: str, folder: Path) -> list[int]:
@@ -286,10 +272,7 @@ def test_that_notices_manifests_that_are_not_exclusive(url, tmp_path, monkeypatc
 def test_replicas_build_from_one_bucket(url, tmp_path):
     builders = [
         Builder(
-            SECTION,
-            Lake(url, tmp_path / f"c{number}"),
-            holder=f"central-{number}",
-            state_dir=tmp_path / f"s{number}",
+            SECTION, Lake(url, tmp_path / f"c{number}"), holder=f"central-{number}", state_dir=tmp_path / f"s{number}"
         )
         for number in range(2)
     ]

@@ -4,8 +4,6 @@ The real sources on a host of files, pipeline, spool and uplink over mTLS to a c
 quicker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -72,9 +70,7 @@ def measured(machine) -> list[CpiWindow]:  # noqa: F811 - the fixture
     procfs = ProcfsSource(inventory, root=str(made.host.proc))
     wait_until(lambda: len(procfs.sample().vms) == len(resctrl.sample().vms) == len(LOADS))
     pipeline = Pipeline(AgentConfig(AgentSection()), Slots((), FakeClock()))
-    troubles = {
-        spec.name: None if spec.name in ("procfs", "resctrl") else Reason.SOURCE_OFF for spec in SOURCES
-    }
+    troubles = {spec.name: None if spec.name in ("procfs", "resctrl") else Reason.SOURCE_OFF for spec in SOURCES}
     unix_ns = time.time_ns() // (10 * S) * 10 * S - 60 * S  # a window's border
     windows = []
     for second in range(SECONDS):

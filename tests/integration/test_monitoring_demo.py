@@ -3,8 +3,6 @@
 And the webhook of the same central is told of the incident that the demonstration injects.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import Counter
@@ -87,15 +85,8 @@ class Watched:
             files = write_files(address)
             targets = [f"127.0.0.1:{port}" for port in self.agents.values()]
             jobs = [
-                {
-                    "job_name": "whitepanda-agent",
-                    "honor_labels": True,
-                    "static_configs": [{"targets": targets}],
-                },
-                {
-                    "job_name": "whitepanda-central",
-                    "static_configs": [{"targets": [f"127.0.0.1:{self.central}"]}],
-                },
+                {"job_name": "whitepanda-agent", "honor_labels": True, "static_configs": [{"targets": targets}]},
+                {"job_name": "whitepanda-central", "static_configs": [{"targets": [f"127.0.0.1:{self.central}"]}]},
             ]
             self.prometheus = PrometheusServer(folder / "prometheus", jobs, RULES)
             return files
@@ -152,9 +143,7 @@ def test_variables_of_the_dashboards_find_something(watched) -> None:
 
 
 def test_recording_rules_have_data_and_quiet_alerts_are_quiet(watched) -> None:
-    names = [
-        line.split()[2] for line in RULES.read_text().splitlines() if line.strip().startswith("- record:")
-    ]
+    names = [line.split()[2] for line in RULES.read_text().splitlines() if line.strip().startswith("- record:")]
     assert len(names) == 9
     wait_until(lambda: all(watched.prometheus.query(name) for name in names))
     firing = watched.prometheus.query('ALERTS{alertstate="firing"}')
@@ -173,9 +162,7 @@ def test_pages_pass_promtool_and_have_as_many_series_as_documented(watched) -> N
                 assert all(len(value) <= 256 for value in sample.labels.values())
                 per_vm[sample.labels.get("vm", "")] += 1
         others = per_vm.pop("")
-        assert others <= (
-            documented("central") + 57 if port == watched.central else documented("a host, at most")
-        )
+        assert others <= (documented("central") + 57 if port == watched.central else documented("a host, at most"))
         assert all(count <= documented("a VM, at most") for count in per_vm.values())
 
 

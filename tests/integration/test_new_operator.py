@@ -6,8 +6,6 @@ latencies are truly measured: its vCPU quota is set by the words that `explain` 
 is killed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -140,9 +138,7 @@ async def test_from_the_packages_to_an_incident_that_is_seen_everywhere(operator
         assert "store-1" in text and "node1" in text
         assert (seen.errors, seen.foreign) == ([], [])
 
-    eventually(
-        lambda: query(operator, 'whitepanda_vm_victim{name="store-1"} == 1'), "no victim in Prometheus"
-    )
+    eventually(lambda: query(operator, 'whitepanda_vm_victim{name="store-1"} == 1'), "no victim in Prometheus")
     alerts = eventually(
         lambda: query(operator, 'ALERTS{alertname="WhitepandaIncidentsOpen"}'), "no alert of the incident"
     )
@@ -164,9 +160,7 @@ def vms(operator):
 def until_victim(operator: Operator) -> None:
     """Wait until the server suffers, as it does whenever the stressor is not capped."""
     victim = {SERVER: "victim", STRESSOR: "inflicting"}
-    eventually(
-        lambda: operator.behaviours() == victim, lambda: operator.shell(f"whitepanda explain {SERVER}"), 60
-    )
+    eventually(lambda: operator.behaviours() == victim, lambda: operator.shell(f"whitepanda explain {SERVER}"), 60)
 
 
 def recommended(operator: Operator, seconds: float) -> list[str]:
@@ -221,9 +215,7 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
         quota = vms.quota(STRESSOR_UUID)
         print(quota, operator.shell("whitepanda act list"))
         # Recovered is closer to undisturbed than to stressed.
-        while (
-            capped_s := client.p95_s(MEASURED_S)
-        ) >= middle_s and time.monotonic() - began_s < ACTION_S - 40:
+        while (capped_s := client.p95_s(MEASURED_S)) >= middle_s and time.monotonic() - began_s < ACTION_S - 40:
             print(f"{capped_s=:.4f}, {time.monotonic() - began_s:.0f} s after the action began")
         # What the agent says is printed only: a server that still waits more than before is a victim to it.
         said_s = seconds_until(lambda: operator.behaviours()[SERVER] == "steady", 20)

@@ -3,8 +3,6 @@
 openapi_checks.toml has the checks that are off, and why.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys
@@ -33,9 +31,7 @@ async def ask(url: str, folder: Path, examples: int) -> str:
     return said
 
 
-@pytest.mark.parametrize(
-    "examples", [5, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("examples", [5, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 async def test_central_answers_as_its_document_says(tmp_path, examples):
     async with PageCentral(tmp_path, Size(hosts=3)) as central:
         said = await ask(central.url, tmp_path, examples)

@@ -1,7 +1,5 @@
 """What the fleet page says in a real browser: of charts, effects, plans, and questions that cannot be answered."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -10,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
-from central.journal.writer import HostRecord
+from central.journal.tables import HostRecord
 from central.validation.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size
@@ -58,18 +56,14 @@ async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
         ]
         by_cpi, by_usage = await seen.page.evaluate(LEGENDS)
         drawn = by_cpi | by_usage
-        assert by_cpi.items() & by_usage.items() == {
-            (vm, colour) for vm, colour in by_cpi.items() if vm in by_usage
-        }
+        assert by_cpi.items() & by_usage.items() == {(vm, colour) for vm, colour in by_cpi.items() if vm in by_usage}
         assert len(by_cpi) == len(by_usage) == 4 and len(set(drawn.values())) == len(drawn)
         rows = seen.page.locator("#host-vms-scroll tbody tr")
         slowest = await seen.page.locator(".verdict a[href^='#/vm/']").first.inner_text()
         assert await rows.first.locator("th").inner_text() == slowest and slowest in by_cpi
         checked = rows.filter(has=seen.page.locator("input:checked")).locator("th")
         assert set(await checked.all_inner_texts()) == set(drawn)
-        assert await seen.page.locator("#host-vms-scroll input:disabled").count() == (12 - 8) * (
-            len(drawn) == 8
-        )
+        assert await seen.page.locator("#host-vms-scroll input:disabled").count() == (12 - 8) * (len(drawn) == 8)
         # Who clears a box has the others still, in both charts, each in one colour.
         first = next(iter(by_usage))
         await seen.page.get_by_label(f"Draw {first}", exact=True).uncheck()
@@ -96,11 +90,7 @@ def report(central, host, ago_s, number, **changes):
     told = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, mn_cpi=nan, mn_cpi_threshold=nan, found_by=[1])
     unknown = {"cpi": nan, "n_cpi": nan, "threshold_cpi": nan}
     told.victims.add(
-        vm="v",
-        name="web-1",
-        job="web",
-        slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78),
-        **unknown,
+        vm="v", name="web-1", job="web", slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78), **unknown
     )
     told.victims.add(vm="w", name="db-1", job="db", **unknown)
     told.suspects.add(vm="s", name="scan-1", job="scan", coefficient=nan, score=nan, inflicts=True)
@@ -118,9 +108,7 @@ async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path,
         report(central, "other", 30, 1)
         await seen.page.wait_for_selector("#overview-open-scroll tbody tr >> nth=1")
         rows = await seen.page.locator("#overview-open-scroll tbody tr").all_inner_texts()
-        assert re.match(
-            r"#1\s+node0001\s+1\.52x \[1\.31, 1\.78\]\s+web-1 \+1\s+scan-1 of job scan\s+host\s+2", rows[0]
-        )
+        assert re.match(r"#1\s+node0001\s+1\.52x \[1\.31, 1\.78\]\s+web-1 \+1\s+scan-1 of job scan\s+host\s+2", rows[0])
         await seen.open("#/incident/1")
         said = await seen.page.inner_text(".verdict")
         assert said == (
@@ -131,10 +119,7 @@ async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path,
         heads = await seen.page.locator("#incident-victims-scroll thead button").all_inner_texts()
         assert heads[2:4] == ["Slow-down now", "Worst slow-down"]
         assert "NaN" not in await seen.page.inner_text("main")
-        assert await seen.page.locator("#incident-victims-scroll tbody th").all_inner_texts() == [
-            "web-1",
-            "db-1",
-        ]
+        assert await seen.page.locator("#incident-victims-scroll tbody th").all_inner_texts() == ["web-1", "db-1"]
         assert await serious(seen.page) == []
         await seen.open("#/host/node0001?hours=1")
         assert await seen.page.inner_text(".verdict") == said
@@ -196,8 +181,7 @@ async def test_effects_do_not_contradict_themselves(central, browser):
         await seen.page.locator("#more-actions summary").click()
         *_, last = await seen.page.locator(".action").all_inner_texts()
         assert re.search(
-            r"do nothing\s+Expected: mnCPI 2\.90 or more now, 2\.90 or more then; contention begins at 2\.00",
-            last,
+            r"do nothing\s+Expected: mnCPI 2\.90 or more now, 2\.90 or more then; contention begins at 2\.00", last
         )
 
 
@@ -240,10 +224,7 @@ async def test_what_the_columns_of_hosts_and_of_their_vms_hold(central, browser)
                 assert re.fullmatch(r"\d\.\d\dx", await cells.nth(ratio).inner_text())
                 continue
             why = cells.nth(ratio).locator("span[title]")
-            assert (
-                await why.get_attribute("title")
-                == "not latency-sensitive: its CPI says nothing of a slow-down"
-            )
+            assert await why.get_attribute("title") == "not latency-sensitive: its CPI says nothing of a slow-down"
             assert "not known" not in await cells.nth(ratio).text_content()
 
 

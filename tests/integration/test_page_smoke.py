@@ -1,8 +1,6 @@
 """The fleet page in a real browser, once over: the overview and a host, nothing foreign asked for, nothing serious said
 by axe. The rest is in test_page_views.py."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -17,11 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_the_page_shows_a_fleet_of_one_host(tmp_path):
-    async with (
-        PageCentral(tmp_path, Size()) as central,
-        chromium() as browser,
-        watched(browser, central.url) as seen,
-    ):
+    async with PageCentral(tmp_path, Size()) as central, chromium() as browser, watched(browser, central.url) as seen:
         await seen.open()
         assert await seen.page.title() == "Fleet · whitepanda"
         await seen.page.get_by_role("link", name="node0001").first.click()
@@ -45,9 +39,7 @@ async def test_a_central_that_hangs_is_said_within_ten_seconds(tmp_path):
             stale = seen.page.locator("#stale")
             os.kill(central.process.pid, signal.SIGSTOP)
             await seen.page.clock.run_for(10_000)
-            assert (await stale.inner_text()).startswith(
-                "Central has not answered for 4 s. What is shown is of "
-            )
+            assert (await stale.inner_text()).startswith("Central has not answered for 4 s. What is shown is of ")
             # Another view's module does not come either.
             await seen.page.evaluate(
                 "() => { document.getElementById('stale').textContent = ''; location.hash = '#/jobs'; }"

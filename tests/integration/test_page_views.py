@@ -1,7 +1,5 @@
 """The fleet page in a real browser: every view with 0, 1 and 1,000 hosts, live, by keyboard, and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex
@@ -14,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from central.authorisation.roles import Access
-from central.journal.writer import HostRecord
+from central.journal.tables import HostRecord
 from central.page import files
 from central.validation.triggers import TriggerRow
 from central.web.server import HttpApi
@@ -140,22 +138,12 @@ async def test_names_that_turn_the_reading_direction_are_shown_by_their_numbers(
     async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
         report(central, name, 1, central.now - 60 * S)
         host = quote(f"host of {name}")
-        links = (
-            "",
-            "#/incidents",
-            "#/incident/1",
-            "#/jobs",
-            f"#/job/{job}",
-            f"#/host/{host}?hours=1",
-            "#/vm/v",
-        )
+        links = ("", "#/incidents", "#/incident/1", "#/jobs", f"#/job/{job}", f"#/host/{host}?hours=1", "#/vm/v")
         texts = {}
         for link in (*links, f"#/incidents?suspect_job={job}", f"#/placement?job={job}"):
             await seen.open(link)
             texts[link] = await seen.page.evaluate(READ)
-            assert not re.search(
-                "[\u202a-\u202e\u2066-\u2069\x1b\u115f\u1160\u2800\u3164\uffa0]", texts[link]
-            ), link
+            assert not re.search("[\u202a-\u202e\u2066-\u2069\x1b\u115f\u1160\u2800\u3164\uffa0]", texts[link]), link
         for link in ("#/incidents", "#/incident/1"):
             assert r"web\u202e\u2066\x1b[31mx\u115f\u1160\u2800\u3164\uffa0" in texts[link]
 
@@ -192,10 +180,7 @@ async def test_wrong_links_are_told(one, browser):
             ("#/placement?loading=warp=1", "no resource 'warp' here"),
             ("#/upgrade?margin=abc", "“Margin, %” must be a number (value 'abc')"),
             ("#/placement?job=web&top=9999", "“Hosts” must be an integer from 0 to 1000"),
-            (
-                "#/host/node0001?hours=9999",
-                "hours=9999 cannot be shown; it is a number above 0 and at most 24",
-            ),
+            ("#/host/node0001?hours=9999", "hours=9999 cannot be shown; it is a number above 0 and at most 24"),
             ("#/host/node0001?hours=x", "hours=x cannot be shown"),
             (f"#/vm/{vm_id(0)}?at=abc", "at=abc is no time; it is milliseconds since 1970"),
             ("#/upgrade?by=time&new=soon", "soon is no time; write one such as 2026-03-01T12:00"),
@@ -257,9 +242,7 @@ async def test_an_incident_is_told_from_who_suffers_to_the_evidence(one, browser
         assert shlex.split(copied)[:4] == ["whitepanda", "act", "apply", "cap-cpu"]
         assert not await serious(seen.page)
         # Where the browser gives no clipboard, the command is marked.
-        await seen.page.evaluate(
-            "() => { navigator.clipboard.writeText = () => Promise.reject(new Error()); }"
-        )
+        await seen.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error()); }")
         await button.click()
         await seen.page.wait_for_selector("button.copy:has-text('Press Ctrl+C')")
         assert await seen.page.evaluate("() => getSelection().toString()") == copied
@@ -337,10 +320,7 @@ async def test_an_importer_is_shown_as_such(one, browser):
     try:
         async with watched(browser, one.url) as seen:
             await seen.open("#/hosts")
-            assert (
-                "import"
-                in await seen.page.locator("tr", has_text="trace-import").locator("td").first.inner_text()
-            )
+            assert "import" in await seen.page.locator("tr", has_text="trace-import").locator("td").first.inner_text()
             await seen.open("")
             assert re.search(r"0\s+late or gone", await seen.page.inner_text(".tiles"))
             await seen.open("#/host/trace-import")
@@ -406,9 +386,7 @@ async def test_on_a_telephone(thousand, browser):
         assert menu["x"] >= 0 and menu["x"] + menu["width"] <= 360, "the view's name is in sight"
         await seen.open("")
         boxes = [await each.bounding_box() for each in await seen.page.locator(".tiles li").all()]
-        assert [round(box["y"]) for box in boxes[:4:2]] == [round(box["y"]) for box in boxes[1:4:2]], (
-            "in twos"
-        )
+        assert [round(box["y"]) for box in boxes[:4:2]] == [round(box["y"]) for box in boxes[1:4:2]], "in twos"
         assert boxes[0]["x"] < boxes[1]["x"]
         assert (await seen.page.locator("header").bounding_box())["height"] < 100
         for link in ("", "#/host/node0001", "#/incident/1", "#/health"):
@@ -445,9 +423,7 @@ async def test_by_keyboard(one, browser):
         await seen.page.get_by_role("link", name="Jobs", exact=True).focus()
         await seen.page.keyboard.press("Enter")
         await seen.page.wait_for_function("() => location.hash === '#/jobs'")
-        await (
-            seen.settled()
-        )  # what central answers has replaced the view; who reads by ear is still at its title
+        await seen.settled()  # what central answers has replaced the view; who reads by ear is still at its title
         assert await seen.page.evaluate("() => document.activeElement.tagName") == "H1"
         await seen.page.get_by_role("button", name="Colours: system").press("Enter")
         await seen.page.get_by_role("button", name="Colours: light").press("Enter")

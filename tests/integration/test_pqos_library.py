@@ -4,8 +4,6 @@ The registers ("msr") cannot be tried without the hardware. In "os" the library 
 that its numbers agree with the tree's is about our use of it, not about the hardware.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 

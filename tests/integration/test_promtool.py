@@ -1,7 +1,5 @@
 """What we ship for Prometheus, and our pages, as promtool sees them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -88,9 +86,7 @@ def test_centrals_page_passes() -> None:
         open_incidents=1,
         certificate_expiry_unix_ns=10**18,
         coefficient_created_unix_ns=10**18,
-        acknowledgements=fleet_pb2.AcknowledgementTimes(
-            bound_s=BOUNDS_S, batches=[1] * (len(BOUNDS_S) + 1), sum_s=1.0
-        ),
+        acknowledgements=fleet_pb2.AcknowledgementTimes(bound_s=BOUNDS_S, batches=[1] * (len(BOUNDS_S) + 1), sum_s=1.0),
         webhooks=[
             fleet_pb2.WebhookReceiver(receiver=name, dropped=dropped, oldest_waiting_unix_ns=10**18)
             for name in ("h:1", "h:1#2")

@@ -1,7 +1,5 @@
 """Agents and central agree on a protocol version, or central refuses in one line that names both."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

@@ -1,7 +1,5 @@
 """Push back over the live mTLS stream: what an agent holds survives breaks of either side, only the rest is sent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path
@@ -45,13 +43,10 @@ def build(central: CentralProcess, number: int, means: dict[str, float]) -> None
         for job, mean in means.items()
     ]
     coefficients = [
-        dict(zip(COEFFICIENTS.names, (job, 100, 1.0, mean / 10, 0.1), strict=True))
-        for job, mean in means.items()
+        dict(zip(COEFFICIENTS.names, (job, 100, 1.0, mean / 10, 0.1), strict=True)) for job, mean in means.items()
     ]
     written = VersionStore(central.lake_dir / "versions").write(
-        manifest,
-        pa.Table.from_pylist(statistics, JOB_STATISTICS),
-        pa.Table.from_pylist(coefficients, COEFFICIENTS),
+        manifest, pa.Table.from_pylist(statistics, JOB_STATISTICS), pa.Table.from_pylist(coefficients, COEFFICIENTS)
     )
     assert written.version == number
 
@@ -70,11 +65,7 @@ class Agent:
 
     def _hello(self) -> agent_pb2.Hello:
         return agent_pb2.Hello(
-            host="h",
-            platform="P",
-            jobs=self.jobs,
-            coefficient_version=self.store.version,
-            held=self.store.held_tags,
+            host="h", platform="P", jobs=self.jobs, coefficient_version=self.store.version, held=self.store.held_tags
         )
 
     def _take(self, update: agent_pb2.CoefficientUpdate) -> None:

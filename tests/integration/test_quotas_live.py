@@ -1,7 +1,5 @@
 """A host over its quota, at the real server: what it hears, what is kept, and that nobody else is affected."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -108,19 +106,14 @@ def fleet(make: Centrals) -> Fleet:
 
 
 @pytest.fixture
-async def agent(
-    fleet: Fleet, pki: dict[str, TlsFiles], tmp_path: Path
-) -> AsyncIterator[Callable[..., Uplink]]:
+async def agent(fleet: Fleet, pki: dict[str, TlsFiles], tmp_path: Path) -> AsyncIterator[Callable[..., Uplink]]:
     """Make the uplink of an agent, which runs until the test's end."""
     async with contextlib.AsyncExitStack() as stack:
 
         def make(host: str = "h1") -> Uplink:
             spool = Spool(tmp_path / f"{host}.db", max_bytes=1 << 24, boot_id="b")
             section = UplinkSection(
-                address=f"localhost:{fleet.central.port}",
-                tls=pki[host],
-                reconnect_min_s=0.02,
-                reconnect_max_s=0.1,
+                address=f"localhost:{fleet.central.port}", tls=pki[host], reconnect_min_s=0.02, reconnect_max_s=0.1
             )
             uplink = Uplink(section, lambda: agent_pb2.Hello(host=host, boot_id="b", platform="P"), spool)
             task = asyncio.create_task(uplink.run())
@@ -159,10 +152,7 @@ async def test_a_host_over_quota_keeps_its_batch_and_sends_it_later_and_each_row
     status = await fleet.status()
     assert status.over_quota == 1
     (held,) = (await fleet.health()).held_back
-    assert (held.host, [(each.reason, each.count) for each in held.over_quota]) == (
-        "h1",
-        [("over_quota_rows", 4)],
-    )
+    assert (held.host, [(each.reason, each.count) for each in held.over_quota]) == ("h1", [("over_quota_rows", 4)])
     assert {each.reason: each.count for each in status.refused_streams} == {"over_quota_rows": 4}
     log = capsys.readouterr()
     assert (log.out + log.err).count("stream refused") == 1
@@ -215,9 +205,7 @@ async def test_the_agent_says_that_it_is_over_quota_and_sends_all_once_it_may(
     await until(lambda: uplink.view().acknowledged_windows == 2)
 
 
-async def test_a_batch_of_more_vms_than_an_hour_allows_is_refused_whole_and_the_next_one_is_taken(
-    fleet: Fleet,
-) -> None:
+async def test_a_batch_of_more_vms_than_an_hour_allows_is_refused_whole_and_the_next_one_is_taken(fleet: Fleet) -> None:
     await fleet.start(max_vms_per_hour=100)
     peer = await fleet.peer("h1")
     await peer.batch(1)
@@ -239,9 +227,7 @@ async def test_a_batch_of_more_vms_than_an_hour_allows_is_refused_whole_and_the_
     assert importer.accepted_rows == 101
 
 
-async def test_an_agent_that_is_asked_to_wait_knows_for_how_long(
-    fleet: Fleet, agent: Callable[[], Uplink]
-) -> None:
+async def test_an_agent_that_is_asked_to_wait_knows_for_how_long(fleet: Fleet, agent: Callable[[], Uplink]) -> None:
     await fleet.start(max_rows_per_minute=100)
     uplink = agent()
     for number in range(5):  # ten rows each, at the least
@@ -268,10 +254,7 @@ async def test_each_budget_is_refused_by_its_name_and_an_importer_has_none(
     async def send(peer: Listener) -> None:
         for sequence in range(1, 11):
             await peer.batch(
-                1,
-                rows=2500 if "gib" in next(iter(quotas)) else 100,
-                spool_id=f"{sequence}",
-                first_vm=sequence,
+                1, rows=2500 if "gib" in next(iter(quotas)) else 100, spool_id=f"{sequence}", first_vm=sequence
             )
         await peer.batch(1, spool_id="last", first_vm=1000)
 

@@ -1,7 +1,5 @@
 """A host is recorded, and measured again from the recording: byte for byte what the live agent made."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -213,17 +211,8 @@ def test_an_agent_on_the_recording_measures_the_same(config_file, recorded, tmp_
 
 
 def test_replay_reads_and_counts_it(config_file, recorded):
-    command = [
-        Path(sys.executable).with_name("whitepanda"),
-        "replay",
-        recorded,
-        "--config",
-        config_file,
-        "--json",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=dict(os.environ), timeout=60
-    )
+    command = [Path(sys.executable).with_name("whitepanda"), "replay", recorded, "--config", config_file, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ), timeout=60)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["sent"] is False

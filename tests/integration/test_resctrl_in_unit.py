@@ -4,8 +4,6 @@ resctrl is our look-alike (tests/lab/resctrl_fuse.py), mounted by a service of t
 another user with three threads each, whose arguments have the UUIDs as QEMU's do, and status files as libvirt writes.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import time
@@ -149,9 +147,7 @@ def install(folder):
         )
     (root / "etc/whitepanda").mkdir(parents=True)
     (root / "etc/whitepanda/agent.toml").write_text(CONFIGURATION)
-    pqos = CONFIGURATION.replace("hold_s = 1.0\nreserve_rmids = 4\n", "").replace(
-        "sources.resctrl", "sources.pqos"
-    )
+    pqos = CONFIGURATION.replace("hold_s = 1.0\nreserve_rmids = 4\n", "").replace("sources.resctrl", "sources.pqos")
     pqos += '[sources.resctrl]\nmode = "off"\n'
     (root / "etc/whitepanda/pqos.toml").write_text(pqos)
     (root / "etc/whitepanda/held.toml").write_text(CONFIGURATION.replace("hold_s = 1.0", "hold_s = 600.0"))
@@ -219,9 +215,7 @@ def threads_of(machine, uuid):
 
 
 def watch(machine, seconds, wanted=VMS):
-    text = machine.run(
-        "/opt/whitepanda/bin/python", "/opt/watch.py", str(seconds), str(wanted), timeout_s=seconds + 20
-    )
+    text = machine.run("/opt/whitepanda/bin/python", "/opt/watch.py", str(seconds), str(wanted), timeout_s=seconds + 20)
     seen, *rest = json.loads(text)
     return set(seen), *rest
 
@@ -284,9 +278,7 @@ def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
 
 
 def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
-    machine.run(
-        "bash", "-c", f"for i in $(seq {RMIDS}); do mkdir {ROOT}/mon_groups/x$i || exit 0; done 2>/dev/null"
-    )
+    machine.run("bash", "-c", f"for i in $(seq {RMIDS}); do mkdir {ROOT}/mon_groups/x$i || exit 0; done 2>/dev/null")
     taken = {name for name in tree.groups() if name.startswith("x")}
     assert taken  # the last mkdir said ENOSPC
     tree.knob("limbo_s", 1.5)
@@ -357,7 +349,7 @@ def test_another_user_with_capabilities_moves_no_task(machine, tree, drop_in):
     names = " ".join(f"CAP_{name}" for name in CAPABILITIES.split())
     drop_in(
         f"User=daemon\nCapabilityBoundingSet={names}\nAmbientCapabilities={names}\nExecStart=\n"
-        f'ExecStart=/opt/whitepanda/bin/python -c "{program}" agent run --config /etc/whitepanda/agent.toml',
+        f'ExecStart=/opt/whitepanda/bin/python -c "{program}" agent run --config /etc/whitepanda/agent.toml'
     )
     seen, reasons, *_ = sampled(machine)
     status = machine.run("cat", f"/proc/{machine.show(AGENT, 'MainPID')}/status")
@@ -380,9 +372,7 @@ def test_without_its_write_access_the_agent_only_reads_others_groups(machine, tr
 @pytest.mark.long
 def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree, drop_in):
     if not Path("/usr/lib/libpqos.so.4").exists() or importlib.util.find_spec("pqos") is None:
-        pytest.skip(
-            "needs libpqos.so.4 and the package pqos (Debian: intel-cmt-cat; tools/bootstrap.py host)"
-        )
+        pytest.skip("needs libpqos.so.4 and the package pqos (Debian: intel-cmt-cat; tools/bootstrap.py host)")
     text = (
         "BindReadOnlyPaths=/opt/filesystems:/proc/filesystems /opt/cpuinfo:/proc/cpuinfo\n"
         "ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/pqos.toml\n"
@@ -408,9 +398,7 @@ def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree
 @pytest.mark.long
 def test_the_occupancy_of_a_vm_in_a_group_of_ours(machine, tree, drop_in):
     """Told from its turn's sixth second on, so with turns that are longer."""
-    drop_in(
-        "ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/held.toml"
-    )
+    drop_in("ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/held.toml")
     machine.start(AGENT)
     eventually(lambda: MINE + UUIDS[0] in tree.groups(), lambda: machine.journal(AGENT))
     group = MINE + UUIDS[0]

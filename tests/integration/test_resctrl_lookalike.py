@@ -1,7 +1,5 @@
 """Our look-alike resctrl (tests/lab/resctrl_fuse.py) does what the kernel does, as far as the sources depend on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -122,10 +120,7 @@ def test_only_root_or_the_owner_moves_a_task_whatever_the_capabilities():
 def test_nothing_is_seen_outside():
     run_inside("assert 'resctrl' in pathlib.Path('/proc/filesystems').read_text()")
     assert "fuse.resctrl" not in Path("/proc/mounts").read_text()
-    assert (
-        not Path("/sys/fs/resctrl/info/L3_MON/num_rmids").exists()
-        or "rdt_a" in Path("/proc/cpuinfo").read_text()
-    )
+    assert not Path("/sys/fs/resctrl/info/L3_MON/num_rmids").exists() or "rdt_a" in Path("/proc/cpuinfo").read_text()
 
 
 def test_the_one_who_has_groups_is_known_by_a_lock():

@@ -1,7 +1,5 @@
 """Real measurements (memcached, Intel RDT) through `whitepanda degradation`: the errors and intervals promised."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -54,10 +52,7 @@ def test_errors_and_intervals_on_rows_and_aggressors_held_out(measured, tmp_path
 
     # The bars are of 20 seeds' means (bench/degradation/swan.py: 8.2, 4.3 and 91.6 %); these are the means of the
     # first five.
-    seeds = [
-        degradation("evaluate", measured, "--model", model, "--folds", 5, "--seed", seed)
-        for seed in range(1, 6)
-    ]
+    seeds = [degradation("evaluate", measured, "--model", model, "--folds", 5, "--seed", seed) for seed in range(1, 6)]
     assert {folds["rows"] for folds in seeds} == {396}
     assert mean(folds["mean_ape"] for folds in seeds) <= 0.085
     assert mean(folds["median_ape"] for folds in seeds) <= 0.045

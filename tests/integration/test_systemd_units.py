@@ -5,8 +5,6 @@ is in /opt/whitepanda there, on this checkout's code; everything in systemd/ is 
 says. A program of another user stands for a QEMU: libvirt's status file names it, its threads are the vCPUs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -23,13 +21,7 @@ from central.config import BuildSection, CentralConfig, CentralSection
 from central.config import load as load_central
 from central.pki import issue, make_ca
 from collector.cgroup.tree import parse_mounts
-from tests.support.systemd_machine import (
-    UNITS,
-    booted,
-    eventually,
-    install_product,
-    install_units,
-)
+from tests.support.systemd_machine import UNITS, booted, eventually, install_product, install_units
 from whitepanda.common.errors import ConfigError, TlsError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -114,9 +106,7 @@ def analyze():
         pytest.skip("needs systemd-analyze (Debian: systemd)")
 
     def run(*arguments):
-        return subprocess.run(
-            ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
+        return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False)
 
     return run
 
@@ -160,9 +150,7 @@ def test_tmpfiles_close_keys_of_any_name_and_leave_their_owners(tmp_path):
         pytest.skip("needs systemd-tmpfiles (Debian: systemd) and root")
     tls = tmp_path / "etc/whitepanda/tls"
     tls.mkdir(parents=True)
-    (tmp_path / "etc/passwd").write_text(
-        "root:x:0:0::/:/bin/sh\nwhitepanda-central:x:4711:4712::/:/bin/false\n"
-    )
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nwhitepanda-central:x:4711:4712::/:/bin/false\n")
     (tmp_path / "etc/group").write_text("root:x:0:\nwhitepanda-central:x:4712:\n")
     owners = {"central.example.net.key": (4711, 4712), "central.key": (4711, 4712), "node1.key": (0, 0)}
     for name, (user, group) in owners.items():
@@ -293,8 +281,7 @@ def run_stand_in(machine):
     machine.start("stand-in.service")
     pid = machine.show("stand-in", "MainPID")
     tids = eventually(
-        lambda: (t := sorted(int(t) for t in machine.run("ls", f"/proc/{pid}/task").split()))[2:] and t,
-        "no threads",
+        lambda: (t := sorted(int(t) for t in machine.run("ls", f"/proc/{pid}/task").split()))[2:] and t, "no threads"
     )
     tids.remove(int(pid))
     status = f"""<domstatus state='running' reason='booted' pid='{pid}'>
@@ -396,9 +383,7 @@ def test_privileges_of_the_running_processes(machine):
 
 
 def test_sources_work_in_the_units_sandbox(machine):
-    found = eventually(
-        lambda: (s := machine.sources())["procfs"][0] == "available" and s, "procfs is not sampled", 10
-    )
+    found = eventually(lambda: (s := machine.sources())["procfs"][0] == "available" and s, "procfs is not sampled", 10)
     assert found["simulated"][0] == "available"
 
 
@@ -412,11 +397,7 @@ def test_perf_works_in_the_units_sandbox(machine, override):
 
 
 def metrics(vm):
-    return (
-        {metric["name"]: metric for metric in vm["metrics"]}
-        if isinstance(vm["metrics"], list)
-        else vm["metrics"]
-    )
+    return {metric["name"]: metric for metric in vm["metrics"]} if isinstance(vm["metrics"], list) else vm["metrics"]
 
 
 def value(vm, name):
@@ -427,9 +408,7 @@ def test_vms_answers_with_a_vm_of_another_user_and_the_simulated_ones(machine):
     def sampled():
         found = machine.vms()
         return (
-            found
-            if {"stand-in", "db", "batch"} <= found.keys() and value(found["stand-in"], "guest_ratio")
-            else None
+            found if {"stand-in", "db", "batch"} <= found.keys() and value(found["stand-in"], "guest_ratio") else None
         )
 
     found = eventually(sampled, lambda: json.dumps(machine.vms(), indent=1))
@@ -446,8 +425,7 @@ def test_windows_reach_central_the_lake_and_a_build(machine):
     )
     lake = "/var/lib/whitepanda-central/lake"
     eventually(
-        lambda: machine.run("find", lake, "-name", "*.parquet").strip(),
-        lambda: machine.journal("whitepanda-central"),
+        lambda: machine.run("find", lake, "-name", "*.parquet").strip(), lambda: machine.journal("whitepanda-central")
     )
     eventually(
         lambda: machine.python("print(json.dumps(client.status().coefficient_version))") > 0,
@@ -458,9 +436,7 @@ def test_windows_reach_central_the_lake_and_a_build(machine):
 def test_nothing_is_logged_as_an_error(machine):
     for name in ("agent", "central"):
         text = machine.journal(f"whitepanda-{name}")
-        assert not re.search(
-            r"level=(error|critical)|Traceback|Permission denied|Operation not permitted", text
-        ), text
+        assert not re.search(r"level=(error|critical)|Traceback|Permission denied|Operation not permitted", text), text
 
 
 def test_the_watchdog_restarts_what_hangs(machine, override):
@@ -472,9 +448,7 @@ def test_the_watchdog_restarts_what_hangs(machine, override):
 
     def has_lived(unit):
         """Whether it has pinged for longer than the limit since it was ready."""
-        last, ready = (
-            int(machine.show(unit, f"{name}TimestampMonotonic")) for name in ("Watchdog", "ActiveEnter")
-        )
+        last, ready = (int(machine.show(unit, f"{name}TimestampMonotonic")) for name in ("Watchdog", "ActiveEnter"))
         return last - ready > limit_s * 1e6
 
     def reaches(unit, condition, timeout_s):
@@ -495,9 +469,7 @@ def test_the_watchdog_restarts_what_hangs(machine, override):
 
 def test_a_wrong_configuration_is_not_retried(machine, override):
     text = machine.run("cat", "/etc/whitepanda/agent.toml")
-    machine.run(
-        "tee", "/etc/whitepanda/wrong.toml", stdin=text.replace("[agent]", "[agent]\nintervall_s = 1")
-    )
+    machine.run("tee", "/etc/whitepanda/wrong.toml", stdin=text.replace("[agent]", "[agent]\nintervall_s = 1"))
     with pytest.raises(AssertionError):
         override(
             "whitepanda-agent",
@@ -518,10 +490,7 @@ def perf_detail(machine):
 
 @pytest.mark.parametrize(
     ("drop_in", "expected"),
-    [
-        ("CapabilityBoundingSet=", "give the agent CAP_PERFMON"),
-        ("SystemCallFilter=~perf_event_open", "seccomp filter"),
-    ],
+    [("CapabilityBoundingSet=", "give the agent CAP_PERFMON"), ("SystemCallFilter=~perf_event_open", "seccomp filter")],
 )
 def test_perf_needs_what_the_unit_gives(machine, override, drop_in, expected):
     override("whitepanda-agent", HOST_ONLY + drop_in)
@@ -544,7 +513,6 @@ def test_libvirt_is_reached_from_the_sandbox(machine, override):
     machine.start("libvirtd")
     machine.run("systemctl", "restart", "whitepanda-agent", timeout_s=60)
     found = eventually(
-        lambda: (s := machine.sources()["libvirt"])[0] == "available" and s,
-        lambda: str(machine.sources()["libvirt"]),
+        lambda: (s := machine.sources()["libvirt"])[0] == "available" and s, lambda: str(machine.sources()["libvirt"])
     )
     assert "qemu:///system" in found[1]

@@ -1,7 +1,5 @@
 """`whitepanda top` ends with its terminal, and on a signal also where the terminal takes nothing more."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

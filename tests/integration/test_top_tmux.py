@@ -1,7 +1,5 @@
 """`whitepanda top` as a user runs it: in a real terminal (tmux), of a running agent that is killed on the way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -67,9 +65,7 @@ class Agent:
     def until_it_answers(self) -> None:
         for _ in range(300):
             done = subprocess.run(
-                [WHITEPANDA, "agent", "status", "--socket", self.folder / "a.sock"],
-                capture_output=True,
-                check=False,
+                [WHITEPANDA, "agent", "status", "--socket", self.folder / "a.sock"], capture_output=True, check=False
             )
             if done.returncode == 0:
                 return
@@ -150,11 +146,7 @@ def test_from_start_to_quit_the_terminal_is_as_it_was(agent: Agent, terminal: Te
 @pytest.mark.long
 def test_without_colours_nothing_but_the_terminals_own(agent: Agent, terminal: Terminal) -> None:
     def colours() -> bool:
-        return any(
-            mark in line
-            for line in terminal.screen("-e")
-            for mark in ("[38;", "[48;", ";38;", ";48;", "[31m")
-        )
+        return any(mark in line for line in terminal.screen("-e") for mark in ("[38;", "[48;", ";38;", ";48;", "[31m"))
 
     run = f"{WHITEPANDA} top --socket {agent.folder}/a.sock"
     terminal.type(run, "Enter")

@@ -4,8 +4,6 @@ Whether somebody suffers, and which VM is suspected first. $WHITEPANDA_AGREE_MIN
 change travels with an agent's next window and the page asks every 5 s, so they are asked again until they agree.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -52,9 +50,7 @@ def by_top(sockets: list[Path]) -> Said:
 
 
 async def by_command(asking: list[str]) -> Said:
-    process = await asyncio.create_subprocess_exec(
-        *asking, "--open", "--json", stdout=asyncio.subprocess.PIPE, cwd="/"
-    )
+    process = await asyncio.create_subprocess_exec(*asking, "--open", "--json", stdout=asyncio.subprocess.PIPE, cwd="/")
     out, _ = await process.communicate()
     assert process.returncode == 0
     found = json.loads(out)
@@ -89,17 +85,14 @@ def false_victims(sockets: list[Path], work: Path, seen: Counter[str]) -> None:
         truth, spans = Truth(file), [(now - 3 * 10**9, now)]
         for name in victims:
             true = [
-                truth.over(truth.course(name, what), spans)
-                for what in ("true_degradation", "true_latency_degradation")
+                truth.over(truth.course(name, what), spans) for what in ("true_degradation", "true_latency_degradation")
             ]
             seen["victims"] += 1
             seen["false"] += max((value for value in true if value is not None), default=1.0) < REAL
 
 
 @pytest.mark.timeout(60 * MINUTES + 400)
-async def test_the_page_the_command_and_top_agree_at_every_minute(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+async def test_the_page_the_command_and_top_agree_at_every_minute(tmp_path_factory: pytest.TempPathFactory) -> None:
     work = tmp_path_factory.mktemp("d")
     running = start(work, "--seed", "7", "--stay")
     assert running.stdout is not None

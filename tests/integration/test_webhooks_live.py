@@ -1,7 +1,5 @@
 """Webhooks of a real central: kill -9 while a receiver is being told loses and confuses nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3
@@ -61,9 +59,7 @@ def test_a_killed_central_tells_all_of_it(central, receiver):
         database.commit()
     wait_until(lambda: len(receiver.taken()) == 4)
     assert receiver.taken()[2:] == [("1", "resolved"), ("2", "resolved")]
-    wait_until(
-        lambda: f'webhook_waiting_notices{{receiver="127.0.0.1:{receiver.port}"}} 0.0' in metrics(central)
-    )
+    wait_until(lambda: f'webhook_waiting_notices{{receiver="127.0.0.1:{receiver.port}"}} 0.0' in metrics(central))
     assert "whitepanda_central_open_incidents 0.0" in metrics(central)
     assert central.stop() == 0
     log = central.log.read_text()

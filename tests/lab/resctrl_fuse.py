@@ -12,8 +12,6 @@ Tests turn knobs by extended attributes, which readers of the tree do not see:
     user.answer     on a file in mon_data: what reading it gives instead of the number ("" = the number again)
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os
@@ -51,7 +49,7 @@ class Group:
 
     path: str
     inode: int
-    parent: Group | None = None
+    parent: "Group | None" = None
     cpus: int = 0
     schemata: dict[str, dict[int, int]] = field(default_factory=dict)
     mode: str = "shareable"
@@ -107,9 +105,7 @@ def schemata_text(schemata: dict[str, dict[int, int]]) -> str:
     text = ""
     for name, domains in schemata.items():
         form = f"0{width}x" if name == "L3" else "3d"
-        text += (
-            f"{name:>6}:" + ";".join(f"{domain}={value:{form}}" for domain, value in domains.items()) + "\n"
-        )
+        text += f"{name:>6}:" + ";".join(f"{domain}={value:{form}}" for domain, value in domains.items()) + "\n"
     return text
 
 
@@ -163,9 +159,7 @@ class Resctrl:
     def mkdir(self, path: str, mode: int) -> None:
         self.status = "ok"
         folder, name = os.path.split(path)
-        parent = (
-            self.groups.get(folder.removesuffix("/mon_groups")) if folder.endswith("/mon_groups") else None
-        )
+        parent = self.groups.get(folder.removesuffix("/mon_groups")) if folder.endswith("/mon_groups") else None
         if "\n" in name:
             raise fail(errno.EINVAL)
         if parent is None and folder != "/":
@@ -262,9 +256,7 @@ class Resctrl:
             self.account(member)
         if group is not self.root:
             return "".join(f"{tid}\n" for member in family for tid in sorted(member.tasks))
-        controlled = {
-            tid for g in self.groups.values() if (g.parent or g) is not self.root for tid in g.tasks
-        }
+        controlled = {tid for g in self.groups.values() if (g.parent or g) is not self.root for tid in g.tasks}
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:

@@ -1,7 +1,5 @@
 """`whitepanda act run` as a process, and the command that asks it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -43,10 +41,7 @@ class ActProcess:
         """Start it, and wait until it answers."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *MAIN, "act", "run", "--config", self.config],
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
+                [sys.executable, *MAIN, "act", "run", "--config", self.config], stdout=log, stderr=log, cwd=ROOT
             )
         wait_until(lambda: self.process.poll() is not None or self._answers())
         assert self.process.poll() is None, self.log.read_text()

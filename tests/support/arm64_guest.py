@@ -1,7 +1,5 @@
 """Runs a program inside the emulated arm64 machine, whose kernel has a PMU and control groups of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-__all__ = ["run_in_guest"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "tests" / "lab"

@@ -1,7 +1,5 @@
 """A plain TCP load balancer: each connection goes to the next backend that takes it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
@@ -70,9 +68,7 @@ class Balancer:
         self.sent_bytes[backend] += size
 
 
-async def _pass(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None]
-) -> None:
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None]) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
             count(len(data))

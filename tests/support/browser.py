@@ -1,7 +1,5 @@
 """Debian's Chromium, driven by Playwright, and a page that notes all that goes wrong in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -68,8 +66,7 @@ async def watched(browser: Browser, url: str, **options: object) -> AsyncIterato
         page.on("pageerror", lambda error: found.errors.append(str(error)))
         page.on("console", lambda told: found.errors.append(told.text) if told.type == "error" else None)
         page.on(
-            "request",
-            lambda asked: found.foreign.append(asked.url) if urlsplit(asked.url).netloc != ours else None,
+            "request", lambda asked: found.foreign.append(asked.url) if urlsplit(asked.url).netloc != ours else None
         )
         page.on("response", lambda answer: found.statuses.append((answer.status, answer.url)))
         yield found

@@ -1,7 +1,5 @@
 """Central with one guarantee broken, to prove that a test notices. Run: this file, the mutant's name, arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import time

@@ -1,7 +1,5 @@
 """Central as a real process, its certificates and configuration, for tests and benchmarks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -84,12 +82,7 @@ key = "{self.pki}/central.key"
         return f"localhost:{self.port}"
 
     def start(
-        self,
-        *,
-        main: Sequence[str] = MAIN,
-        before: Sequence[str] = (),
-        timeout_s: float = 30.0,
-        wait: bool = True,
+        self, *, main: Sequence[str] = MAIN, before: Sequence[str] = (), timeout_s: float = 30.0, wait: bool = True
     ) -> None:
         """Start it; `main` are Python's arguments, `before` a command that runs it (such as strace)."""
         self.state_dir.mkdir(exist_ok=True, parents=True)

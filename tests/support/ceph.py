@@ -4,8 +4,6 @@ Debian's radosgw, ceph-mon and ceph-osd, in the foreground in one temporary fold
 without authentication among themselves, without a manager (whose statistics nobody asks for here) and without systemd.
 """
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import socket

@@ -5,8 +5,6 @@ they produce nothing more, drain, and FOLDER/result.json tells per host what was
 its ticks was, and the versions that central sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -30,11 +28,7 @@ class Agent:
 
     def __init__(self, folder: Path, name: str, address: str, tls: dict[str, str]) -> None:
         section = UplinkSection(
-            address=address,
-            tls=TlsFiles(**tls),
-            server_name="localhost",
-            reconnect_min_s=0.05,
-            reconnect_max_s=1.0,
+            address=address, tls=TlsFiles(**tls), server_name="localhost", reconnect_min_s=0.05, reconnect_max_s=1.0
         )
         self.name = name
         self._told = folder / "told"
@@ -61,9 +55,7 @@ class Agent:
             first = START_S * 10**9 + self.produced
             self.uplink.submit(
                 [
-                    CpiWindow(
-                        "vm", "e", "vm", "job", True, first + row, 10**10, cpu_usage_cores=1.0, cpi=1.5 + row
-                    )
+                    CpiWindow("vm", "e", "vm", "job", True, first + row, 10**10, cpu_usage_cores=1.0, cpi=1.5 + row)
                     for row in range(ROWS)
                 ]
             )

@@ -1,7 +1,5 @@
 """The processes of a chaos run: two replicas with one lake, a balancer before them, agents; and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -73,9 +71,7 @@ class Versions:
 class Fleet:
     """All the processes of one run."""
 
-    def __init__(
-        self, folder: Path, lake: Path, small: tuple[Path, Path], network: tuple[str, str, str], main
-    ) -> None:
+    def __init__(self, folder: Path, lake: Path, small: tuple[Path, Path], network: tuple[str, str, str], main) -> None:
         self.folder, self.lake, self.small = folder, lake, small
         self.space, self.link, self.address = network
         self.main = main

@@ -1,7 +1,5 @@
 """The Debian packages of this checkout, built once for all tests of a run, and others that differ in one thing."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

@@ -4,8 +4,6 @@ A command is what a reader would copy into a shell: a fenced block `sh`, a line 
 line of an indented block that begins with a program that people are told to run.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib
@@ -19,19 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: What an indented line has to begin with, to be a command and no output, formula or settings.
 PROGRAMS = frozenset(
     (
-        *(
-            "apt",
-            "apt-get",
-            "curl",
-            "docker",
-            "dpkg",
-            "install",
-            "journalctl",
-            "make",
-            "mount",
-            "openstack",
-            "podman",
-        ),
+        *("apt", "apt-get", "curl", "docker", "dpkg", "install", "journalctl", "make", "mount", "openstack", "podman"),
         *(
             "promtool",
             "python",
@@ -147,8 +133,7 @@ def whitepanda_words(command: str) -> list[list[str]]:
     for part in re.split(r"\s(?:\||&&|\|\||;|&|do|then)\s|;\s", f" {command} "):
         try:
             words = shlex.split(
-                re.sub(r"(?<=\s)[0-9]?>{1,2}\s*(?:&\d|\S+)|&>\S+|\s&\s*$|;\s*$|<\s*\S+", " ", part),
-                comments=True,
+                re.sub(r"(?<=\s)[0-9]?>{1,2}\s*(?:&\d|\S+)|&>\S+|\s&\s*$|;\s*$|<\s*\S+", " ", part), comments=True
             )
         except ValueError:
             continue
@@ -183,7 +168,5 @@ def exceptions() -> list[Left]:
 def all_scripts() -> list[Script]:
     """Every script of every page."""
     return [
-        script
-        for page in pages()
-        for script in scripts(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+        script for page in pages() for script in scripts(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
     ]

@@ -1,7 +1,5 @@
 """A central that does as a test tells it, in the test's own event loop, over real gRPC and TLS."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -103,15 +101,13 @@ class FakeCentral:
     def client(self, name: str) -> TlsFiles:
         return issue(self.pki, name, force=True)
 
-    async def start(self) -> FakeCentral:
+    async def start(self) -> "FakeCentral":
         self._server = grpc.aio.server(options=SERVER_CHANNEL_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._connect)
         service = grpc.method_handlers_generic_handler("whitepanda.v1.AgentStream", {"Connect": handler})
         self._server.add_generic_rpc_handlers((service,))
         files = TlsFiles(
-            ca=str(self.pki / "ca.crt"),
-            certificate=str(self.pki / "central.crt"),
-            key=str(self.pki / "central.key"),
+            ca=str(self.pki / "ca.crt"), certificate=str(self.pki / "central.crt"), key=str(self.pki / "central.key")
         )
         self.port = self._server.add_secure_port(self.address, server_credentials(files))
         await self._server.start()
@@ -138,6 +134,3 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> Non
         if asyncio.get_running_loop().time() > deadline:
             raise AssertionError("what was waited for did not happen")
         await asyncio.sleep(0.01)
-
-
-__all__ = ["FakeCentral", "Message", "Script", "Stream", "ack", "ack_of", "obedient", "until", "welcome"]

@@ -1,7 +1,5 @@
 """The rules of docs/security.md, for one address of loopback from which a hostile host comes."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -9,8 +7,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-__all__ = ["HOSTILE_ADDRESS", "bounded", "is_there"]
 
 HOSTILE_ADDRESS = "127.0.0.66"
 _DOCS = Path(__file__).parents[2] / "docs" / "security.md"
@@ -37,11 +33,7 @@ def bounded(port: int) -> Iterator[Callable[[], int]]:
     def dropped() -> int:
         command = ["iptables", "-w", "-n", "-v", "-x", "-L", "INPUT"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return sum(
-            int(line.split()[0])
-            for line in listed.splitlines()
-            if f"dpt:{port} " in line and " DROP " in line
-        )
+        return sum(int(line.split()[0]) for line in listed.splitlines() if f"dpt:{port} " in line and " DROP " in line)
 
     with ExitStack() as stack:
         for rule in _rules():

@@ -1,7 +1,5 @@
 """For tests of `whitepanda fleet`: the command in this process, tables to give it, and a lake."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -67,20 +65,8 @@ def rows_file(path, seed=0, gain=1.0, machines=range(30), column="ipc", extra=No
 def samples(host, platform, start_ns, ipc, jobs=("a", "b")):
     rows = []
     for k, job in enumerate(jobs):
-        known = {
-            "host": host,
-            "spool_id": "s",
-            "sequence": start_ns // 10**9,
-            "machine": host,
-            "vm": f"{host}-{job}",
-        }
-        known |= {
-            "epoch": "e",
-            "job": job,
-            "platform": platform,
-            "latency_sensitive": False,
-            "start_unix_ns": start_ns,
-        }
+        known = {"host": host, "spool_id": "s", "sequence": start_ns // 10**9, "machine": host, "vm": f"{host}-{job}"}
+        known |= {"epoch": "e", "job": job, "platform": platform, "latency_sensitive": False, "start_unix_ns": start_ns}
         known |= {"duration_ns": 10**10, "cpu_usage_cores": 1.0 + k, "cpi": 1 / ipc}
         rows.append(known | {"cycles": 10**9, "instructions": round(ipc * 10**9)})
     return rows

@@ -1,15 +1,11 @@
 """A machine with a real systemd that never had the product, and dpkg on it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.systemd_machine import Machine, booted
-
-__all__ = ["Fresh", "fresh_machine"]
 
 
 @contextmanager
@@ -41,9 +37,7 @@ class Fresh:
     def install(self, deb: Path) -> str:
         """As apt does where nobody is asked: files that the administrator has changed stay."""
         shutil.copy(deb, self.debs)
-        return self.run(
-            "dpkg", "--force-confdef", "--force-confold", "-i", f"/srv/debs/{deb.name}", timeout_s=300
-        )
+        return self.run("dpkg", "--force-confdef", "--force-confold", "-i", f"/srv/debs/{deb.name}", timeout_s=300)
 
     def dpkg(self, *words: str) -> str:
         """Run dpkg."""

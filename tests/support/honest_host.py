@@ -1,7 +1,5 @@
 """An honest host in a process of its own, whose acknowledgements are timed, and central's memory meanwhile."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Requests that no fleet tooling sends, over raw sockets: what central answers to each is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter
@@ -70,9 +68,7 @@ class HttpFuzzer:
         return self.get("/healthz", headers="".join(f"X-{each}: {'x' * 50}\r\n" for each in range(count)))
 
     def bad_body(self) -> bytes:
-        length = self.random.choice(
-            ("Content-Length: -1", "Content-Length: 99999999999", "Transfer-Encoding: chunked")
-        )
+        length = self.random.choice(("Content-Length: -1", "Content-Length: 99999999999", "Transfer-Encoding: chunked"))
         return self.get("/v1/hosts", headers=length + "\r\n") + b"zz\r\n" * self.random.randint(0, 1000)
 
     def noise(self) -> bytes:

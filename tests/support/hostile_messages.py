@@ -1,7 +1,5 @@
 """What no agent sends, beside what it does: each message with what central must count for it."""
 
-from __future__ import annotations
-
 import math
 import random
 import time
@@ -232,9 +230,7 @@ class Fuzzer:
             self.expected.reports.update({"bad_event": reports.MAX_EVENTS, "too_many_events": more})
         else:
             batch.triggers.extend([agent_pb2.Trigger()] * (reports.MAX_TRIGGERS + more))
-            self.expected.reports.update(
-                {"bad_trigger_time": reports.MAX_TRIGGERS, "too_many_triggers": more}
-            )
+            self.expected.reports.update({"bad_trigger_time": reports.MAX_TRIGGERS, "too_many_triggers": more})
         return self.take(batch)
 
     def opening(self) -> tuple[bytes | None, grpc.StatusCode]:

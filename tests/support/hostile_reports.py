@@ -1,7 +1,5 @@
 """What no agent says beside its windows: first words, heartbeats, events, reports of contention; good and bad."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """The lab (tests/lab) in a machine of its own: libvirtd, Open vSwitch and QEMU VMs in a booted machine's namespaces."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import json
@@ -20,8 +18,6 @@ from agent.calibrate.plan import Requests
 from agent.calibrate.requests import RequestLoad
 from tests.support.lab_tools import need_tools
 from tests.support.systemd_machine import Machine
-
-__all__ = ["Client", "InnerLab", "prepare"]
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "lab"
 _CLONE_NEWNET = 0x40000000

@@ -1,12 +1,8 @@
 """What the scripts of tests/lab need on the machine; tests/lab/packages.sh installs it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
-
-__all__ = ["need_tools"]
 
 _TOOLS = (
     "virsh",

@@ -1,7 +1,5 @@
 """An HTTP proxy before an S3 server which loses one answer: the server has done it, its client does not know."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 from collections.abc import Iterator

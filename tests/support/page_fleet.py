@@ -3,8 +3,6 @@
 What there is goes straight into lake, versions, incident history and journal, so that a thousand hosts take a second.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass
@@ -24,7 +22,8 @@ from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
 from central.incidents.store import IncidentStore
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.journal.writer import HostRecord, Journal
+from central.journal.tables import HostRecord
+from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.triggers import TriggerRow
@@ -90,13 +89,7 @@ class PageCentral:
             self._write_hosts()
             self.report_contention(range(0, size.hosts, size.contended), size.slots)
         builder = Builder(BuildSection(), self.lake)
-        self.fleet = Fleet(
-            self.journal,
-            self.registry,
-            self.lake,
-            builder,
-            self.store,
-        )
+        self.fleet = Fleet(self.journal, self.registry, self.lake, builder, self.store)
         self.api = HttpApi(self.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
 
     @property
@@ -146,9 +139,7 @@ class PageCentral:
                 )  # fmt: skip
             elif not is_sensitive and len(told.suspects) < 16:
                 usage = cores * (1 + 0.1 * math.sin(k) - 0.02 * len(told.suspects))
-                told.suspects.add(
-                    **known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage
-                )
+                told.suspects.add(**known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage)
         if told.suspects:
             told.recommendations.extend(map(recommendation_message, recommend(_situation(told))))
             if host == 0:  # what a shell would read as something else
@@ -198,9 +189,7 @@ class PageCentral:
                 "memory_stall_ratio": pa.array(np.clip(0.2 * noise, 0, 1)),
                 "io_wait_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
             }
-            arrays = [
-                columns.get(f.name, pa.nulls(len(vms), f.type)).cast(f.type, safe=False) for f in SAMPLES
-            ]
+            arrays = [columns.get(f.name, pa.nulls(len(vms), f.type)).cast(f.type, safe=False) for f in SAMPLES]
             table = pa.Table.from_arrays(arrays, schema=SAMPLES)
             self.lake.write_segment(table, segment_stem("central-0", "0badcafe", k + 1))
 
@@ -233,8 +222,7 @@ class PageCentral:
             name, silent = host_name(k), k % 50 == 49
             seen = self.now - (7200 * S if silent else 5 * S)
             jobs = {
-                job_name(self._job_of(v))
-                for v in range(k * self.size.vms_per_host, (k + 1) * self.size.vms_per_host)
+                job_name(self._job_of(v)) for v in range(k * self.size.vms_per_host, (k + 1) * self.size.vms_per_host)
             }
             self.journal.note_host(
                 HostRecord(name, PLATFORMS[k % 2], "0.1.0", 2, "boot", seen, 0, 40 * silent, 0, self.size.versions,

@@ -1,7 +1,5 @@
 """PANDA in two passes over a whole trace: what the incremental forms are compared with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +7,6 @@ import numpy.typing as npt
 
 from central.models.antagonists import panda
 from central.models.groups import Column, Floats, Ints, find, group, sums
-
-__all__ = ["Coefficients", "MachineCpi", "PandaFit", "fit"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """A real Prometheus in a folder of its own, on a port of its own; and promtool."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -15,8 +13,6 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import wait_until
-
-__all__ = ["PrometheusServer", "get", "promtool", "queries"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,9 +35,7 @@ def promtool(*arguments: str | Path, text: bytes = b"") -> subprocess.CompletedP
     """Run promtool; skips where there is none."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool: apt-get install prometheus")
-    done = subprocess.run(
-        ["promtool", *map(str, arguments)], input=text, capture_output=True, timeout=200, check=False
-    )
+    done = subprocess.run(["promtool", *map(str, arguments)], input=text, capture_output=True, timeout=200, check=False)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

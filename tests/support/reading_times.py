@@ -1,7 +1,5 @@
 """Whether a source's samples have the moments at which their counters were read. No time is asserted, only order."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

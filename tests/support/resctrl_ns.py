@@ -1,7 +1,5 @@
 """Python code run where /sys/fs/resctrl is the look-alike (tests/lab/resctrl_ns.sh)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

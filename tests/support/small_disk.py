@@ -1,7 +1,5 @@
 """Small file systems, for tests of full disks and of lakes that cannot be written."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

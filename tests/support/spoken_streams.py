@@ -1,7 +1,5 @@
 """A central in the test's process, and streams to it that a test speaks by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import ssl
@@ -23,20 +21,14 @@ CONNECT = "/whitepanda.v1.AgentStream/Connect"
 
 
 def config(
-    folder: Path,
-    pki: dict[str, TlsFiles],
-    listen: str = "localhost:0",
-    quotas: QuotaSection | None = None,
-    **ingest,
+    folder: Path, pki: dict[str, TlsFiles], listen: str = "localhost:0", quotas: QuotaSection | None = None, **ingest
 ) -> CentralConfig:
     """Return the settings of a central whose state is below `folder`."""
     section = CentralSection(
         listen=listen, http_listen="127.0.0.1:0", state_dir=str(folder / "state"), tls=pki["central"]
     )
     return CentralConfig(
-        central=section,
-        ingest=IngestSection(**{"commit_interval_ms": 1, **ingest}),
-        quotas=quotas or QuotaSection(),
+        central=section, ingest=IngestSection(**{"commit_interval_ms": 1, **ingest}), quotas=quotas or QuotaSection()
     )
 
 
@@ -78,9 +70,7 @@ class Peer:
 
     async def read(self) -> agent_pb2.CentralMessage:
         raw = await asyncio.wait_for(self.call.read(), 10)
-        assert raw is not grpc.aio.EOF, (
-            f"the stream ended: {await self.call.code()} {await self.call.details()}"
-        )
+        assert raw is not grpc.aio.EOF, f"the stream ended: {await self.call.code()} {await self.call.details()}"
         return agent_pb2.CentralMessage.FromString(raw)
 
     async def ack(self) -> agent_pb2.Ack:

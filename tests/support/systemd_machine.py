@@ -3,8 +3,6 @@
 The product is in /opt/whitepanda there, on this checkout's code; this checkout is /opt/whitepanda-source.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -95,9 +93,7 @@ class Machine:
         return json.loads(self.run("/opt/whitepanda/bin/python", "-c", head + with_client))
 
     def sources(self):
-        rows = self.python(
-            "print(json.dumps({s.name: [s.state, s.detail] for s in client.status().sources}))"
-        )
+        rows = self.python("print(json.dumps({s.name: [s.state, s.detail] for s in client.status().sources}))")
         return {name: tuple(row) for name, row in rows.items()}
 
     def vms(self):
@@ -153,19 +149,14 @@ def booted(folder, *needs):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool} (Debian: systemd, util-linux)")
     process = subprocess.Popen(
-        [ROOT / "tests/lab/systemd_ns.sh", folder, *needs],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [ROOT / "tests/lab/systemd_ns.sh", folder, *needs], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         line = process.stdout.readline()
         assert line.startswith("PID "), process.communicate()[1] + (folder / "systemd.log").read_text()
         machine = Machine(int(line.split()[1]))
         eventually(
-            lambda: (
-                machine.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded")
-            ),
+            lambda: machine.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded"),
             "systemd does not come up",
         )
         if (folder / "root/usr/lib/sysusers.d/whitepanda.conf").exists():

@@ -1,7 +1,5 @@
 """A real terminal (tmux), typed into and looked at."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time
@@ -9,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-
-__all__ = ["Terminal", "has"]
 
 
 class Terminal:

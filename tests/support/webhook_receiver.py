@@ -1,7 +1,5 @@
 """A receiver of webhooks: a real HTTP server that answers as it is told, and keeps what it was sent."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading
@@ -9,8 +7,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-__all__ = ["HANG", "Post", "Receiver"]
 
 #: In place of a status: no answer until the receiver is released.
 HANG = 0

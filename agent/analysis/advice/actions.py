@@ -8,8 +8,6 @@ coefficient is known: what is expected of them is said to be unknown, with the r
 `agent.analysis.advice.commands` has the command of each, by who manages the VM.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -39,8 +37,6 @@ from agent.analysis.advice.recommendations import (
     Unit,
     Victim,
 )
-
-__all__ = ["MAX_RECOMMENDATIONS", "pursued", "recommend"]
 
 MAX_RECOMMENDATIONS = 8
 
@@ -217,9 +213,7 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
         suspect,
         victim,
         "limit_cache",
-        effect=unknown_effect(
-            victim, situation, "no coefficient says what a VM's share of the cache costs others"
-        ),
+        effect=unknown_effect(victim, situation, "no coefficient says what a VM's share of the cache costs others"),
         amount=float(ways),
         unit="ways",
         evidence=(
@@ -247,18 +241,14 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
         suspect,
         victim,
         "limit_bandwidth",
-        effect=unknown_effect(
-            victim, situation, "no coefficient says what a VM's memory traffic costs others"
-        ),
+        effect=unknown_effect(victim, situation, "no coefficient says what a VM's memory traffic costs others"),
         amount=float(percent),
         unit="percent",
         evidence=(
             f"it has {share:.0%} of the VMs' memory traffic ({suspect.memory_bytes_per_s or 0:,.0f} bytes/s)",
             *_why(suspect),
         ),
-        commands=(
-            act_command("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim, situation),
-        ),
+        commands=(act_command("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim, situation),),
     )
 
 
@@ -285,9 +275,7 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     if small:
         lines.append(f"too small a part of it to be limited (score): {_scores(small)}")
     if spared:
-        lines.append(
-            f"not limited, as this host finds that another one inflicts it (score): {_scores(spared)}"
-        )
+        lines.append(f"not limited, as this host finds that another one inflicts it (score): {_scores(spared)}")
     if len(alone) < len(blamed):
         lines.append("it goes on as long as the suspect does what it does")
     elif not alone:

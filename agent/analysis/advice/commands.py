@@ -6,18 +6,7 @@ the reason. Commands are lists of words, for no shell; they name VMs by UUID, as
 Proxmox' number.
 """
 
-from __future__ import annotations
-
-from agent.analysis.advice.recommendations import (
-    QUOTA_PERIOD_US,
-    Command,
-    Situation,
-    Suspect,
-    Victim,
-    quota_us,
-)
-
-__all__ = ["act_command", "cap_commands", "cap_notes", "migration", "migration_notes"]
+from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
 
 _SECONDS = 900.0  # that an action of ours is in force
 _LIBVIRT = ("virsh", "-c", "qemu:///system")
@@ -25,9 +14,7 @@ _LIBVIRT = ("virsh", "-c", "qemu:///system")
 _NOVA = ("openstack", "--os-compute-api-version", "2.30", "server", "migrate", "--live-migration")
 
 
-def act_command(
-    action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation
-) -> Command:
+def act_command(action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation) -> Command:
     """Return our own command for an action: it ends by itself."""
     seconds = f"{min(_SECONDS, situation.host.max_seconds):g}"
     words = ("whitepanda", "act", "apply", action, vm, *amount, "--seconds", seconds, "--victim", victim.vm)
@@ -69,10 +56,7 @@ def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situ
             set_limit = ("qm", "set", suspect.vmid)
             return (
                 ours,
-                Command(
-                    "by hand, kept over restarts and migrations",
-                    (*set_limit, "--cpulimit", f"{cores:g}"),
-                ),
+                Command("by hand, kept over restarts and migrations", (*set_limit, "--cpulimit", f"{cores:g}")),
                 Command("undo it by hand", (*set_limit, "--delete", "cpulimit")),
             )
     return (ours,)
@@ -105,8 +89,7 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
         ("whitepanda", "place", f"--central={central}", "--tls=DIR", f"--job={who.job}"),
     )
     lift = Command(
-        "lift what act has set on it: a quota would move along for good",
-        ("whitepanda", "act", "undo", "--vm", who.vm),
+        "lift what act has set on it: a quota would move along for good", ("whitepanda", "act", "undo", "--vm", who.vm)
     )
     match who.manager:
         case "libvirt":
@@ -116,11 +99,7 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
         case "nova":
             named = "HOST as `openstack compute service list --service nova-compute` names it"
             words = (*_NOVA, "--host", "HOST", who.vm)
-            return (
-                lift,
-                ranks,
-                Command(f"migrate it to the first of them, with Nova's rights; {named}", words),
-            )
+            return (lift, ranks, Command(f"migrate it to the first of them, with Nova's rights; {named}", words))
         case "proxmox":
             purpose = "migrate it to the first of them; NODE as `pvecm nodes` names it; local disks: --with-local-disks"
             return (ranks, Command(purpose, ("qm", "migrate", who.vmid, "NODE", "--online")))
@@ -130,7 +109,5 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
 def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
     """Return why there is no command for a migration; () where there is one."""
     if who.manager == "qemu":
-        return (
-            "no command migrates it: no manager of this QEMU is known; without one, start it anew on another host",
-        )
+        return ("no command migrates it: no manager of this QEMU is known; without one, start it anew on another host",)
     return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()

@@ -1,26 +1,9 @@
 """What less CPU of a suspect is expected to change, by the linear model that accuses it: mnCPI = sum A_k * u. Pure."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from agent.analysis.advice.recommendations import Effect, Situation, Suspect, Victim
 from agent.analysis.antagonists.panda import ROBUST_CLIP
-
-__all__ = [
-    "MATERIAL_SHARE",
-    "NEAR_SHARE",
-    "Z95",
-    "cut_words",
-    "effect_of_less",
-    "effect_without",
-    "is_left_alone",
-    "is_near",
-    "is_small_part",
-    "is_spared",
-    "signal_of",
-    "unknown_effect",
-]
 
 #: Standard errors to each side of a 95 % interval.
 Z95 = 1.959964
@@ -69,12 +52,7 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
     after = before - a * less_cores
     if situation.is_cut:
         return Effect(
-            signal,
-            before,
-            max(0.0, after),
-            threshold=threshold,
-            unknown_because=cut_words(),
-            is_at_least=True,
+            signal, before, max(0.0, after), threshold=threshold, unknown_because=cut_words(), is_at_least=True
         )
     if error is None:
         return Effect(

@@ -1,26 +1,9 @@
 """What a recommendation is made of, and what it is: plain values. `agent.analysis.advice.actions` ranks them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 
 from collector.base import LIBVIRT_MANAGERS
-
-__all__ = [
-    "MIN_QUOTA_US",
-    "QUOTA_PERIOD_US",
-    "Action",
-    "Command",
-    "Effect",
-    "HostLimits",
-    "Recommendation",
-    "Situation",
-    "Suspect",
-    "Unit",
-    "Victim",
-    "quota_us",
-]
 
 Unit = Literal["", "cores", "percent", "ways"]
 Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect", "migrate_victim", "nothing"]

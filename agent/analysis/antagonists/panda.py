@@ -5,39 +5,11 @@ Source: "PANDA: Noise-Resilient Antagonist Identification in Production Datacent
 Everything here is pure: floats and dataclasses in and out. Central evaluates traces with this very code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collector.base import Reason
-
-__all__ = [
-    "CERTAIN_MN_CPI",
-    "MIN_HISTORY_SLOTS",
-    "ROBUST_CLIP",
-    "VICTIM_STDS",
-    "CpiStatistics",
-    "RankedSuspect",
-    "RobustLogCpi",
-    "SlotState",
-    "Suspect",
-    "TaskSlot",
-    "is_cut",
-    "is_triggered",
-    "is_victim",
-    "mn_cpi",
-    "mn_cpi_threshold",
-    "n_cpi",
-    "percentile_ranks",
-    "rank_suspects",
-    "slot_state",
-    "suffers",
-    "suspect_score",
-    "suspects_of",
-    "victim_threshold",
-]
 
 #: A victim's CPI is more than this many standard deviations above its job's mean (section 5.2).
 VICTIM_STDS = 2.0
@@ -215,9 +187,7 @@ def is_triggered(slots: Sequence[SlotState], threshold: float, victim_slots: int
 def suspects_of(tasks: Iterable[TaskSlot], coefficients: Mapping[str, float]) -> list[Suspect]:
     """Return the co-located tasks that may be blamed: those that are not latency-sensitive."""
     return [
-        Suspect(t.task, t.job, t.cpu_usage_cores, coefficients.get(t.job))
-        for t in tasks
-        if not t.latency_sensitive
+        Suspect(t.task, t.job, t.cpu_usage_cores, coefficients.get(t.job)) for t in tasks if not t.latency_sensitive
     ]
 
 

@@ -20,8 +20,6 @@ length that exceeds them too decides in its place, so that the end is seen soon.
 docs/studies/trigger.md has what it finds and how often it is wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -30,8 +28,6 @@ from itertools import accumulate
 from statistics import fmean, median, quantiles
 
 from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
-
-__all__ = ["SPANS_S", "THRESHOLD", "WARM_UP_S", "NoiseScaledTrigger"]
 
 #: Lengths of time over which the excess is averaged, in seconds.
 SPANS_S = (60.0, 180.0, 600.0, 1800.0)
@@ -47,9 +43,7 @@ _SCALE_S = 7200.0  # time constant of the standard deviations; at least
 _SCALE_STEPS = 720
 _CLIP_LEVEL = 2.0  # standard deviations that a value may pull by
 _CLIP_SCALE = 3.0  # the same of a mean
-_PRIOR_S = (
-    600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
-)
+_PRIOR_S = 600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
 _END = 0.5  # of the threshold
 _CERTAIN_END = 2.5  # of mnCPI; lower than what is certain, so that noise does not end it
 _PART_S = 600.0  # of the warm-up
@@ -191,8 +185,7 @@ class NoiseScaledTrigger:
         longest = max(1, round(_PART_SPAN * length))
         prior = _PRIOR_S / (self._warm_up_s + _PRIOR_S)  # what is left of it
         most = [
-            prior
-            + _MOST_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
+            prior + _MOST_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
             for span in spans
         ]
         if all(span.variance <= limit for span, limit in zip(spans, most, strict=True)):

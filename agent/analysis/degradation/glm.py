@@ -3,8 +3,6 @@
 Source: "Cloud White", section 6.3, equations (1) and (2). Fitted by `central.degradation.glm`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model_numbers import MOST_COLUMNS, SCALE, TERM, number, whole
 from agent.analysis.degradation.relative import relative
-
-__all__ = ["LINKS", "Glm"]
 
 LINKS = ("inverse", "log")
 

@@ -17,8 +17,6 @@ Distances are Euclidean over terms t, each as asinh((t - middle) / width) / spre
 logarithmic far out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +27,6 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, whole
 from agent.analysis.degradation.trees import Terms, Trees, numbers_of
-
-__all__ = ["Intervals", "Novelty", "mean_distance", "with_log"]
 
 Floats = NDArray[np.float64]
 _MOST = 1e6  # of what is relative to the rows of training
@@ -71,9 +67,7 @@ class Novelty:
         if not len(middles) == len(widths) == len(spreads) == count or len(prototypes) % count:
             raise ValueError(f"middles, widths, spreads and prototypes must have {count} numbers per row")
         if len(prototypes) and not np.abs(prototypes).max() <= _MOST:
-            raise ValueError(
-                f"prototypes must be from {-_MOST:g} to {_MOST:g} (value {np.abs(prototypes).max():g})"
-            )
+            raise ValueError(f"prototypes must be from {-_MOST:g} to {_MOST:g} (value {np.abs(prototypes).max():g})")
         if neighbours > len(prototypes) // count:
             raise ValueError(
                 f"neighbours must be 1 to the number of prototypes, {len(prototypes) // count} (value {neighbours})"
@@ -83,9 +77,7 @@ class Novelty:
 
     def places(self, values: Floats, baseline: Floats) -> Floats:
         """Return where rows lie, shape (n, terms): their terms, transformed as above."""
-        return np.asarray(
-            np.arcsinh((self.terms.of(values, baseline) - self.middles) / self.widths) / self.spreads
-        )
+        return np.asarray(np.arcsinh((self.terms.of(values, baseline) - self.middles) / self.widths) / self.spreads)
 
     def of(self, values: Floats, baseline: Floats) -> Floats:
         """Return the novelty of rows, shape (n,): about 1 at most for rows as in training; NaN: a term is missing."""
@@ -139,9 +131,7 @@ class Intervals:
         except ValueError as error:
             raise ValueError(f"novelty: {error}") from error
 
-    def bounds(
-        self, values: Floats, baseline: Floats, degradation: Floats
-    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Bound estimates.
 
         Args:

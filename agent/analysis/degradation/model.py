@@ -25,8 +25,6 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
 A model's last resort is the one of `models` with neither behaviour nor level.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,26 +48,6 @@ from agent.analysis.degradation.model_numbers import (
 from agent.analysis.degradation.relative import relative
 from agent.analysis.degradation.trees import Trees
 from agent.analysis.signals import IDLE
-
-__all__ = [
-    "CPU_BOUND",
-    "CPU_LEVELS",
-    "FORMAT",
-    "LEVEL_REACH",
-    "MEMORY_BOUND",
-    "Estimates",
-    "Estimator",
-    "GroupBaseline",
-    "Interval",
-    "Model",
-    "Range",
-    "Rule",
-    "Scatter",
-    "SubModel",
-    "group_key",
-    "parse",
-    "used_share",
-]
 
 FORMAT = 1
 #: The levels of CPU use at the baseline that the paper fits models for, as a share of the VM's vCPUs, or its workers.
@@ -96,9 +74,7 @@ class Estimator(Protocol):
 class Interval(Protocol):
     """What bounds it: `agent.analysis.degradation.intervals.Intervals`."""
 
-    def bounds(
-        self, values: Floats, baseline: Floats, degradation: Floats
-    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Return low, high, and whether the rows are like those it was calibrated with; each of shape (n,)."""
 
     def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
@@ -228,9 +204,7 @@ class Model:
     groups: Mapping[tuple[str, ...], GroupBaseline]
     estimators: tuple[SubModel, ...]
 
-    def predict(
-        self, values: Floats, baseline: Floats, baseline_rows: NDArray[np.int64] | None = None
-    ) -> Estimates:
+    def predict(self, values: Floats, baseline: Floats, baseline_rows: NDArray[np.int64] | None = None) -> Estimates:
         """Estimate the degradation of rows.
 
         Args:
@@ -261,9 +235,7 @@ class Model:
         Behaviour by the share of memory stalls, then the CPU level that is nearest to the `used_share`, within
         `LEVEL_REACH`; where either is not known or has no model, the one for any VM.
         """
-        last_resort = next(
-            i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None
-        )
+        last_resort = next(i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None)
         chosen = np.full(len(baseline), last_resort, dtype=np.int64)
         if self.rule is None or len(self.estimators) == 1:
             return chosen
@@ -325,9 +297,7 @@ class Model:
         is_without_baseline = np.isnan(baseline[rows][:, uses]).any(axis=1)
         for place in np.flatnonzero(is_missing.any(axis=1) | is_without_baseline):
             missing = np.flatnonzero(is_missing[place])
-            reasons[rows[place]] = (
-                f"missing:{self.features[uses[missing[0]]]}" if len(missing) else "no_baseline"
-            )
+            reasons[rows[place]] = f"missing:{self.features[uses[missing[0]]]}" if len(missing) else "no_baseline"
         usable = rows[~(is_missing.any(axis=1) | is_without_baseline)]
         if not len(usable):
             return
@@ -347,9 +317,7 @@ class Model:
             reasons[usable[place]] = f"out_of_range:{name}" if of_range else "unlike_training"
 
 
-def _outside(
-    ranges: Sequence[Range], values: Floats, baseline: Floats
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Return whether each row leaves a range, and the column that is farthest out, -1 without ranges."""
     if not ranges:
         return np.zeros(len(values), dtype=np.bool_), np.full(len(values), -1, dtype=np.int64)
@@ -404,8 +372,7 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         group_by=tuple(str(name) for name in baselines["group_by"]),
         groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
         estimators=tuple(
-            _at(f"models[{place}]", _part, part, method, len(features))
-            for place, part in enumerate(data["models"])
+            _at(f"models[{place}]", _part, part, method, len(features)) for place, part in enumerate(data["models"])
         ),
     )
     parts = model.estimators
@@ -455,9 +422,7 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if behaviour not in (None, MEMORY_BOUND, CPU_BOUND):
         raise ValueError(f"behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
     level = None if level is None else number(data, "cpu_level", _SHARE)
-    uses = tuple(
-        whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width))
-    )
+    uses = tuple(whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width)))
     ranges = tuple(_at(f"ranges[{place}]", _range, one) for place, one in enumerate(data["ranges"]))
     if any(column >= width for column in (*uses, *(r.column for r in ranges))):
         raise ValueError(f"uses and ranges must name columns 0 to {width - 1}")

@@ -3,15 +3,11 @@
 A file is data of others, and estimates are shown as if they were measured: what no fit can have given is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["FEATURE", "MOST_COLUMNS", "NOMINAL", "SCALE", "TERM", "number", "numbers_from", "whole"]
 
 #: What a feature in its own unit can be: bytes per second are the largest.
 FEATURE = (-1e18, 1e18)

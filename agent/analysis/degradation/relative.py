@@ -5,12 +5,8 @@ Where the baseline is about 0 (disk traffic of a VM that writes nothing) the quo
 the feature. "About 0" is below `FLOOR` of the scale.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["FLOOR", "relative"]
 
 #: Baselines smaller than this share of the feature's scale are about 0.
 FLOOR = 0.05

@@ -15,8 +15,6 @@ says where each side begins, so there are no pointers that could be wrong. Terms
 scikit-learn's trees do, and thresholds are numbers of that precision.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +25,6 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, whole
 from agent.analysis.degradation.relative import relative
-
-__all__ = ["FORMS", "LINKS", "Terms", "Trees", "degradation_of", "numbers_of"]
 
 #: How a sum z becomes the degradation: z, exp(z), 1 / z, 1 / z^2.
 LINKS = ("identity", "log", "inverse", "inverse-square-root")
@@ -252,9 +248,7 @@ def _right_sides(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
 
     """
     right = np.zeros(len(columns), dtype=np.int64)
-    whole: list[
-        int
-    ] = []  # where the trees begin that are read so far, from the end; the last is the leftmost
+    whole: list[int] = []  # where the trees begin that are read so far, from the end; the last is the leftmost
     for place, column in zip(range(len(columns) - 1, -1, -1), columns[::-1].tolist(), strict=True):
         if column >= 0:
             if len(whole) < 2:  # noqa: PLR2004 - two sides

@@ -14,8 +14,6 @@ normal at last. Chosen here, not in the paper, which takes the means of a first 
 Beside them, in the same quiet ticks and aged likewise: in how many looks k of the VM's vCPU threads ran at the instant.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.signals import VmKey
-
-__all__ = ["BaselineSettings", "Baselines", "taken"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -158,9 +154,7 @@ class Baselines:
         if self._restored_ticks == _RESTORED_TICKS:
             self._restored.clear()
         self.seen += 1
-        self._same_ticks = (
-            self._same_ticks + 1 if self._same_ticks and (unknown == self._unknown).all() else 1
-        )
+        self._same_ticks = self._same_ticks + 1 if self._same_ticks and (unknown == self._unknown).all() else 1
         self._unknown = unknown
         long = self._settings.long_ticks
         self._cursor = (self._cursor + 1) % long
@@ -199,14 +193,10 @@ class Baselines:
     def _make_variance(self, ticks: int) -> Floats:
         settings = self._settings
         short, long = self._noise()
-        exponent = math.log(ticks / settings.short_ticks) / math.log(
-            settings.long_ticks / settings.short_ticks
-        )
+        exponent = math.log(ticks / settings.short_ticks) / math.log(settings.long_ticks / settings.short_ticks)
         noise = short if exponent == 0 else short * (long / short) ** exponent
         # A mean over n ticks is as uncertain as that of n / long_ticks long windows.
-        return noise + long * (
-            settings.long_ticks / np.maximum(self.count[:, self._noisy], settings.short_ticks)
-        )
+        return noise + long * (settings.long_ticks / np.maximum(self.count[:, self._noisy], settings.short_ticks))
 
     def _noise(self) -> tuple[Floats, Floats]:
         if self._noise_now is None:
@@ -275,10 +265,7 @@ class Baselines:
         step = learning * np.maximum(gain / 4, 1.0 / np.maximum(self._noise_count, 1.0))
         mean = self.mean[:, self._noisy]
         short, long = self._make_noise()
-        for kept, now, ticks in (
-            (self._short, short, settings.short_ticks),
-            (self._long, long, settings.long_ticks),
-        ):
+        for kept, now, ticks in ((self._short, short, settings.short_ticks), (self._long, long, settings.long_ticks)):
             square = np.square(self.window(ticks) - mean)
             more = step * (np.minimum(square, _NOISE_CLIP * now) - kept)
             more[np.isnan(more)] = 0.0
@@ -434,9 +421,7 @@ class Baselines:
             column = self.columns.index(name)
             self.mean[row, column], self._spread[row, column], self.count[row, column] = numbers[:3]
             if column >= start:
-                for array, number in zip(
-                    (self._short, self._long, self._noise_count), numbers[3:], strict=True
-                ):
+                for array, number in zip((self._short, self._long, self._noise_count), numbers[3:], strict=True):
                     array[row, column - start] = number
 
 

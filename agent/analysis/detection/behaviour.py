@@ -4,8 +4,6 @@ Source of the three behaviours: "Cloud White", section 4. They are kept apart fr
 or sends a verdict needs none of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,8 +15,6 @@ from numpy.typing import NDArray
 
 from agent.analysis.detection.workers import LearntWorkers
 from agent.analysis.signals import Tick, Values, VmKey
-
-__all__ = ["BEHAVIOURS", "AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
 
 
 class Behaviour(StrEnum):

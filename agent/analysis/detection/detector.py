@@ -16,8 +16,6 @@ later what is small. Thresholds to leave a state are below those to enter it. Wh
 with a long time constant only: the end is the return to the baseline.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,28 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
-from agent.analysis.detection.behaviour import (
-    BEHAVIOURS,
-    AnyDetector,
-    Behaviour,
-    Detection,
-    Evidence,
-    VmState,
-)
+from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, VmState
 from agent.analysis.detection.detector_words import Judged, Verdicts
 from agent.analysis.detection.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detection.workers import WorkersRule
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
-
-__all__ = [
-    "AnyDetector",
-    "Behaviour",
-    "Detection",
-    "Detector",
-    "DetectorSettings",
-    "Evidence",
-    "VmState",
-]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -60,9 +41,7 @@ _ACTS = slice(len(SYMPTOMS), len(SYMPTOMS) + len(ACTS))
 _CLOCK = COLUMNS.index(CLOCK)
 _GROWN_GIPS = _FIRST_SYMPTOM + len(SYMPTOMS)  # column of the first act, instructions
 _CPI, _STALLS = 0, 1
-_GIPS, _CPU, _BANDWIDTH = (
-    [act.name for act in ACTS].index(name) for name in ("log_gips", "log_cpu", "log_bandwidth")
-)
+_GIPS, _CPU, _BANDWIDTH = ([act.name for act in ACTS].index(name) for name in ("log_gips", "log_cpu", "log_bandwidth"))
 _CORE = KINDS.index("core")
 _ALONE = np.array([kind in {"waiting", "io"} for kind in KINDS])
 _OF_KIND = [[place for place, s in enumerate(SYMPTOMS) if s.kind == kind] for kind in KINDS]
@@ -90,17 +69,11 @@ _MOST_SCORE = 20.0
 _MOST_SLOWING = 3.0  # a logarithm: beyond, a number tells no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
-_NEWCOMER_GROWTH = math.log(
-    6.0
-)  # a VM without a baseline has grown when it does five times what hurts nobody
+_NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times what hurts nobody
 _LEAST_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is no cause
-_DOMINANT_SHARE = (
-    0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
-)
+_DOMINANT_SHARE = 0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
 _LOAD_NOISE = 0.05  # changes of the load's logarithm up to this are noise rather than load
-_OWN_CLOCK = (
-    0.05  # a clock so much lower than the other VMs' is the VM's own doing (wide vector instructions)
-)
+_OWN_CLOCK = 0.05  # a clock so much lower than the other VMs' is the VM's own doing (wide vector instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +91,7 @@ class DetectorSettings:
     hysteresis: float = 0.5
     inflicting_ratio: float = 1.4  # growth from which a VM inflicts whether or not anybody suffers
     odd_factor: float = 5.0  # what exceeds this without a cause is not learnt at once
-    better_factor: float = (
-        5.0  # what is better by this for long shows that the baseline was learnt under stress
-    )
+    better_factor: float = 5.0  # what is better by this for long shows that the baseline was learnt under stress
     suspicion_s: float = 600.0  # that long nothing is learnt of what is unusual and hurts nobody
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
@@ -320,9 +291,7 @@ class Detector:
         if grown.any():
             hurting = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
             # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
-            much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(
-                axis=1
-            ) & judged.ready
+            much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
             inflicts = hurting | ((much | rows.inflicts) & grown)
         rows.inflicts = inflicts
         victim = suffers.any(axis=1) & ~inflicts

@@ -1,7 +1,5 @@
 """What our detector compared in a tick, and how it is told: reasons and evidence, in the signals' own units."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,8 +10,6 @@ from numpy.typing import NDArray
 from agent.analysis.detection.behaviour import Behaviour, Evidence, VmState
 from agent.analysis.detection.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 from agent.analysis.signals import Tick
-
-__all__ = ["AS_USUAL", "Judged", "Verdicts"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -155,9 +151,7 @@ def _acts_of(row: int, judged: Judged) -> tuple[Evidence, ...]:
     found = []
     for place in np.flatnonzero(judged.grown[row]):
         act, usual, growth = ACTS[place], judged.usual[row, place], judged.growth[row, place]
-        numbers = [
-            max(math.exp(usual + more) - act.floor, 0.0) for more in (growth, 0.0, judged.enough[row, place])
-        ]
+        numbers = [max(math.exp(usual + more) - act.floor, 0.0) for more in (growth, 0.0, judged.enough[row, place])]
         found.append((judged.amount[row, place], growth, Evidence(act.signal, *numbers)))
     return tuple(evidence for _, _, evidence in sorted(found, key=lambda one: (-one[0], -one[1])))
 

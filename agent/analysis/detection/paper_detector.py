@@ -11,8 +11,6 @@ docs/studies/cloud-white.md compares. Degradation is estimated until the baselin
 still beyond N from its baseline, and the victim's own load is within M of its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +23,6 @@ from numpy.typing import NDArray
 from agent.analysis.detection.baseline import taken
 from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
-
-__all__ = ["PaperDetector", "PaperSettings"]
 
 _FORMAT = 1
 _GUEST, _GIPS = INDEX["guest_ratio"], INDEX["gips"]
@@ -104,9 +100,7 @@ class PaperDetector:
         baseline[~ready] = math.nan
         return Detection(behaviours, ticks, told.state, lambda: baseline, estimate)
 
-    def _estimate(
-        self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
+    def _estimate(self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
         settings = self._settings
         off = np.abs(relative - 1)
         self._loaded = inflicts | (self._loaded & (off[:, 1] > settings.gips_change))

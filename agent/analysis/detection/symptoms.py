@@ -5,8 +5,6 @@ logarithms). Acts, of load: logarithms of an amount plus a floor, an amount that
 nothing to next to nothing has not grown.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -14,19 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.signals import INDEX, Tick
-
-__all__ = [
-    "ACTS",
-    "CLOCK",
-    "COLUMNS",
-    "KINDS",
-    "SYMPTOMS",
-    "Act",
-    "Symptom",
-    "clock_effect",
-    "columns_of",
-    "in_unit",
-]
 
 Floats = NDArray[np.float64]
 
@@ -122,10 +107,7 @@ def columns_of(values: Floats, vcpus: Floats) -> Floats:
         result[:, _PLACE["log_cpi"]] = -np.log(np.where(ipc > 0, ipc, math.nan))
         result[:, _PLACE["log_llc_mpki"]] = np.log(values[:, INDEX["llc_mpki"]] + _MISSES_FLOOR)
         # With the other cycles unchanged, stalls of share s make every instruction 1 / (1 - s) times as long.
-        for name, signal in (
-            ("log_memory_stalls", "memory_stall_ratio"),
-            ("log_total_stalls", "total_stall_ratio"),
-        ):
+        for name, signal in (("log_memory_stalls", "memory_stall_ratio"), ("log_total_stalls", "total_stall_ratio")):
             stalls = np.minimum(values[:, INDEX[signal]], _MOST_STALLS)
             result[:, _PLACE[name]] = -np.log1p(-stalls)
         waiting = values[:, INDEX["run_queue_wait_ratio"]] * vcpus

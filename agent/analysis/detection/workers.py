@@ -10,8 +10,6 @@ of an M/M/w queue at the offered load a = guest time of all vCPUs at the baselin
 KVM's polling) runs beside in an unknown share of the looks, one of `BESIDE`, with one thread more, up to V.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,17 +18,6 @@ from numpy.typing import NDArray
 
 from agent.analysis.detection.baseline import taken
 from agent.analysis.signals import VmKey
-
-__all__ = [
-    "BESIDE",
-    "EVERY_TICKS",
-    "LEAST_LOOKS",
-    "LEAST_POSTERIOR",
-    "LearntWorkers",
-    "WorkersRule",
-    "posteriors",
-    "running_shares",
-]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -152,11 +139,7 @@ class WorkersRule:
         if not turn.any():
             return
         self._due &= ~turn
-        workers, posterior, total = (
-            self.found.workers.copy(),
-            self.found.posterior.copy(),
-            self.found.looks.copy(),
-        )
+        workers, posterior, total = (self.found.workers.copy(), self.found.posterior.copy(), self.found.looks.copy())
         total[turn] = looks[turn].sum(axis=1)
         workers[turn], posterior[turn] = 0, np.nan
         enough = turn & (total >= LEAST_LOOKS) & (self._vcpus > 0)

@@ -4,8 +4,6 @@ The pairs of jobs that share a machine slot are many more than the rows, so they
 the two sides are dense matrices (slots x jobs), and what is wanted is their product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from central.models.groups import Column, Floats, Ints, counts, find, group, sums
-
-__all__ = ["Cells", "PairSums", "cells_of", "pair_sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +129,7 @@ def _machines(
         order = np.argsort(cells.place, kind="stable")
         ends = np.searchsorted(cells.place[order], np.append(first, len(machine_of_place)))
         sides.append(
-            (
-                order,
-                ends,
-                np.searchsorted(cells.machine, names),
-                np.searchsorted(cells.machine, names, "right"),
-            )
+            (order, ends, np.searchsorted(cells.machine, names), np.searchsorted(cells.machine, names, "right"))
         )
     (user_order, user_ends, user_first, user_last), (order, ends, victim_first, victim_last) = sides
     for m in range(len(names)):

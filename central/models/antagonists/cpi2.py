@@ -6,21 +6,12 @@ platform, of all days, where each past day weighs 0.9 of the next. Suspects are 
 with the victim's CPI above, and against its CPI below, mean + 2 std.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from central.models.antagonists.panda import MIN_RELATIVE_STD, CpiMoments
 from central.models.groups import Column, Floats, find, sums
-
-__all__ = [
-    "AGEING",
-    "OUTLIER_STDS",
-    "Spec",
-    "suspect_scores",
-]
 
 AGEING = 0.9
 OUTLIER_STDS = 2.0
@@ -37,19 +28,17 @@ class Spec:
     m2: Floats
 
     @classmethod
-    def of(cls, day: CpiMoments) -> Spec:
+    def of(cls, day: CpiMoments) -> "Spec":
         """Make the spec of a first day."""
         return cls(day.job, day.platform, day.samples.astype(np.float64), day.mean, day.m2)
 
-    def next_day(self, day: CpiMoments, ageing: float = AGEING) -> Spec:
+    def next_day(self, day: CpiMoments, ageing: float = AGEING) -> "Spec":
         """Age what is known by a day (counts and moments times `ageing`), then add a day's samples."""
         new = Spec.of(day)
         keys = (np.concatenate([self.job, new.job]), np.concatenate([self.platform, new.platform]))
         known = find((self.job, self.platform), (new.job, new.platform))
         fresh = known < 0
-        order = np.lexsort(
-            (np.append(self.platform, new.platform[fresh]), np.append(self.job, new.job[fresh]))
-        )
+        order = np.lexsort((np.append(self.platform, new.platform[fresh]), np.append(self.job, new.job[fresh])))
         job = np.append(self.job, new.job[fresh])[order]
         platform = np.append(self.platform, new.platform[fresh])[order]
         at = find((job, platform), keys)

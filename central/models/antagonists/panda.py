@@ -12,8 +12,6 @@ equations (1) to (3). Standard deviations are population ones. Where the paper i
 occur yet, so that parts merge exactly and the normalisation of the whole is applied afterwards, linearly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,14 +19,6 @@ import numpy.typing as npt
 
 from central.models.antagonists.colocation import pair_sums
 from central.models.groups import Column, Floats, Ints, concatenate, counts, find, group, sums
-
-__all__ = [
-    "MIN_RELATIVE_STD",
-    "Coefficients",
-    "CpiMoments",
-    "JobStatistics",
-    "PairState",
-]
 
 #: At or below this share of the mean a standard deviation is the rounding of a constant.
 MIN_RELATIVE_STD = 1e-12
@@ -72,7 +62,7 @@ class CpiMoments:
     m2: Floats
 
     @classmethod
-    def of(cls, job: Column, platform: Column, cpi: Floats) -> CpiMoments:
+    def of(cls, job: Column, platform: Column, cpi: Floats) -> "CpiMoments":
         """Compute the moments of samples in two passes: the mean, then what the centred values say.
 
         Args:
@@ -89,7 +79,7 @@ class CpiMoments:
         mean += sums(member, cpi - mean[member], n) / samples
         return cls(keys[0], keys[1], samples, mean, sums(member, (cpi - mean[member]) ** 2, n))
 
-    def merge(self, other: CpiMoments) -> CpiMoments:
+    def merge(self, other: "CpiMoments") -> "CpiMoments":
         """Merge by Chan, Golub and LeVeque (1979): M2 = sum M2_i + sum n_i (mean_i - mean)^2."""
         keys, member = group(concatenate(self.job, other.job), concatenate(self.platform, other.platform))
         count, means = np.concatenate([self.samples, other.samples]), np.concatenate([self.mean, other.mean])
@@ -102,9 +92,7 @@ class CpiMoments:
 
     def statistics(self) -> JobStatistics:
         """Mean and population standard deviation."""
-        return JobStatistics(
-            self.job, self.platform, self.samples, self.mean, _std(self.samples, self.mean, self.m2)
-        )
+        return JobStatistics(self.job, self.platform, self.samples, self.mean, _std(self.samples, self.mean, self.m2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +108,7 @@ class _Rows:
     cpi: Floats
 
     @classmethod
-    def checked(cls, columns: tuple[npt.ArrayLike, ...]) -> _Rows:
+    def checked(cls, columns: tuple[npt.ArrayLike, ...]) -> "_Rows":
         machine, slot, job, platform, sensitive, usage, cpi = columns
         rows = cls(
             np.asarray(machine),
@@ -168,7 +156,7 @@ class PairState:
         latency_sensitive: npt.ArrayLike,
         usage: npt.ArrayLike,
         cpi: npt.ArrayLike,
-    ) -> PairState:
+    ) -> "PairState":
         """Make the state of a number of task slots: one row is one task in one slot.
 
         Args:
@@ -208,7 +196,7 @@ class PairState:
             CpiMoments.of(rows.job, rows.platform, rows.cpi),
         )
 
-    def merge(self, other: PairState) -> PairState:
+    def merge(self, other: "PairState") -> "PairState":
         """Return the state of both parts together. Associative and commutative up to rounding."""
         keys, pair = group(
             concatenate(self.pair_job, other.pair_job),

@@ -5,8 +5,6 @@ Equation (3) runs over the slots of one machine instead of all; mean and standar
 equation (1), stay those of the whole fleet (the paper is silent; ours).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +13,6 @@ from central.models.antagonists.colocation import pair_sums
 from central.models.antagonists.panda import JobStatistics
 from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, concatenate, counts, find, group, sums
-
-__all__ = ["LocalCoefficients", "LocalState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class LocalState:
     samples: Ints
 
     @classmethod
-    def of(cls, slots: TaskSlots) -> LocalState:
+    def of(cls, slots: TaskSlots) -> "LocalState":
         """Make the state of a number of task slots."""
         found = pair_sums(**slots.columns())
         return cls(
@@ -64,7 +60,7 @@ class LocalState:
             found.samples,
         )
 
-    def merge(self, other: LocalState) -> LocalState:
+    def merge(self, other: "LocalState") -> "LocalState":
         """Return the state of both parts together. Associative and commutative up to rounding."""
         keys, pair = group(
             concatenate(self.pair_machine, other.pair_machine),

@@ -5,14 +5,10 @@ the form that PANDA's section 5.2 evaluates: one random hour of the last two, th
 chi-square threshold of 1. Ours: the categories are the window's terciles, and draws are capped.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
 from central.models.groups import Floats, Ints
-
-__all__ = ["CATEGORIES", "CHI_SQUARE_LIMIT", "MAX_DRAWS", "SAMPLED_RATIO", "representative", "suspect_scores"]
 
 CATEGORIES = 3
 CHI_SQUARE_LIMIT = 1.0

@@ -6,15 +6,11 @@ one scale for the days to come: the medians over the days, each day weighed by i
 nor a drift over the days reaches the scale.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from central.models.groups import Column, Floats, Ints, group
-
-__all__ = ["RobustScales", "over_days"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Task slots as columns: what every method learns from. One row is one task in one slot of its machine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from central.models.groups import Column, Floats, Ints
-
-__all__ = ["SLOTS_PER_DAY", "SLOT_S", "TaskSlots"]
 
 SLOT_S = 300
 SLOTS_PER_DAY = 86_400 // SLOT_S
@@ -53,7 +49,7 @@ class TaskSlots:
         """Number of rows."""
         return len(self.slot)
 
-    def take(self, index: npt.NDArray[Any]) -> TaskSlots:
+    def take(self, index: npt.NDArray[Any]) -> "TaskSlots":
         """Return the rows at `index` (positions or a mask)."""
         return TaskSlots(*(getattr(self, name)[index] for name in _NAMES))
 
@@ -62,7 +58,7 @@ class TaskSlots:
         return {name: getattr(self, name) for name in _NAMES if name != "task"}
 
     @classmethod
-    def concatenate(cls, parts: Sequence[TaskSlots]) -> TaskSlots:
+    def concatenate(cls, parts: "Sequence[TaskSlots]") -> "TaskSlots":
         """Return the rows of several parts (at least one) in one."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
 

@@ -17,8 +17,6 @@ the rise of y per core. Unlike PANDA:
 A part of the data (whole days) leaves sums that merge exactly: nothing in them depends on other days.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,16 +26,6 @@ from central.models.antagonists.colocation import cells_of
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.antagonists.whitepanda_solve import Level, alone, are_reversed, solve
 from central.models.groups import Column, Floats, Ints, concatenate, find, group, sums
-
-__all__ = [
-    "CLIP",
-    "IQR_OF_NORMAL",
-    "PERSISTENCE",
-    "WhitepandaCoefficients",
-    "WhitepandaState",
-    "quasi_differenced",
-    "robust_n_cpi",
-]
 
 #: Normalised CPI is cut to plus and minus this.
 CLIP = 3.0
@@ -137,7 +125,7 @@ class WhitepandaState:
     total: Floats
 
     @classmethod
-    def of(cls, rows: TaskSlots) -> WhitepandaState:
+    def of(cls, rows: TaskSlots) -> "WhitepandaState":
         """Make the state of whole days of some machines."""
         sensitive = rows.latency_sensitive & ~np.isnan(rows.cpi)
         day = rows.slot // SLOTS_PER_DAY
@@ -152,7 +140,7 @@ class WhitepandaState:
         parts = _MachineDays(machine, slot, y, place[beside], rows.job[beside], rows.usage[beside])
         return parts.state()
 
-    def merge(self, other: WhitepandaState) -> WhitepandaState:
+    def merge(self, other: "WhitepandaState") -> "WhitepandaState":
         """Return the state of both parts together. Associative and commutative up to rounding."""
         pairs, pair = _keys(self, other, "pair_job", "pair_other")
         jobs, job = _keys(self, other, "job")
@@ -192,18 +180,14 @@ class WhitepandaState:
         value, estimate, error = solve(self._levels(jobs, has), usual_squared)
         if are_reversed(estimate, error):
             value, estimate, error = self._one_at_a_time(jobs, has)
-        return WhitepandaCoefficients(
-            jobs, value, estimate, error, self.samples[has], self.sum_usage_squared[has]
-        )
+        return WhitepandaCoefficients(jobs, value, estimate, error, self.samples[has], self.sum_usage_squared[has])
 
     def _one_at_a_time(self, jobs: Column, has: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
         """PANDA's equation (3) on robust mnCPI: where a job is, and how much it uses there, is most of what counts."""
         at = find((jobs,), (self.machine_job,))
         products = sums(at[at >= 0], self.machine_product[at >= 0], len(jobs))
         # As neighbouring slots tell much the same, a machine day counts as one.
-        return alone(
-            products, self.sum_usage_squared[has], float(self.sum_y_squared.sum()), float(self.total[1])
-        )
+        return alone(products, self.sum_usage_squared[has], float(self.sum_y_squared.sum()), float(self.total[1]))
 
     def _levels(self, jobs: Column, has: npt.NDArray[np.bool_]) -> list[Level]:
         """Within machine days, between days of a machine, between machines."""
@@ -225,13 +209,7 @@ class WhitepandaState:
         y_sum = float(self.sum_y.sum())
         one = (np.zeros(len(jobs), np.int64), np.arange(len(jobs)), usage_sum / np.sqrt(max(slots, 1)), 1)
         return [
-            Level(
-                len(jobs),
-                self.job_within[has],
-                within_y,
-                max(slots - machine_days, 1),
-                (i, j, self.within[both]),
-            ),
+            Level(len(jobs), self.job_within[has], within_y, max(slots - machine_days, 1), (i, j, self.within[both])),
             Level(
                 len(jobs),
                 self.job_between_days[has] - machine_products,
@@ -258,9 +236,7 @@ def _keys(a: WhitepandaState, b: WhitepandaState, *names: str) -> tuple[list[Col
 class _MachineDays:
     """Task slots beside a y, machine day by machine day as dense matrices (slots x jobs)."""
 
-    def __init__(
-        self, machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, usage: Floats
-    ) -> None:
+    def __init__(self, machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, usage: Floats) -> None:
         self._y = y
         self._usage = usage
         (self._machine, self._day), self._of_place = group(machine, slot // SLOTS_PER_DAY)
@@ -280,10 +256,7 @@ class _MachineDays:
         products = {name: [np.empty(0)] for name in _SUMS}
         day_sums = np.zeros((days, 5))
         for d in range(days):
-            places, mine = (
-                slice(int(first[d]), int(first[d + 1])),
-                slice(int(columns[d]), int(columns[d + 1])),
-            )
+            places, mine = (slice(int(first[d]), int(first[d + 1])), slice(int(columns[d]), int(columns[d + 1])))
             u = cells.dense(self._usage, places, mine, order[entries[d] : entries[d + 1]])
             y = self._y[places]
             gram, with_y, own = quasi_differenced(u, y, self._slot[places])
@@ -300,12 +273,7 @@ class _MachineDays:
         return self._gathered(np.concatenate(left), np.concatenate(right), products, job_sums, day_sums)
 
     def _gathered(
-        self,
-        left: Ints,
-        right: Ints,
-        products: dict[str, list[Floats]],
-        job_sums: Floats,
-        day_sums: Floats,
+        self, left: Ints, right: Ints, products: dict[str, list[Floats]], job_sums: Floats, day_sums: Floats
     ) -> WhitepandaState:
         """Sum what machine days have left, by the keys of the state."""
         job = self._cells.keys[0]

@@ -5,15 +5,11 @@ added, each weighed by the inverse of its residual variance relative to the firs
 usage without effect; the shrinkage takes out what an estimate's own evidence does not bear.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from central.models.groups import Floats, Ints, sums
-
-__all__ = ["EVIDENCE", "MAX_DENSE_JOBS", "RIDGE_SLOTS", "Level", "alone", "are_reversed", "solve"]
 
 #: Slots of usual usage without effect that the ridge adds.
 RIDGE_SLOTS = 10.0

@@ -13,17 +13,6 @@ from central.traces.generator.settings import SynthSettings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "ROLES",
-    "SLOTS_PER_DAY",
-    "Jobs",
-    "Machines",
-    "Tasks",
-    "generator",
-    "make_jobs",
-    "make_machines",
-    "make_tasks",
-]
 
 SLOTS_PER_DAY = 288
 SLOTS_PER_HOUR = 12
@@ -104,13 +93,7 @@ def _spread(rng: np.random.Generator, sigma: float, shape: Any) -> NDArray[np.fl
 def make_jobs(settings: SynthSettings) -> Jobs:
     """Draw the jobs: latency-sensitive ones, then ordinary, antagonists, companions, burners."""
     rng = generator(settings, "jobs")
-    counts = (
-        settings.ls_jobs,
-        settings.batch_jobs,
-        settings.antagonists,
-        settings.companions,
-        settings.burners,
-    )
+    counts = (settings.ls_jobs, settings.batch_jobs, settings.antagonists, settings.companions, settings.burners)
     role = np.repeat(np.arange(len(ROLES), dtype=np.int8), counts)
     jobs, batch = len(role), role != _LS
     median = np.where(batch, settings.batch_usage, settings.ls_usage)
@@ -125,17 +108,13 @@ def make_jobs(settings: SynthSettings) -> Jobs:
     first, end = _presence(rng, settings, batch)
     leader = np.full(jobs, -1)
     riders = np.flatnonzero(role == _COMPANION)
-    leader[riders] = np.flatnonzero(role == _ANTAGONIST)[
-        np.arange(len(riders)) % max(settings.antagonists, 1)
-    ]
+    leader[riders] = np.flatnonzero(role == _ANTAGONIST)[np.arange(len(riders)) % max(settings.antagonists, 1)]
     first[riders], end[riders] = first[leader[riders]], end[leader[riders]]
     drift = settings.daily_drift * generator(settings, "drift").standard_normal((settings.days, jobs))
     return Jobs(
         job_id=_FIRST_JOB_ID + rng.permutation(jobs * 7)[:jobs],
         role=role,
-        priority=np.where(
-            batch, rng.choice([0.0, 25.0, 103.0, 105.0, 117.0], jobs), rng.choice([200.0, 360.0], jobs)
-        ),
+        priority=np.where(batch, rng.choice([0.0, 25.0, 103.0, 105.0, 117.0], jobs), rng.choice([200.0, 360.0], jobs)),
         scheduling_class=np.where(batch, rng.choice([0.0, 1.0], jobs), rng.choice([2.0, 3.0], jobs)),
         usage=usage,
         strength=effect / usage,
@@ -165,9 +144,7 @@ def _presence(
     return first.astype(np.int64), np.ceil(first + length).astype(np.int64)
 
 
-def _weights(
-    rng: np.random.Generator, settings: SynthSettings, role: NDArray[np.int8]
-) -> NDArray[np.float64]:
+def _weights(rng: np.random.Generator, settings: SynthSettings, role: NDArray[np.int8]) -> NDArray[np.float64]:
     """How likely a new task is one of each job. All batch roles have jobs of all ranks."""
     weight = np.zeros(len(role))
     for members in (np.flatnonzero(role == _LS), np.flatnonzero(role != _LS)):

@@ -1,13 +1,9 @@
 """Named settings of the generator. Each number's source is docs/traces.md."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from central.traces.generator.settings import SynthSettings
 from whitepanda.common.errors import InputError
-
-__all__ = ["PRESETS", "preset"]
 
 # Per machine and job mix: the paper's cell a has 13.5 latency-sensitive and "usually 30" batch tasks on a machine.
 _PAPER = SynthSettings(
@@ -31,24 +27,14 @@ _PAPER = SynthSettings(
 #: Name -> what it is for, and the settings.
 PRESETS: dict[str, tuple[str, SynthSettings]] = {
     "paper": ("the plain methods score about as published; linear contention", _PAPER),
-    "paper-saturating": (
-        "the same, contention saturates",
-        replace(_PAPER, form="saturating", antagonist_effect=0.07),
-    ),
+    "paper-saturating": ("the same, contention saturates", replace(_PAPER, form="saturating", antagonist_effect=0.07)),
     "quiet": (
         "nobody hurts anyone: what triggers is noise, load and bad machines",
         replace(_PAPER, antagonists=0, companions=0),
     ),
     "other-1": (
         "contention by cache occupancy that lags an hour and saturates; some sensitive jobs hurt too",
-        replace(
-            _PAPER,
-            form="saturating",
-            antagonist_effect=0.06,
-            effect_memory_h=1,
-            ls_antagonists=4,
-            platforms=4,
-        ),
+        replace(_PAPER, form="saturating", antagonist_effect=0.06, effect_memory_h=1, ls_antagonists=4, platforms=4),
     ),
     "other-2": (
         "antagonists hurt by being there; sensitive CPI falls with own usage and drifts; noisy machines",

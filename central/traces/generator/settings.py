@@ -1,7 +1,5 @@
 """What a generated trace is made of: every knob, its range, and what it does."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -9,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whitepanda.common.errors import InputError
-
-__all__ = ["FORMS", "SynthSettings", "changed", "knobs"]
 
 #: How the summed pressure of the tasks on a machine becomes contention.
 FORMS = ("linear", "saturating")
@@ -38,19 +34,11 @@ class SynthSettings:
     ls_jobs: int = _knob(30, 1, 100_000, "latency-sensitive jobs")
     batch_jobs: int = _knob(60, 0, 100_000, "ordinary batch jobs, beside the following")
     antagonists: int = _knob(8, 0, 10_000, "antagonist batch jobs")
-    companions: int = _knob(
-        0, 0, 10_000, "innocent batch jobs that ride along, dealt round to the antagonists"
-    )
+    companions: int = _knob(0, 0, 10_000, "innocent batch jobs that ride along, dealt round to the antagonists")
     burners: int = _knob(0, 0, 10_000, "innocent batch jobs that use much CPU")
-    ls_antagonists: int = _knob(
-        0, 0, 10_000, "of the latency-sensitive jobs, how many are antagonists as well"
-    )
-    popularity_exponent: float = _knob(
-        0.7, 0, 3, "job of rank r has r ** -x of its kind's tasks: some are rare"
-    )
-    transient_share: float = _knob(
-        0.2, 0, 1, "share of the batch jobs that exist for a part of the days only"
-    )
+    ls_antagonists: int = _knob(0, 0, 10_000, "of the latency-sensitive jobs, how many are antagonists as well")
+    popularity_exponent: float = _knob(0.7, 0, 3, "job of rank r has r ** -x of its kind's tasks: some are rare")
+    transient_share: float = _knob(0.2, 0, 1, "share of the batch jobs that exist for a part of the days only")
     rare_share: float = _knob(0.1, 0, 1, "share of the batch jobs with a twentieth of the tasks of others")
 
     ls_lifetime_h: float = _knob(120, 0.5, 1e5, "mean life of a latency-sensitive task")
@@ -67,15 +55,11 @@ class SynthSettings:
     diurnal_load: float = _knob(0.3, 0, 0.95, "amplitude of the day's rhythm of latency-sensitive usage")
     batch_diurnal_load: float = _knob(0.1, 0, 0.95, "the same of batch usage, a rhythm half a day later")
 
-    antagonist_effect: float = _knob(
-        0.15, 0, 100, "contention by one antagonist task at its job's usual usage"
-    )
+    antagonist_effect: float = _knob(0.15, 0, 100, "contention by one antagonist task at its job's usual usage")
     effect_spread: float = _knob(0.5, 0, 3, "spread of that effect between jobs")
     background_effect: float = _knob(0.0, 0, 100, "the same contention by one ordinary batch task")
     saturation: float = _knob(0.6, 1e-3, 1e6, "form saturating: contention = s * (1 - exp(-pressure / s))")
-    effect_threshold: float = _knob(
-        0, 0, 100, "usage that hurts nobody, in multiples of the job's usual usage"
-    )
+    effect_threshold: float = _knob(0, 0, 100, "usage that hurts nobody, in multiples of the job's usual usage")
     intensity_noise: float = _knob(
         0, 0, 3, "spread of what a task's usage does to others, from slot to slot, whatever it uses"
     )
@@ -83,9 +67,7 @@ class SynthSettings:
         0, 0, 100, "batch usage is divided by 1 + this * contention: it falls while all are slowed down"
     )
     usage_dependence: float = _knob(1, 0, 1, "1: an effect follows usage; 0: it is there while the task is")
-    effect_memory_h: float = _knob(
-        0, 0, 1000, "time constant with which pressure follows usage (cache); 0: at once"
-    )
+    effect_memory_h: float = _knob(0, 0, 1000, "time constant with which pressure follows usage (cache); 0: at once")
     sensitivity: float = _knob(1, 0, 100, "mean sensitivity of latency-sensitive jobs to contention")
     sensitivity_spread: float = _knob(0.5, 0, 3, "spread of sensitivity between jobs")
 
@@ -106,9 +88,7 @@ class SynthSettings:
     cpi_noise: float = _knob(0.25, 0, 3, "spread of CPI of a task from slot to slot")
     noise_memory_h: float = _knob(0.5, 0, 1000, "time constant of that noise; 0: white")
     noise_tail: float = _knob(4, 2.1, 1e6, "its tails: degrees of freedom of Student's t")
-    machine_noise: float = _knob(
-        0.05, 0, 3, "spread of CPI shared by a machine's tasks, not from antagonists"
-    )
+    machine_noise: float = _knob(0.05, 0, 3, "spread of CPI shared by a machine's tasks, not from antagonists")
     machine_noise_memory_h: float = _knob(3, 0, 1000, "time constant of that; 0: white")
     machine_noise_spread: float = _knob(0, 0, 3, "spread between machines of the size of both noises")
     corrupted_share: float = _knob(0.001, 0, 1, "share of samples whose CPI is absurd")
@@ -127,17 +107,13 @@ class SynthSettings:
             low, high = knob.metadata["low"], knob.metadata["high"]
             if not (math.isfinite(value) and low <= value <= high):
                 shown = [f"{each:g}" if isinstance(each, float) else str(each) for each in (low, high, value)]
-                raise InputError(
-                    f"synth knob {knob.name}: must be {shown[0]} to {shown[1]} (value {shown[2]})"
-                )
+                raise InputError(f"synth knob {knob.name}: must be {shown[0]} to {shown[1]} (value {shown[2]})")
         if self.form not in FORMS:
             raise InputError(f"synth knob form: must be {' or '.join(FORMS)} (value {self.form!r})")
         if not self.batch_jobs + self.antagonists + self.burners:
             raise InputError("synth: no batch jobs; raise batch_jobs, antagonists or burners")
         if self.companions and not self.antagonists:
-            raise InputError(
-                "synth knob companions: they need antagonists to ride along with (antagonists 0)"
-            )
+            raise InputError("synth knob companions: they need antagonists to ride along with (antagonists 0)")
         if self.ls_antagonists > self.ls_jobs:
             raise InputError(
                 f"synth knob ls_antagonists: at most ls_jobs, {self.ls_jobs} (value {self.ls_antagonists})"

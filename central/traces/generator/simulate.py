@@ -22,20 +22,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from central.traces.generator.population import (
-    SLOTS_PER_DAY,
-    SLOTS_PER_HOUR,
-    Jobs,
-    Machines,
-    Tasks,
-    generator,
-)
+from central.traces.generator.population import SLOTS_PER_DAY, SLOTS_PER_HOUR, Jobs, Machines, Tasks, generator
 from central.traces.generator.settings import SynthSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["Day", "Effects", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +63,14 @@ class Effects:
     def coefficient(self) -> NDArray[np.float64]:
         """Mean contention per unit of CPU, shape (jobs,); 0 for a job that never ran."""
         return np.divide(
-            self._sum_effect,
-            self._sum_squared,
-            out=np.zeros_like(self._sum_effect),
-            where=self._sum_squared > 0,
+            self._sum_effect, self._sum_squared, out=np.zeros_like(self._sum_effect), where=self._sum_squared > 0
         )
 
 
 class _Walk:
     """A stationary AR(1) process per column, of variance 1, that goes on from day to day."""
 
-    def __init__(
-        self, rng: np.random.Generator, memory_h: float, columns: int, tail: float = math.inf
-    ) -> None:
+    def __init__(self, rng: np.random.Generator, memory_h: float, columns: int, tail: float = math.inf) -> None:
         self._keep = math.exp(-1 / (memory_h * SLOTS_PER_HOUR)) if memory_h > 0 else 0.0
         self._tail = tail
         self._state = rng.standard_normal(columns)
@@ -105,9 +91,7 @@ class _Walk:
         return steps
 
 
-def simulate(
-    settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks, effects: Effects
-) -> Iterator[Day]:
+def simulate(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks, effects: Effects) -> Iterator[Day]:
     """Simulate day after day; `effects` is added to. Memory is that of a day."""
     state = _State(settings, tasks)
     for day in range(settings.days):
@@ -147,13 +131,7 @@ class _State:
 
 
 def _day(
-    settings: SynthSettings,
-    jobs: Jobs,
-    machines: Machines,
-    tasks: Tasks,
-    effects: Effects,
-    state: _State,
-    day: int,
+    settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks, effects: Effects, state: _State, day: int
 ) -> Day:
     rng = generator(settings, "day", day)
     before = state.last_task
@@ -205,8 +183,7 @@ def _with_leaders(
     slot, place = np.nonzero(leader_place >= 0)
     mixed = walk.copy()
     mixed[slot, place] = (
-        correlation * walk[slot, leader_place[slot, place]]
-        + math.sqrt(1 - correlation**2) * walk[slot, place]
+        correlation * walk[slot, leader_place[slot, place]] + math.sqrt(1 - correlation**2) * walk[slot, place]
     )
     return mixed
 
@@ -243,9 +220,7 @@ def _contention(settings: SynthSettings, pressure: NDArray[np.float64]) -> NDArr
     return np.asarray(-settings.saturation * np.expm1(-pressure / settings.saturation))
 
 
-def _spoilt(
-    rng: np.random.Generator, settings: SynthSettings, cpi: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _spoilt(rng: np.random.Generator, settings: SynthSettings, cpi: NDArray[np.float64]) -> NDArray[np.float64]:
     """Corrupt some samples, up or (one in four) down, and lose others."""
     chance = rng.random(cpi.shape)
     corrupted = np.flatnonzero(chance.ravel() < settings.corrupted_share)

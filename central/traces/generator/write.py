@@ -15,15 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from central.traces.generator.population import (
-    ROLES,
-    Jobs,
-    Machines,
-    Tasks,
-    make_jobs,
-    make_machines,
-    make_tasks,
-)
+from central.traces.generator.population import ROLES, Jobs, Machines, Tasks, make_jobs, make_machines, make_tasks
 from central.traces.generator.settings import SynthSettings
 from central.traces.generator.simulate import Day, Effects, simulate
 from whitepanda.common import durable
@@ -32,7 +24,6 @@ from whitepanda.common.errors import InputError, UnavailableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SCHEMA", "Written", "synthesise"]
 
 _SLOT_US = 300 * 10**6
 _BEGIN_US = 0  # so that days are whole ones, of 288 slots

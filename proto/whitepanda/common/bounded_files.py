@@ -1,12 +1,8 @@
 """Reading whole files that others can put there or make large: never waits, never reads beyond a bound."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
-
-__all__ = ["read_bounded"]
 
 
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:

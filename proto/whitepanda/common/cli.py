@@ -1,7 +1,5 @@
 """The `whitepanda` command: finds its commands by entry points, turns errors into one line and an exit code."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json
@@ -21,8 +19,6 @@ from rich.text import Text
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import is_printable, printable
-
-__all__ = ["GRPC_EXPERIMENTS", "PlainConsole", "build", "command", "console", "errors", "main", "print_json"]
 
 #: Of central's core. Without its new listener the thread that waits for a completion polls the sockets too, instead of
 #: handing each to a pool: ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3 (docs/adr/0003).

@@ -1,7 +1,5 @@
 """Configuration files: TOML into frozen typed structs, unknown keys refused, errors that name key and value."""
 
-from __future__ import annotations
-
 import enum
 import ipaddress
 import math
@@ -16,18 +14,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from whitepanda.common.errors import ConfigError
-
-__all__ = [
-    "MAX_PORT",
-    "Range",
-    "address_problem",
-    "convert",
-    "is_loopback",
-    "is_own_name",
-    "load_toml",
-    "out_of_range",
-    "read_toml",
-]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -124,10 +110,7 @@ def is_own_name(host_header: str, names: Container[str]) -> bool:
 
 
 def load_toml(
-    path: Path,
-    kind: type[T],
-    ranges: Sequence[Range] = (),
-    check: Check[T] = lambda _config, _wrong: (),
+    path: Path, kind: type[T], ranges: Sequence[Range] = (), check: Check[T] = lambda _config, _wrong: ()
 ) -> T:
     """Read and convert a configuration file, and look at its values.
 

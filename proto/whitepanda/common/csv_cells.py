@@ -7,14 +7,10 @@ quote is also written after a `;`, a tab or the end of a line within a text, whe
 written by this module or `central.tables.csv_files`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
 from collections.abc import Iterable
-
-__all__ = ["FORMULA", "NUMBER", "QUOTED", "WITHIN", "WITHIN_QUOTED", "csv_cell", "csv_line", "csv_text"]
 
 #: What is written with one more quote, unless it is a `NUMBER`: quotes are counted, so that no two texts become one.
 FORMULA = r"^'*[=+\-@\t\r]"

@@ -1,7 +1,5 @@
 """Files that are there whole or not at all, also after a power cut."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator
@@ -11,8 +9,6 @@ from typing import IO
 
 from whitepanda.common.errors import InputError
 from whitepanda.common.private_files import create_beside
-
-__all__ = ["replacing", "sync_folder", "writing"]
 
 
 @contextmanager

@@ -1,9 +1,5 @@
 """The errors that people see: one clear line each, and an exit code."""
 
-from __future__ import annotations
-
-__all__ = ["ConfigError", "FieldError", "InputError", "TlsError", "UnavailableError", "WhitepandaError"]
-
 
 class WhitepandaError(Exception):
     """Base of all errors that are told in one line: what, where, the value, the remedy."""

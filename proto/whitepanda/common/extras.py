@@ -1,9 +1,5 @@
 """How to install what a part of whitepanda needs beside its base. No package index has whitepanda itself."""
 
-from __future__ import annotations
-
-__all__ = ["how_to_install"]
-
 _PACKAGES = {"host": "whitepanda-agent", "top": "whitepanda-agent", "central": "whitepanda-central"}
 
 

@@ -10,8 +10,6 @@ The file is `~/.config/whitepanda/config.toml` (below XDG_CONFIG_HOME where that
 /etc/whitepanda/config.toml.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ import msgspec
 from whitepanda.common.config import MAX_PORT, address_problem, load_toml
 from whitepanda.common.errors import InputError, TlsError
 from whitepanda.common.tls import TlsFiles
-
-__all__ = ["CENTRAL", "ETC", "FLEET", "TLS", "Asked", "Fleet", "files_in", "resolve"]
 
 CENTRAL, TLS, FLEET = "WHITEPANDA_CENTRAL", "WHITEPANDA_TLS", "WHITEPANDA_FLEET"
 ETC = Path("/etc/whitepanda/config.toml")
@@ -97,9 +93,7 @@ def files_in(sources: Sequence[Fleet]) -> TlsFiles:
 
     """
     return TlsFiles(
-        ca=_file(sources, "ca", ".crt"),
-        certificate=_file(sources, "cert", ".crt"),
-        key=_file(sources, "key", ".key"),
+        ca=_file(sources, "ca", ".crt"), certificate=_file(sources, "cert", ".crt"), key=_file(sources, "key", ".key")
     )
 
 
@@ -111,9 +105,7 @@ def _is_enough(sources: Sequence[Fleet]) -> bool:
 def _check_address(central: str, name: str) -> None:
     scheme, has_scheme, rest = central.partition("://")
     if has_scheme:
-        raise InputError(
-            f"{name} must be host:port without {scheme}:// (value {central!r}); give {rest.rstrip('/')}"
-        )
+        raise InputError(f"{name} must be host:port without {scheme}:// (value {central!r}); give {rest.rstrip('/')}")
     host, _, port = central.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
         # gRPC would take another port.
@@ -129,9 +121,7 @@ def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
             return _in_folder(Path(source.tls), name + ending, _said_by(source, sources[0]))
     given = [_name_of(other, sources) for other in _FILES if other != field]
     if beside := " and ".join(filter(None, given)):
-        raise TlsError(
-            f"--{field} is missing beside {beside}: give it too, or --tls DIR (of `whitepanda pki`)"
-        )
+        raise TlsError(f"--{field} is missing beside {beside}: give it too, or --tls DIR (of `whitepanda pki`)")
     raise TlsError(
         f"no TLS files are named: give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, "
         "or give --ca, --cert and --key"

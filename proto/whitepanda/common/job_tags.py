@@ -1,12 +1,8 @@
 """The tag of a job's rows in a CoefficientUpdate. Both ends make it from the content, so none can be pretended."""
 
-from __future__ import annotations
-
 import hashlib
 
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["tag_of"]
 
 
 def tag_of(rows: agent_pb2.CoefficientUpdate) -> int:

@@ -1,7 +1,5 @@
 """Logging of the daemons: one line per event, key=value, to standard error (the journal's own time stamps suffice)."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -10,8 +8,6 @@ import sys
 import structlog
 
 from whitepanda.common.texts import printable
-
-__all__ = ["configure", "get"]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -34,12 +30,8 @@ def configure(level: str) -> None:
     ]
     if "JOURNAL_STREAM" not in os.environ:
         processors.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
-    processors.append(
-        structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
-    )
-    processors.append(
-        lambda _logger, _method, line: printable(str(line))
-    )  # names and paths are others' words
+    processors.append(structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True))
+    processors.append(lambda _logger, _method, line: printable(str(line)))  # names and paths are others' words
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),

@@ -1,7 +1,5 @@
 """Files with names in them that are nobody else's to read."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile
@@ -11,8 +9,6 @@ from pathlib import Path
 from typing import IO
 
 from whitepanda.common.errors import ConfigError
-
-__all__ = ["create_beside", "group_socket", "read_secret"]
 
 _SOCKET_MODE = 0o660
 _MIN_SECRET_BYTES = 16

@@ -3,24 +3,7 @@
 The messages are in whitepanda/v1/agent.proto.
 """
 
-from __future__ import annotations
-
 import math
-
-__all__ = [
-    "CLIENT_CHANNEL_OPTIONS",
-    "DEFAULT_HEARTBEAT_MS",
-    "ERROR_FIELD",
-    "MAX_BATCH_ROWS",
-    "MAX_MESSAGE_BYTES",
-    "MIN_PROTOCOL_VERSION",
-    "PROTOCOL_VERSION",
-    "SERVER_CHANNEL_OPTIONS",
-    "UNKNOWN_COUNT",
-    "agree",
-    "or_nan",
-    "version_span",
-]
 
 #: The newest version that this code speaks, and the oldest.
 PROTOCOL_VERSION = 1

@@ -1,7 +1,5 @@
 """Recommendations as people read them: the same lines on a host (`explain`) and of the fleet (`incidents show`)."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Iterator
@@ -9,8 +7,6 @@ from typing import Any
 
 from whitepanda.common.texts import printable
 from whitepanda.v1 import agent_pb2
-
-__all__ = ["action_word", "effect_text", "recommendation_json", "recommendation_lines"]
 
 #: How hosts begin to say that a signal is cut: it may be higher, now and then.
 _AT_LEAST = "at least: "
@@ -41,9 +37,7 @@ def effect_text(effect: agent_pb2.ExpectedEffect) -> str:
     threshold = "" if math.isnan(effect.threshold) else f", threshold {effect.threshold:.3g}"
     if effect.unknown_because.startswith(_AT_LEAST):
         why = effect.unknown_because.removeprefix(_AT_LEAST)
-        expected = (
-            f"expected {signal} at least {effect.after:.3g} instead of at least {effect.before:.3g} ({why})"
-        )
+        expected = f"expected {signal} at least {effect.after:.3g} instead of at least {effect.before:.3g} ({why})"
         more = "; more may be needed" if effect.after < effect.before else ""
         return f"{expected}{threshold}{more}"
     why = f"; {effect.unknown_because}" if effect.unknown_because else ""

@@ -1,11 +1,7 @@
 """systemd's readiness and watchdog protocol (sd_notify(3)): a datagram to $NOTIFY_SOCKET."""
 
-from __future__ import annotations
-
 import os
 import socket
-
-__all__ = ["notify", "watchdog_interval_s"]
 
 
 def notify(state: str) -> bool:

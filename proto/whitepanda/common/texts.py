@@ -5,12 +5,8 @@ a terminal; marks that turn the reading direction; letters without a shape; any 
 that is needed here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
-
-__all__ = ["MAX_NAME", "clean_name", "counted", "is_printable", "printable", "several_named"]
 
 #: Characters of a name.
 MAX_NAME = 256
@@ -52,9 +48,7 @@ def clean_name(text: str) -> str:
 def several_named(name: str, listed: Sequence[str]) -> str:
     """Say that a name is that of several VMs, and what to give instead; `listed` has their UUIDs."""
     more = ", ..." if len(listed) > _MAX_LISTED else ""
-    return (
-        f"{len(listed)} VMs are named {name[:80]!r}: {', '.join(listed[:_MAX_LISTED])}{more}; give the UUID"
-    )
+    return f"{len(listed)} VMs are named {name[:80]!r}: {', '.join(listed[:_MAX_LISTED])}{more}; give the UUID"
 
 
 def _escaped(char: str) -> str:

@@ -4,8 +4,6 @@ gRPC tells nobody what is wrong with a side's own certificate: the other side br
 look first, with nothing but the standard library: a handshake in memory against a verifier like the other side's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import socket
@@ -20,25 +18,6 @@ import grpc
 import msgspec
 
 from whitepanda.common.errors import TlsError
-
-__all__ = [
-    "CERTIFICATE_CRITICAL_DAYS",
-    "CERTIFICATE_WARN_DAYS",
-    "OwnCertificate",
-    "TlsFiles",
-    "certificate_names",
-    "channel_credentials",
-    "is_of_another_ca",
-    "not_grpc",
-    "peer_certificate",
-    "problems",
-    "serial_text",
-    "server_credentials",
-    "setting",
-    "shown_names",
-    "stamps",
-    "warnings",
-]
 
 #: From when on people are told that a certificate expires, and that it does so soon. The alerts have the same days.
 CERTIFICATE_WARN_DAYS, CERTIFICATE_CRITICAL_DAYS = 30, 7
@@ -176,9 +155,7 @@ def not_grpc(details: str) -> str:
         how = "by TLS but not HTTP/2"
     else:
         return ""
-    return (
-        f"answers {how}, so it is no gRPC port; take the port of central.listen, not of central.http_listen"
-    )
+    return f"answers {how}, so it is no gRPC port; take the port of central.listen, not of central.http_listen"
 
 
 def is_of_another_ca(details: str) -> bool:
@@ -228,9 +205,7 @@ def _usable(files: TlsFiles, *, server: bool, prefix: str) -> tuple[bytes, bytes
     try:
         ca, certificate, key = (Path(getattr(files, what)).read_bytes() for what in _FILES)
     except OSError as error:
-        raise TlsError(
-            f"{setting(prefix, 'certificate')}: {error.filename} has just gone: {error.strerror}"
-        ) from error
+        raise TlsError(f"{setting(prefix, 'certificate')}: {error.filename} has just gone: {error.strerror}") from error
     return ca, certificate, key
 
 
@@ -253,9 +228,7 @@ def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.certificate, files.key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
         if b"ENCRYPTED" in Path(files.key).read_bytes():
-            yield _Problem(
-                f"{key} is encrypted, and nobody can be asked for its passphrase; give it without one"
-            )
+            yield _Problem(f"{key} is encrypted, and nobody can be asked for its passphrase; give it without one")
         else:
             pair = f"{certificate} and {setting(prefix, 'key')}: {files.key}"
             remedy = "`whitepanda pki` makes matching ones"
@@ -282,11 +255,7 @@ def _unreadable(files: TlsFiles, what: str, prefix: str) -> _Problem | None:
 def _verify(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]:
     """Verify the certificate as the other side will: first by itself, then against the CA."""
     ours = f"{setting(prefix, 'certificate')}: {files.certificate}"
-    issue = (
-        "issue a new one with `whitepanda pki central`"
-        if server
-        else _ISSUE.get(prefix, _ISSUE["uplink.tls"])
-    )
+    issue = "issue a new one with `whitepanda pki central`" if server else _ISSUE.get(prefix, _ISSUE["uplink.tls"])
     error = _refusal(files, files.certificate, server=server)
     if error is not None:
         yield _own(ours, error, _validity(files.certificate), server=server, issue=issue)
@@ -325,9 +294,7 @@ def _own(
         return _Problem(f"{ours} expired{' on' if end else ''}{end}, renew it with `whitepanda pki renew`")
     if code == _NOT_YET_VALID:
         text = f"{ours} is not yet valid{', only from' if start else ''}{start}"
-        return _Problem(
-            f"{text}; is this host's clock right ({dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC)?", False
-        )
+        return _Problem(f"{text}; is this host's clock right ({dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC)?", False)
     if code == _WRONG_PURPOSE:
         wrong = "not one for servers" if server else "a server's certificate, not for clients"
         return _Problem(f"{ours} is {wrong} (extended key usage); {issue}")
@@ -367,11 +334,7 @@ def _refusal(files: TlsFiles, trusted: str, *, server: bool) -> ssl.SSLCertVerif
 
 
 def _reason(error: Exception) -> str:
-    return (
-        str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
-        .lower()
-        .replace("_", " ")
-    )
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error).lower().replace("_", " ")
 
 
 def _validity(path: str) -> tuple[dt.datetime, dt.datetime] | None:
@@ -429,9 +392,7 @@ def serial_text(serial: int | str) -> str:
     return f"{int(serial, 16) if isinstance(serial, str) else serial:x}"
 
 
-def peer_certificate(
-    context: grpc.ServicerContext | grpc.aio.ServicerContext[Any, Any],
-) -> tuple[frozenset[str], str]:
+def peer_certificate(context: grpc.ServicerContext | grpc.aio.ServicerContext[Any, Any]) -> tuple[frozenset[str], str]:
     """Return the client's verified certificate: its DNS alternative names, and its serial as `serial_text` has it.
 
     Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.

@@ -3,8 +3,6 @@
 Not in `cli`, which must not import gRPC (see `cli.main`).
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
@@ -14,33 +12,14 @@ import typer
 from whitepanda.common.fleets import CENTRAL, FLEET, TLS, Asked, Fleet, files_in, resolve
 from whitepanda.common.tls import TlsFiles
 
-__all__ = [
-    "CaOption",
-    "CentralOption",
-    "CertOption",
-    "FleetOption",
-    "FolderOption",
-    "KeyOption",
-    "OperatorOption",
-    "ServerNameOption",
-    "asked_of",
-    "files_of",
-]
-
 FolderOption = Annotated[
     Path | None,
     typer.Option(
-        "--tls",
-        metavar="DIR",
-        help=f"Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken; or {TLS}.",
+        "--tls", metavar="DIR", help=f"Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken; or {TLS}."
     ),
 ]
-CaOption = Annotated[
-    Path | None, typer.Option("--ca", help="PEM file: CA of central's certificate, instead of --tls.")
-]
-CertOption = Annotated[
-    Path | None, typer.Option("--cert", help="PEM file: our certificate, instead of --tls.")
-]
+CaOption = Annotated[Path | None, typer.Option("--ca", help="PEM file: CA of central's certificate, instead of --tls.")]
+CertOption = Annotated[Path | None, typer.Option("--cert", help="PEM file: our certificate, instead of --tls.")]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="PEM file: its key, instead of --tls.")]
 CentralOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help=f"Where central listens; or {CENTRAL}, or a fleet's.")
@@ -56,8 +35,7 @@ FleetOption = Annotated[
 OperatorOption = Annotated[
     str,
     typer.Option(
-        "--name",
-        help="The name in our certificate, one of central's operators; default: the fleet's, or operator.",
+        "--name", help="The name in our certificate, one of central's operators; default: the fleet's, or operator."
     ),
 ]
 ServerNameOption = Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")]
@@ -79,9 +57,7 @@ def asked_of(
     return resolve(Fleet(central, tls, name, server_name, *given), fleet)
 
 
-def files_of(
-    folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None
-) -> TlsFiles:
+def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
     """Return the three files of a tool that is no operator: of the flags, else of the environment's folder.
 
     Raises:

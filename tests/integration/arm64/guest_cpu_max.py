@@ -4,8 +4,6 @@ Prints "RESULT" and a JSON object; test_arm64_cpu_max.py asserts on it. Only the
 the repository's `collector` package, `agent/act/cpu_max.py` and what these need.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -55,9 +53,7 @@ def used(group, seconds=2.0):
     before, began = stat(), time.monotonic()
     time.sleep(seconds)
     now, elapsed = stat(), time.monotonic() - began
-    return (now["usage_usec"] - before["usage_usec"]) / 1e6 / elapsed, now["nr_throttled"] - before[
-        "nr_throttled"
-    ]
+    return (now["usage_usec"] - before["usage_usec"]) / 1e6 / elapsed, now["nr_throttled"] - before["nr_throttled"]
 
 
 def backend(pid):

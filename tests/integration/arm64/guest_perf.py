@@ -4,8 +4,6 @@ Every experiment prints one line, "RESULT" and a JSON object; test_arm64_perf.py
 standard library is here, and in /app the repository's `collector` package and the module that it needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses
@@ -461,9 +459,7 @@ def spread_and_isolated():
     bad = VmIdentity("bad", "bad", good.pid, "e", (0,))
     gone = VmIdentity("gone", "gone", 999_999, "e", (999_999,))
     source = PerfSource(
-        lambda: [bad, gone, identity(good, *tids), identity(more, *other, uuid="u2")],
-        opens_per_tick=3,
-        events="basic",
+        lambda: [bad, gone, identity(good, *tids), identity(more, *other, uuid="u2")], opens_per_tick=3, events="basic"
     )
     ticks = []
     for _ in range(4):

@@ -1,7 +1,5 @@
 """Limits by `cpu.max` of a real cgroup v2, felt and undone: in an emulated arm64 machine, whose kernel has no v1."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -29,11 +27,7 @@ def found(tmp_path_factory):
 
 
 def test_a_limit_is_felt_and_taken_back(found):
-    assert [found[key] for key in ("before", "after", "undone")] == [
-        "max 100000",
-        "20000 100000",
-        "max 100000",
-    ]
+    assert [found[key] for key in ("before", "after", "undone")] == ["max 100000", "20000 100000", "max 100000"]
     for key in ("free", "free_again"):
         cores, throttled = found[key]
         assert (cores > 0.8, throttled) == (True, 0)

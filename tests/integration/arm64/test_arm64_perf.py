@@ -3,8 +3,6 @@
 One boot (about 10 s) runs guest_perf.py with the repository's own `collector` package; the tests read its results.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -37,10 +35,7 @@ def test_probe_says_what_it_found_and_the_remedy(results):
     assert probes["root"]["available"]
     assert not probes["nobody_3"]["available"]
     assert probes["nobody_3"]["reason"] == "paranoid"
-    assert (
-        "kernel.perf_event_paranoid is 3; give the agent CAP_PERFMON or set it to 1"
-        in probes["nobody_3"]["detail"]
-    )
+    assert "kernel.perf_event_paranoid is 3; give the agent CAP_PERFMON or set it to 1" in probes["nobody_3"]["detail"]
     assert probes["nobody_1"]["available"]  # the remedy that it names is one
 
 
@@ -53,12 +48,7 @@ def test_ipc_of_a_vcpu_thread_is_the_machines(results):
 
 
 def test_a_thread_that_slept_is_zero_and_not_missing(results):
-    assert results["ipc"]["idle"] == {
-        "ipc": None,
-        "counts": [0.0, 0.0],
-        "running_ratio": 1.0,
-        "enabled_ns": 0,
-    }
+    assert results["ipc"]["idle"] == {"ipc": None, "counts": [0.0, 0.0], "running_ratio": 1.0, "enabled_ns": 0}
 
 
 def test_bits_that_reach_the_kernel(results):
@@ -177,10 +167,7 @@ def test_threads_end_and_appear(results):
     story = results["lives_and_deaths"]
     first, last = story["listed"]["first"], story["listed"]["last"]
     assert story["start"] == {"perf": first, "absent": {}}
-    assert story["one_ended"] == {
-        "perf": first[1:],
-        "absent": {},
-    }  # its last counts do not pass for an idle thread
+    assert story["one_ended"] == {"perf": first[1:], "absent": {}}  # its last counts do not pass for an idle thread
     assert story["one_appeared"] == {"perf": last, "absent": {}}
     assert story["fds_while_open"] == 9  # three threads: two events and the /proc file each
     assert story["killed"] == {"perf": None, "absent": {"perf": "not_present"}}
@@ -198,8 +185,7 @@ def test_opens_are_spread_and_failures_stay_with_their_vm(results):
     found = results["spread_and_isolated"]
     tids, other = found["tids"], found["other"]
     starting, bad, gone = (
-        {"perf": None, "absent": {"perf": reason}}
-        for reason in ("vm_starting", "invalid_value", "not_present")
+        {"perf": None, "absent": {"perf": reason}} for reason in ("vm_starting", "invalid_value", "not_present")
     )
     first, second, third, fourth = found["ticks"]
     assert first == {"bad": bad, "gone": gone, "u1": starting, "u2": starting}  # 3 opens a tick, 7 are wanted

@@ -1,7 +1,5 @@
 """Fakes of `whitepanda act`: VMs whose state is a text, a clock that tests move, and limits that forbid nothing."""
 
-from __future__ import annotations
-
 from agent.act.actor import Actor
 from agent.act.audit import Audit
 from agent.act.journal import Journal

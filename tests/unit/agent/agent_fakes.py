@@ -1,7 +1,5 @@
 """Fakes of the agent's unit tests: a clock that tests move, sources that do what they are told."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable
@@ -77,24 +75,16 @@ class FakeSource:
         self.closed += 1
 
 
-def identity(
-    uuid: str = "u1", epoch: str = "e1", *, name: str = "vm1", vcpus: int = 2, **facts: str
-) -> VmIdentity:
+def identity(uuid: str = "u1", epoch: str = "e1", *, name: str = "vm1", vcpus: int = 2, **facts: str) -> VmIdentity:
     return VmIdentity(uuid, name, 100, epoch, tuple(range(101, 101 + vcpus)), facts=facts)
 
 
-def threads(
-    seconds: float, vcpus: int = 2, usage: float = 0.5, guest: float = 0.9
-) -> dict[int, ThreadCounters]:
+def threads(seconds: float, vcpus: int = 2, usage: float = 0.5, guest: float = 0.9) -> dict[int, ThreadCounters]:
     cpu_ns = round(seconds * usage * S)
-    return {
-        tid: ThreadCounters(round(cpu_ns * guest), cpu_ns, cpu_ns // 10, 7) for tid in range(101, 101 + vcpus)
-    }
+    return {tid: ThreadCounters(round(cpu_ns * guest), cpu_ns, cpu_ns // 10, 7) for tid in range(101, 101 + vcpus)}
 
 
-def perf(
-    seconds: float, vcpus: int = 2, usage: float = 0.5, ghz: float = 2.0, cpi: float = 1.6
-) -> PerfCounters:
+def perf(seconds: float, vcpus: int = 2, usage: float = 0.5, ghz: float = 2.0, cpi: float = 1.6) -> PerfCounters:
     cpu_ns = round(seconds * usage * S)
     cycles = round(cpu_ns * ghz)
     return perf_of(

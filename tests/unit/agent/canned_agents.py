@@ -21,13 +21,7 @@ from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after t
 from agent.api.server import LocalApi  # noqa: E402 - after the path is set
 from agent.api.state import HostView  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
-from agent.detection.verdicts import (  # noqa: E402 - after the path is set
-    Degradation,
-    Reasoning,
-    Shown,
-    SignalView,
-    Verdict,
-)
+from agent.detection.verdicts import Degradation, Reasoning, Shown, SignalView, Verdict  # noqa: E402 - after the path is set
 from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
 from agent.uplink.view import UplinkView  # noqa: E402 - after the path is set
@@ -96,12 +90,8 @@ FULL = (
         metrics(guest=0.785, gips=3.412, cpi=3.1, wait=0.052, disk=612_000.0, net=12_345_678.0),
     ),
     vm("instance-0000a1f4", "web", metrics(guest=0.5, gips=12.3, cpi=1.3, wait=0.001, disk=0.0, net=950.0)),
-    vm(
-        "new-1", "brand-new", metrics(guest=0.1, gips=0.5, cpi=None, wait=None, disk=None, net=None), ls=False
-    ),
-    vm(
-        "paused-1", "web", metrics(guest=0.0, gips=0.0, cpi=None, wait=0.0, disk=0.0, net=0.0), state="paused"
-    ),
+    vm("new-1", "brand-new", metrics(guest=0.1, gips=0.5, cpi=None, wait=None, disk=None, net=None), ls=False),
+    vm("paused-1", "web", metrics(guest=0.0, gips=0.0, cpi=None, wait=0.0, disk=0.0, net=0.0), state="paused"),
 )
 
 
@@ -246,9 +236,7 @@ def twins():
 
 def looks_elsewhere():
     """Of the VM that suffers by the fleet's statistics the host itself finds nothing; the rest is too young."""
-    return _Told(
-        {"uuid-instance-0000a1f3": Verdict("steady", "as at its baseline", 5, (), (), 812, True)}, None
-    )
+    return _Told({"uuid-instance-0000a1f3": Verdict("steady", "as at its baseline", 5, (), (), 812, True)}, None)
 
 
 def without_pmu():
@@ -284,9 +272,7 @@ def states(folder):
         "no_pmu": State(
             *without_pmu(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))
         ),
-        "bare": State(
-            *bare(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))
-        ),
+        "bare": State(*bare(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))),
         "alone": State(HOST, FULL, analysis(f"{folder}/alone", coefficients=False)),
         "short": State(HOST, FULL, analysis(f"{folder}/short", slot_s=300)),
         "cut_off": State(
@@ -294,9 +280,7 @@ def states(folder):
                 HOST,
                 ticks=12,
                 sources=(SourceView("perf", "unavailable", NO_PMU_DETAIL), SourceView("libvirt", "off")),
-                uplink=UplinkView(
-                    "connecting", "central:7443", 1200, 4_200_000, dropped_batches=3, last_error="no"
-                ),
+                uplink=UplinkView("connecting", "central:7443", 1200, 4_200_000, dropped_batches=3, last_error="no"),
             ),
             (),
             None,

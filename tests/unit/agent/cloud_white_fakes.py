@@ -1,7 +1,5 @@
 """Detectors and models that do what tests tell them."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -43,14 +41,7 @@ class ToldDetector:
         ready = behaviour is not Behaviour.UNKNOWN
         evidence = (Evidence("ipc", 0.5, 1.0, 0.9),) if behaviour is Behaviour.VICTIM else ()
         return VmState(
-            key,
-            behaviour,
-            reason,
-            evidence,
-            tick.at_s - 3,
-            culprits,
-            60 if ready else 3,
-            baseline_ready=ready,
+            key, behaviour, reason, evidence, tick.at_s - 3, culprits, 60 if ready else 3, baseline_ready=ready
         )
 
     def dump(self, _now_unix_s=None):

@@ -1,7 +1,5 @@
 """Small hosts for tests of detectors: noise that is remembered, load that has its day, and somebody who disturbs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 
@@ -83,9 +81,7 @@ def world(
         yield Tick(first_s + at, keys, signals_of(rows, {"host_cpu_idle_ratio": 0.5}))
 
 
-def during(
-    since: int, until: int, value: float, *, of: int | None = None, without: int | None = None, usual=1.0
-):
+def during(since: int, until: int, value: float, *, of: int | None = None, without: int | None = None, usual=1.0):
     """A course of `world`: `value` from `since` to `until` for one VM, or for all but one."""
 
     def course(at: int, vm: int) -> float:

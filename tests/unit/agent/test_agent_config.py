@@ -69,10 +69,7 @@ owner = 'team-\g<size>'
         ("[agent]\ntick_s = 0.01\nwindow_s = 10.0", "agent.tick_s must be 0.05 to 60 (value 0.01)"),
         ("[agent]\ntick_s = 3.0", "agent.window_s must be a multiple of agent.tick_s 3.0 (value 10.0)"),
         ("[agent]\nwindow_s = 0.5", "agent.window_s must be a multiple of agent.tick_s 1.0 (value 0.5)"),
-        (
-            "[sources.perf]\nmin_running_ratio = 1.5",
-            "sources.perf.min_running_ratio must be 0 to 1 (value 1.5)",
-        ),
+        ("[sources.perf]\nmin_running_ratio = 1.5", "sources.perf.min_running_ratio must be 0 to 1 (value 1.5)"),
         ("[sources.perf]\nopens_per_tick = 0", "sources.perf.opens_per_tick must be 1 to 10000 (value 0)"),
         ("[sources.libvirt]\ndeadline_s = -1.0", "sources.libvirt.deadline_s must be 0.1 to 60 (value -1.0)"),
         ("[uplink]\naddress = 'central'", "uplink.address must be host:port (value 'central')"),
@@ -96,21 +93,12 @@ owner = 'team-\g<size>'
             "[uplink]\nspool_max_mib = 99999999999999999",
             "uplink.spool_max_mib must be 1 to 1048576 (value 99999999999999999)",
         ),
-        (
-            "[uplink]\naddress = 'host:99999'",
-            "uplink.address must have a port of 1 to 65535 (value 'host:99999')",
-        ),
+        ("[uplink]\naddress = 'host:99999'", "uplink.address must have a port of 1 to 65535 (value 'host:99999')"),
         ("[uplink]\naddress = 'host:0'", "uplink.address must have a port of 1 to 65535 (value 'host:0')"),
         ("[uplink]\naddress = 'a b:1'", "uplink.address must be host:port (value 'a b:1')"),
         ("[uplink]\naddress = 'host:\u00b2'", "uplink.address must be host:port (value 'host:\u00b2')"),
-        (
-            "[agent]\nhost = 'a b/c'",
-            "agent.host must be at most 253 letters, digits, '.', '_' and '-' (value 'a b/c')",
-        ),
-        (
-            '[agent]\nplatform = "a\\nb"',
-            "agent.platform must be at most 512 printable characters (value 'a\\nb')",
-        ),
+        ("[agent]\nhost = 'a b/c'", "agent.host must be at most 253 letters, digits, '.', '_' and '-' (value 'a b/c')"),
+        ('[agent]\nplatform = "a\\nb"', "agent.platform must be at most 512 printable characters (value 'a\\nb')"),
         (
             f"[agent]\nsocket = '/{'s' * 107}'",
             f"agent.socket must be a path of 1 to 107 bytes, {SOCKETS} (value '/{'s' * 107}', 108 bytes)",
@@ -236,9 +224,7 @@ def test_whatever_is_accepted_can_be_told_in_a_hello(tick_s, ticks, window_s, ho
     window_s = tick_s * ticks if window_s is None else window_s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.toml"
-        path.write_text(
-            f"[agent]\ntick_s = {tick_s!r}\nwindow_s = {window_s!r}\nhost = '{host}'\n", encoding="utf-8"
-        )
+        path.write_text(f"[agent]\ntick_s = {tick_s!r}\nwindow_s = {window_s!r}\nhost = '{host}'\n", encoding="utf-8")
         try:
             config = load(path)
         except ConfigError:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -61,9 +59,7 @@ def config(tmp_path):
 
 def take() -> SourceSample:
     mono_ns = time.monotonic_ns()
-    return SourceSample(
-        "simulated", mono_ns, time.time_ns(), {"u1": vm_sample(mono_ns / S)}, None, (identity(),)
-    )
+    return SourceSample("simulated", mono_ns, time.time_ns(), {"u1": vm_sample(mono_ns / S)}, None, (identity(),))
 
 
 def plan(mode: str = "required", source: FakeSource | None = None) -> SourcePlan:
@@ -107,9 +103,7 @@ async def test_it_ticks_judges_and_ends_cleanly(config):
         assert state.counters.sink_errors == 0
     assert source.closed == 1
     assert not os.path.exists(config.agent.socket)  # noqa: ASYNC240, PTH110 - a look in a test
-    assert not (
-        Path(config.agent.state_dir) / "spool.db"
-    ).exists()  # without an address there is nothing to spool for
+    assert not (Path(config.agent.state_dir) / "spool.db").exists()  # without an address there is nothing to spool for
 
 
 async def test_what_runs_beside_the_vms_is_a_suspect_where_it_is_wanted(config, tmp_path):
@@ -149,9 +143,7 @@ async def test_a_required_source_that_is_not_there_is_one_clear_line(config):
 
 
 async def test_a_required_source_that_was_switched_off_or_lacks_its_library(config):
-    broken = SourcePlan(
-        "libvirt", "required", None, broken=SourceError("libvirt: lacks 'libvirt'", Reason.NOT_PRESENT)
-    )
+    broken = SourcePlan("libvirt", "required", None, broken=SourceError("libvirt: lacks 'libvirt'", Reason.NOT_PRESENT))
     with pytest.raises(UnavailableError, match="lacks 'libvirt'"):
         await Daemon(config, plans=[broken]).run()
 
@@ -211,9 +203,7 @@ async def test_a_local_api_that_fails_is_tried_again_and_stops_no_tick(config, m
 
 
 async def test_a_socket_that_cannot_be_is_told_at_start(config):
-    config = msgspec.structs.replace(
-        config, agent=msgspec.structs.replace(config.agent, socket="/" + "x" * 200)
-    )
+    config = msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, socket="/" + "x" * 200))
     with pytest.raises(ConfigError, match=r"agent\.socket"):
         await Daemon(config, plans=[plan()]).run()
 
@@ -412,14 +402,7 @@ def test_the_command_runs_until_sigterm(tmp_path):
         simulated.scenario = "{tmp_path}/scenario.toml"
         """
     )
-    command = [
-        sys.executable,
-        "-c",
-        "from whitepanda.common.cli import main; main()",
-        "agent",
-        "run",
-        "--config",
-    ]
+    command = [sys.executable, "-c", "from whitepanda.common.cli import main; main()", "agent", "run", "--config"]
     process = subprocess.Popen([*command, str(tmp_path / "agent.toml")], stderr=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + 20
@@ -440,14 +423,7 @@ def test_the_command_runs_until_sigterm(tmp_path):
 
 def test_a_wrong_configuration_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "agent.toml").write_text("[agent]\ntick = 1\n")
-    command = [
-        sys.executable,
-        "-c",
-        "from whitepanda.common.cli import main; main()",
-        "agent",
-        "run",
-        "--config",
-    ]
+    command = [sys.executable, "-c", "from whitepanda.common.cli import main; main()", "agent", "run", "--config"]
     done = subprocess.run(
         [*command, str(tmp_path / "agent.toml")], check=False, capture_output=True, text=True, timeout=20
     )
@@ -485,8 +461,7 @@ async def test_verdicts_become_events_in_the_next_batch_and_baselines_are_kept(c
     state = Path(config.agent.state_dir)
     with sqlite3.connect(state / "spool.db") as spool:
         batches = [
-            agent_pb2.CpiBatch.FromString(row[0])
-            for row in spool.execute("SELECT payload FROM batches ORDER BY id")
+            agent_pb2.CpiBatch.FromString(row[0]) for row in spool.execute("SELECT payload FROM batches ORDER BY id")
         ]
     spool.close()
     events = [event for batch in batches for event in batch.events]

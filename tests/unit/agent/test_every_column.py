@@ -1,7 +1,5 @@
 """Every column of a batch is filled by some source, on the way that live samples take: nothing is promised in vain."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -44,9 +44,7 @@ class Found(Quiet):
         kind, number = uuid.removeprefix("uuid-").rsplit("-", 1)
         if kind == "web":
             near = {20, *range(int(number), int(number) + 3)}
-            return Suffering(
-                "victim", "", 0, culprits=tuple(f"uuid-scan-{n}" for n in near & self._inflicting)
-            )
+            return Suffering("victim", "", 0, culprits=tuple(f"uuid-scan-{n}" for n in near & self._inflicting))
         return Suffering("inflicting" if int(number) in self._inflicting else "steady", "", 0)
 
 

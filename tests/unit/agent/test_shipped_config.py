@@ -1,7 +1,5 @@
 """systemd/agent.toml: it shows every section, and the true defaults."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -29,12 +29,7 @@ def test_folders_that_are_not_absolute_are_refused(tmp_path, key, value):
     assert str(error.value) == f"{path}: sources.{key} must be an absolute path (value {value!r})"
 
 
-ELSEWHERE = [
-    "qemu+ssh://x/system",
-    "qemu+tls://10.0.0.1/system",
-    "qemu+tcp://user@host:16509/system",
-    "qemu://[::1",
-]
+ELSEWHERE = ["qemu+ssh://x/system", "qemu+tls://10.0.0.1/system", "qemu+tcp://user@host:16509/system", "qemu://[::1"]
 
 
 @pytest.mark.parametrize("uri", ELSEWHERE)
@@ -86,10 +81,7 @@ def test_a_database_that_cannot_be_connected_to_is_refused(tmp_path, address):
 
 @pytest.mark.parametrize("address", ["unix:/var/run/db.sock", "tcp:127.0.0.1:6640", "tcp:[::1]:6640"])
 def test_a_database_of_this_host_is_taken(tmp_path, address):
-    assert (
-        load(written(tmp_path, f"{MINIMAL}[sources.ovs]\ndatabase = '{address}'")).sources.ovs.database
-        == address
-    )
+    assert load(written(tmp_path, f"{MINIMAL}[sources.ovs]\ndatabase = '{address}'")).sources.ovs.database == address
 
 
 def test_an_agent_that_would_measure_nothing_is_refused(tmp_path):
@@ -121,8 +113,6 @@ def test_users_that_are_none_are_refused(tmp_path, user):
     path = written(tmp_path, f"{MINIMAL}[sources.qemu]\nusers = ['libvirt-qemu', {json.dumps(user)}]\n")
     with pytest.raises(ConfigError) as error:
         load(path)
-    assert (
-        str(error.value) == f"{path}: sources.qemu.users must be names or numbers of users (value {user!r})"
-    )
+    assert str(error.value) == f"{path}: sources.qemu.users must be names or numbers of users (value {user!r})"
     load(written(tmp_path, f"{MINIMAL}[sources.qemu]\nusers = ['42436', 'DOMAIN\\x user']\n"))
     load(written(tmp_path, f"{MINIMAL}[sources.qemu]\nusers = []\n"))

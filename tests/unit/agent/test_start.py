@@ -1,7 +1,5 @@
 """The program `whitepanda` and what `agent run` loads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -18,9 +16,7 @@ start.main()
 
 
 def run(*words, program="from agent.start import main; main()"):
-    return subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("option", ["-c", "--config"])

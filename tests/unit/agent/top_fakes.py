@@ -16,13 +16,7 @@ S = 10**9
 UNIX0 = 1_700_000_000 * S
 NO_RDT = "this CPU has no RDT"
 SUSPECT = host_pb2.Suspect(
-    uuid="uuid-scan-1",
-    name="scan-1",
-    job="scan",
-    coefficient=0.5,
-    cpu_usage_cores=6.0,
-    score=3.0,
-    inflicts=True,
+    uuid="uuid-scan-1", name="scan-1", job="scan", coefficient=0.5, cpu_usage_cores=6.0, score=3.0, inflicts=True
 )
 
 #: VMs as (name, job, CPU, CPI, behaviour); scan-1 inflicts what web-2 suffers.
@@ -49,8 +43,7 @@ def vm(name, job, cpu, cpi, behaviour, *, job_mean_cpi=math.nan, rdt=False, stat
     metrics = [metric(one, known.get(one, rest) if cpu is not None else None) for one in sorted(METRICS)]
     if rdt:
         metrics = [
-            host_pb2.Metric(name=m.name, value=rest, source="resctrl") if math.isnan(m.value) else m
-            for m in metrics
+            host_pb2.Metric(name=m.name, value=rest, source="resctrl") if math.isnan(m.value) else m for m in metrics
         ]
     suffers = behaviour in ("VICTIM", "AFFECTED")
     number = agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour}")
@@ -66,9 +59,7 @@ def vm(name, job, cpu, cpi, behaviour, *, job_mean_cpi=math.nan, rdt=False, stat
         low = 1.3 if behaviour == "VICTIM" else 0.9
         found.degradation.CopyFrom(agent_pb2.Degradation(ratio=1.42, low=low, high=1.58, model="m"))
         decision.MergeFrom(
-            host_pb2.VmDecision(
-                slow_down=found.degradation, found_by=[agent_pb2.ANALYSIS_HOST], suspects=[SUSPECT]
-            )
+            host_pb2.VmDecision(slow_down=found.degradation, found_by=[agent_pb2.ANALYSIS_HOST], suspects=[SUSPECT])
         )
     return host_pb2.VmSummary(
         uuid=f"uuid-{name}",

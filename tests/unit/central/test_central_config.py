@@ -11,7 +11,9 @@ from central.lake.objects import open_objects
 from whitepanda.common.errors import ConfigError, UnavailableError
 
 URL = 'incidents.url must be postgresql://user:password@host/database, or "" for SQLite'
-MASTER = "build.spark_master must be a master of Spark such as local[2], spark://host:7077, yarn or k8s://https://host:443"
+MASTER = (
+    "build.spark_master must be a master of Spark such as local[2], spark://host:7077, yarn or k8s://https://host:443"
+)
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -23,10 +25,7 @@ def written(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "[ingest]\nmax_message_bytes = 10",
-            "ingest.max_message_bytes must be 65536 to 268435456 (value 10)",
-        ),
+        ("[ingest]\nmax_message_bytes = 10", "ingest.max_message_bytes must be 65536 to 268435456 (value 10)"),
         ("[ingest]\nroll_rows = 0", "ingest.roll_rows must be 1 to 100000000 (value 0)"),
         ("[build]\ndays = 99999", "build.days must be 1 to 3660 (value 99999)"),
         (
@@ -65,22 +64,13 @@ def written(tmp_path: Path, text: str) -> Path:
         ("[build]\nslot_s = 7.0", "build.slot_s must divide a day, 86400 s (value 7.0)"),
         ("[central]\nlisten = 'nowhere'", "central.listen must be host:port (value 'nowhere')"),
         ("[central]\nlisten = 'a:\u00b2'", "central.listen must be host:port (value 'a:\u00b2')"),
-        (
-            "[central]\nlisten = 'a:65536'",
-            "central.listen must have a port of 0 to 65535 (value 'a:65536')",
-        ),
-        (
-            "[central]\nreplica = 'a/b'",
-            "central.replica must be 1 to 64 letters, digits and '-' (value 'a/b')",
-        ),
+        ("[central]\nlisten = 'a:65536'", "central.listen must have a port of 0 to 65535 (value 'a:65536')"),
+        ("[central]\nreplica = 'a/b'", "central.replica must be 1 to 64 letters, digits and '-' (value 'a/b')"),
         (
             "[central]\nlake_dir = 'ftp://x/y'",
             "central.lake_dir must be a folder or s3://bucket/prefix (value 'ftp://x/y')",
         ),
-        (
-            "[central]\nlake_dir = 's3://'",
-            "central.lake_dir must be a folder or s3://bucket/prefix (value 's3://')",
-        ),
+        ("[central]\nlake_dir = 's3://'", "central.lake_dir must be a folder or s3://bucket/prefix (value 's3://')"),
         (
             "[central]\nstate_dir = '/proc/version'",
             "central.state_dir must be a folder, and /proc/version is none (value '/proc/version')",
@@ -90,18 +80,9 @@ def written(tmp_path: Path, text: str) -> Path:
             "central.lake_dir must be a folder, and /proc/version is none (value '/proc/version/lake')",
         ),
         ("[central]\nstate_dir = ''", "central.state_dir must be a folder (value '')"),
-        (
-            "[incidents]\nurl = 'mysql://me:secret@x/y'",
-            f"{URL} (value begins with 'mysql')",
-        ),
-        (
-            "[incidents]\nurl = 'me:secret@x/y'",
-            f"{URL} (value is no URL)",
-        ),
-        (
-            "[build]\nengine = 'spark'\nspark_master = 'bogus'",
-            f"{MASTER} (value 'bogus')",
-        ),
+        ("[incidents]\nurl = 'mysql://me:secret@x/y'", f"{URL} (value begins with 'mysql')"),
+        ("[incidents]\nurl = 'me:secret@x/y'", f"{URL} (value is no URL)"),
+        ("[build]\nengine = 'spark'\nspark_master = 'bogus'", f"{MASTER} (value 'bogus')"),
     ],
 )
 def test_impossible_values_are_refused(tmp_path, text, message):

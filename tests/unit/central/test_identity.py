@@ -1,7 +1,5 @@
 """Who a certificate speaks for: its DNS alternative names count, and nothing else in it. Over real gRPC and HTTPS."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime as dt
 import ipaddress
@@ -47,10 +45,7 @@ def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName]
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False)
     )
     if isinstance(alternative, bytes):
         names = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, alternative)
@@ -61,18 +56,14 @@ def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName]
     crt, key_file = pki / "client.crt", pki / "client.key"
     crt.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return TlsFiles(ca=str(pki / "ca.crt"), certificate=str(crt), key=str(key_file))
 
 
 @pytest.fixture
 async def central(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "central.web.server.is_loopback", lambda _host: False
-    )  # so that HTTP asks for certificates
+    monkeypatch.setattr("central.web.server.is_loopback", lambda _host: False)  # so that HTTP asks for certificates
     make_ca(tmp_path / "pki")
     tls = issue(tmp_path / "pki", "central", server=True, addresses=["localhost", "127.0.0.1"])
     section = CentralSection(
@@ -138,16 +129,13 @@ async def test_dns_names_count_whatever_stands_beside_them(central: Central, tmp
         assert await said_to_hello(central, files, other) == "PERMISSION_DENIED"
 
 
-async def test_a_certificate_without_dns_names_is_refused_with_the_reason(
-    central: Central, tmp_path: Path
-) -> None:
+async def test_a_certificate_without_dns_names_is_refused_with_the_reason(central: Central, tmp_path: Path) -> None:
     files = certificate(tmp_path / "pki", "operator", [])
     assert "(none: only DNS alternative names count)" in await may_ask(central, files)
 
 
 @pytest.mark.parametrize(
-    "names",
-    [b"", b"\x30\x20\x82", b"\x30\x02\x82\x00", b"\x30\x04\x82\x82\xff\xff", b"\x30\x04\x82\x02h\xe9"],
+    "names", [b"", b"\x30\x20\x82", b"\x30\x02\x82\x00", b"\x30\x04\x82\x82\xff\xff", b"\x30\x04\x82\x02h\xe9"]
 )
 def test_a_certificate_whose_names_cannot_be_read_has_none(tmp_path: Path, names: bytes) -> None:
     """Our clients refuse to load it, and so does OpenSSL; others may not."""

@@ -1,7 +1,5 @@
 """Questions that take all threads of asyncio's own pool hold up nothing that central does by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +32,7 @@ async def test_they_run_beside_a_pool_that_is_used_up() -> None:
 
 def test_only_questions_use_asyncio_s_own_pool() -> None:
     users = [
-        path.relative_to(CENTRAL).as_posix()
-        for path in CENTRAL.rglob("*.py")
-        if ".to_thread(" in path.read_text()
+        path.relative_to(CENTRAL).as_posix() for path in CENTRAL.rglob("*.py") if ".to_thread(" in path.read_text()
     ]
     assert [user for user in users if not user.startswith(ASKED)] == []
 

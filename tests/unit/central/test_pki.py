@@ -39,16 +39,7 @@ def test_openssl_verifies_them_for_their_purpose_only(pki, name, purpose):
     assert openssl
     for tried in ("sslserver", "sslclient"):
         done = subprocess.run(
-            [
-                openssl,
-                "verify",
-                "-x509_strict",
-                "-purpose",
-                tried,
-                "-CAfile",
-                pki / "ca.crt",
-                pki / f"{name}.crt",
-            ],
+            [openssl, "verify", "-x509_strict", "-purpose", tried, "-CAfile", pki / "ca.crt", pki / f"{name}.crt"],
             check=False,
             capture_output=True,
         )
@@ -59,10 +50,7 @@ def test_what_the_certificates_say(pki):
     ca, server, client = (certificate(pki / f"{name}.crt") for name in ("ca", "central", "compute-1"))
     basic = ca.extensions.get_extension_for_class(x509.BasicConstraints)
     assert (basic.critical, basic.value.ca, basic.value.path_length) == (True, True, 0)
-    for leaf, purpose in (
-        (server, ExtendedKeyUsageOID.SERVER_AUTH),
-        (client, ExtendedKeyUsageOID.CLIENT_AUTH),
-    ):
+    for leaf, purpose in ((server, ExtendedKeyUsageOID.SERVER_AUTH), (client, ExtendedKeyUsageOID.CLIENT_AUTH)):
         assert list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [purpose]
         assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         leaf.verify_directly_issued_by(ca)
@@ -135,10 +123,7 @@ def test_no_ca_or_a_broken_one_gets_the_remedy(tmp_path, pki):
 def test_a_leaf_never_outlives_its_ca_and_an_expired_ca_issues_nothing(tmp_path, monkeypatch):
     make_ca(tmp_path, days=10)
     issue(tmp_path, "h", days=500)
-    assert (
-        certificate(tmp_path / "h.crt").not_valid_after_utc
-        == certificate(tmp_path / "ca.crt").not_valid_after_utc
-    )
+    assert certificate(tmp_path / "h.crt").not_valid_after_utc == certificate(tmp_path / "ca.crt").not_valid_after_utc
 
     later = dt.datetime.now(dt.UTC) + dt.timedelta(days=11)
 
@@ -156,9 +141,7 @@ def test_a_name_longer_than_a_common_name_works(tmp_path):
     make_ca(tmp_path)
     name = "compute." + "x" * 90
     issue(tmp_path, name)
-    names = certificate(tmp_path / f"{name}.crt").extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    )
+    names = certificate(tmp_path / f"{name}.crt").extensions.get_extension_for_class(x509.SubjectAlternativeName)
     assert names.critical
     assert names.value.get_values_for_type(x509.DNSName) == [name]
 
@@ -198,9 +181,7 @@ def handshake(server_files, client_files, server_name):
 
 
 def test_real_handshakes(pki, tmp_path):
-    server, client = (
-        issue(pki, name, server=name == "s", addresses=["127.0.0.1"], force=True) for name in "sc"
-    )
+    server, client = (issue(pki, name, server=name == "s", addresses=["127.0.0.1"], force=True) for name in "sc")
     assert handshake(server, client, "127.0.0.1") == (("DNS", "c"), ("IP Address", "127.0.0.1"))
     with pytest.raises(ssl.SSLCertVerificationError, match=r"Hostname mismatch|not valid for"):
         handshake(server, client, "other.example.org")
@@ -251,10 +232,7 @@ def test_the_commands(tmp_path):
     folder = str(tmp_path / "pki")
     assert run(app, ["init", folder]).exit_code == 0
     assert (
-        run(
-            app, ["central", folder, "--name", "c1", "--address", "10.0.0.1", "--address", "c.example"]
-        ).exit_code
-        == 0
+        run(app, ["central", folder, "--name", "c1", "--address", "10.0.0.1", "--address", "c.example"]).exit_code == 0
     )
     assert run(app, ["host", folder, "h1", "h2"]).exit_code == 0
     assert run(app, ["operator", folder]).exit_code == 0
@@ -263,10 +241,7 @@ def test_the_commands(tmp_path):
     assert describe(tmp_path / "pki" / "h2.crt").purposes == ("client",)
     assert describe(tmp_path / "pki" / "operator.crt").names == ("operator",)
     shown = run(app, ["show", "--json", f"{folder}/c1.crt", f"{folder}/importer.crt"])
-    assert [row["names"] for row in json.loads(shown.stdout)] == [
-        ["c1", "10.0.0.1", "c.example"],
-        ["importer"],
-    ]
+    assert [row["names"] for row in json.loads(shown.stdout)] == [["c1", "10.0.0.1", "c.example"], ["importer"]]
     assert "days left" in run(app, ["show", f"{folder}/c1.crt"]).stdout
     again = run(app, ["host", folder, "h1"])
     assert isinstance(again.exception, TlsError)
@@ -297,11 +272,7 @@ def test_a_renewed_certificate_is_the_same_but_for_serial_and_time(tmp_path, nam
     assert (told.serial, told.not_after) == (f"{before.serial_number:x}", before.not_valid_after_utc)
     assert after.serial_number != before.serial_number
     assert 99 <= describe(files.certificate).days_left <= 100
-    assert (after.subject, after.issuer, extensions(after)) == (
-        before.subject,
-        before.issuer,
-        extensions(before),
-    )
+    assert (after.subject, after.issuer, extensions(after)) == (before.subject, before.issuer, extensions(before))
     after.verify_directly_issued_by(certificate(tmp_path / "ca.crt"))
     (tmp_path / f"{name}.key").write_bytes(key)
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.certificate, files.key)
@@ -329,9 +300,7 @@ def test_what_cannot_be_renewed_is_left_alone(tmp_path):
     with pytest.raises(TlsError, match="days must be"):
         renew(tmp_path, "h", days=0)
     make_ca(tmp_path, force=True)
-    with pytest.raises(
-        TlsError, match=r"h\.crt: not issued by the CA in .*ca\.crt; .*`whitepanda pki host --force`"
-    ):
+    with pytest.raises(TlsError, match=r"h\.crt: not issued by the CA in .*ca\.crt; .*`whitepanda pki host --force`"):
         renew(tmp_path, "h")
     (tmp_path / "ca.key").write_text("nonsense")
     with pytest.raises(TlsError, match=r"ca\.key: not an unencrypted PEM"):
@@ -345,9 +314,7 @@ def test_a_revoked_certificate_is_not_renewed_with_its_key(tmp_path):
     issue(tmp_path, "other")
     before = (tmp_path / "h.crt").read_bytes()
     revoke(tmp_path / "h.crt", tmp_path / "revoked.txt")
-    with pytest.raises(
-        TlsError, match=r"h\.crt: revoked .* make a new key with `whitepanda pki host --force`$"
-    ):
+    with pytest.raises(TlsError, match=r"h\.crt: revoked .* make a new key with `whitepanda pki host --force`$"):
         renew(tmp_path, "h")
     assert (tmp_path / "h.crt").read_bytes() == before
     renew(tmp_path, "other")

@@ -1,7 +1,5 @@
 """Small trees of /proc and /run/libvirt/qemu for the tests of the host's sources."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +26,7 @@ class HostTree:
         return f"00000000-0000-4000-8000-{name.encode().hex():0>12}"
 
     @classmethod
-    def make(cls, folder: Path) -> HostTree:
+    def make(cls, folder: Path) -> "HostTree":
         tree = cls(folder / "proc", folder / "qemu")
         (tree.proc / "sys/kernel/random").mkdir(parents=True)
         (tree.proc / "sys/kernel/random/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
@@ -44,9 +42,7 @@ class HostTree:
         self.stat(folder / "stat", pid=pid, start=start, comm="qemu-system-x86")
         self.io(pid, 4096, 512)
         (folder / "cmdline").write_bytes(
-            b"\0".join(
-                [b"/usr/bin/qemu", b"-name", f"guest={name}".encode(), b"-uuid", self.uuid_of(name).encode()]
-            )
+            b"\0".join([b"/usr/bin/qemu", b"-name", f"guest={name}".encode(), b"-uuid", self.uuid_of(name).encode()])
         )
         for number, tid in enumerate(tids):
             self.thread(pid, tid, start=start, comm=f"CPU {number}/{'KVM' if kind == 'kvm' else 'TCG'}")
@@ -62,9 +58,7 @@ class HostTree:
         (self.state / f"{name}.new").write_text(text)
         (self.state / f"{name}.new").rename(self.state / f"{name}.xml")
 
-    def thread(
-        self, pid: int, tid: int, *, schedstat="7000000 3000000 12\n", comm="CPU 0/KVM", **fields
-    ) -> None:
+    def thread(self, pid: int, tid: int, *, schedstat="7000000 3000000 12\n", comm="CPU 0/KVM", **fields) -> None:
         folder = self.proc / str(pid) / "task" / str(tid)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "comm").write_text(comm + "\n")

@@ -1,7 +1,5 @@
 """How the process's limit of file descriptors is divided, and what happens at a share's end."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -37,12 +35,7 @@ def line(*, comm="CPU 0/KVM", state="S", utime=6847, stime=214, start=154917, gu
 def test_task_stat():
     stat = parse_task_stat(line())
     assert stat.comm == "CPU 0/KVM"
-    assert (stat.utime_ticks, stat.stime_ticks, stat.start_ticks, stat.guest_ticks) == (
-        6847,
-        214,
-        154917,
-        6800,
-    )
+    assert (stat.utime_ticks, stat.stime_ticks, stat.start_ticks, stat.guest_ticks) == (6847, 214, 154917, 6800)
     assert stat.alive
 
 
@@ -61,12 +54,7 @@ def test_zombies_are_not_alive(state, alive):
 def test_any_command_name_leaves_the_numbers_alone(comm, utime, stime, start, guest):
     stat = parse_task_stat(line(comm=comm, utime=utime, stime=stime, start=start, guest=guest))
     assert stat.comm == comm
-    assert (stat.utime_ticks, stat.stime_ticks, stat.start_ticks, stat.guest_ticks) == (
-        utime,
-        stime,
-        start,
-        guest,
-    )
+    assert (stat.utime_ticks, stat.stime_ticks, stat.start_ticks, stat.guest_ticks) == (utime, stime, start, guest)
 
 
 @pytest.mark.parametrize("comm", [") S 1 (", "a b) R 9 9", "((", "))", ""])
@@ -126,9 +114,7 @@ def test_malformed_host_stat(text):
         parse_host_stat(text)
 
 
-PRESSURE = (
-    "some avg10=0.00 avg60=0.12 avg300=0.02 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
-)
+PRESSURE = "some avg10=0.00 avg60=0.12 avg300=0.02 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
 
 
 @given(TICKS, TICKS)
@@ -155,9 +141,7 @@ def test_flat():
 
 
 def test_process_io():
-    text = (
-        b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n"
-    )
+    text = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n"
     assert parse_process_io(text) == (5, 6)
     for bad in (b"", text.replace(b"read_bytes", b"other"), text[:60]):
         with pytest.raises(ValueError, match="not a process's io"):
@@ -188,10 +172,7 @@ def test_the_short_look_refuses_what_is_no_stat_line(text):
         parse_life(text)
 
 
-@given(
-    st.text(st.characters(max_codepoint=127, exclude_characters="\0"), max_size=15),
-    st.sampled_from("RSDZTtXxI"),
-)
+@given(st.text(st.characters(max_codepoint=127, exclude_characters="\0"), max_size=15), st.sampled_from("RSDZTtXxI"))
 def test_the_state_alone_is_what_the_whole_line_tells(comm, state):
     text = line(comm=comm, state=state)
     assert parse_runs(text[:128]) == parse_runs(text) == (parse_task_stat(text).state == "R")
@@ -202,9 +183,7 @@ def test_a_name_cannot_pass_for_the_state():
     assert parse_runs(b"11 (a) R) S 1 1 1 0") is False
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"R", b"nonsense", b"11 (CPU 0/KVM", b"11 (CPU 0/KVM) ", b"11 (CPU 0/KVM) 1"]
-)
+@pytest.mark.parametrize("text", [b"", b"R", b"nonsense", b"11 (CPU 0/KVM", b"11 (CPU 0/KVM) ", b"11 (CPU 0/KVM) 1"])
 def test_a_line_without_a_state_is_refused(text):
     with pytest.raises(ValueError, match="no state"):
         parse_runs(text)

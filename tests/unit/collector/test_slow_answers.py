@@ -1,7 +1,5 @@
 """A daemon that answers late, through the source and the table of VMs: never another rate than the true one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -29,14 +29,8 @@ def run(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            "record x.jsonl --seconds -1",
-            "--seconds: must be at least 0.1 (value -1); see `whitepanda record --help`",
-        ),
-        (
-            "demo --seed abc",
-            "--seed: must be a valid integer (value abc); see `whitepanda demo --help`",
-        ),
+        ("record x.jsonl --seconds -1", "--seconds: must be at least 0.1 (value -1); see `whitepanda record --help`"),
+        ("demo --seed abc", "--seed: must be a valid integer (value abc); see `whitepanda demo --help`"),
         ("vms --jsn", "--jsn: no such option, did you mean --json?"),
         ("demo --hosts 3", "--hosts: no such option; see `whitepanda demo --help`"),
         ("recrd x.jsonl", "no such command 'recrd', did you mean 'record'?"),
@@ -63,8 +57,7 @@ def test_codes_of_commands_stay_theirs(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["agent --help", "--version", "doctor", "doctor --json", "check-config FILE", "trace presets"],
+    "words", ["agent --help", "--version", "doctor", "doctor --json", "check-config FILE", "trace presets"]
 )
 def test_without_a_reader_it_ends_as_sigpipe_would_have_it(words, tmp_path):
     file = tmp_path / "a.toml"

@@ -82,9 +82,7 @@ def test_refusals_name_key_and_value(data, message):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_none_are_refused_wherever_they_are(value):
     assert refusal({"ratio": value}) == f"file.toml: ratio must be a finite number (value {value})"
-    assert refusal({"rows": [{}, {"size": value}]}).startswith(
-        "file.toml: rows[1].size must be a finite number"
-    )
+    assert refusal({"rows": [{}, {"size": value}]}).startswith("file.toml: rows[1].size must be a finite number")
 
 
 def test_long_values_are_cut_to_one_line():
@@ -142,17 +140,12 @@ def test_missing_file_and_folder_and_no_toml(tmp_path: Path):
 
 
 scalars = st.integers() | st.text() | st.booleans() | st.floats(allow_nan=False)
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
-)
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["inner", "rows", "ratio", "names", "points", "mode", "limit", "on", "must", "other"]
-        ),
-        values,
+        st.sampled_from(["inner", "rows", "ratio", "names", "points", "mode", "limit", "on", "must", "other"]), values
     )
 )
 def test_any_toml_like_value_is_taken_or_refused_in_one_kind_of_error(data):

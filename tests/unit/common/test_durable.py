@@ -1,7 +1,5 @@
 """Files that are there whole or not at all: on a disk that keeps, at a power cut, only what it was told to keep."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -78,9 +76,7 @@ def baselines(path):
 
 def coefficients(path):
     statistics = [agent_pb2.JobStatistics(job="web", platform="x", samples=9, mean_cpi=1.5, std_cpi=0.1)]
-    update = agent_pb2.CoefficientUpdate(
-        version=7, full=True, created_unix_ns=5, slot_ns=10**9, statistics=statistics
-    )
+    update = agent_pb2.CoefficientUpdate(version=7, full=True, created_unix_ns=5, slot_ns=10**9, statistics=statistics)
     assert CoefficientStore(path).apply(update)
 
 

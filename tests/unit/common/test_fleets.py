@@ -63,9 +63,7 @@ def test_a_fleet_is_chosen_by_name(places, monkeypatch):
     assert resolve(Fleet(name="you")).files == files("/lab", "you")
     monkeypatch.setenv(fleets.CENTRAL, "env:2")
     assert resolve(Fleet()).central == "env:2"
-    assert (
-        resolve(Fleet(), "prod").central == "prod.example.net:7443"
-    )  # what was typed counts before the environment
+    assert resolve(Fleet(), "prod").central == "prod.example.net:7443"  # what was typed counts before the environment
     fleets.ETC.write_text("[fleets.site]\ncentral = 'etc:1'\ntls = '/etc/pki'\n")
     assert resolve(Fleet(), "site").central == "etc:1"
     with pytest.raises(InputError) as refused:
@@ -95,9 +93,7 @@ def test_a_fleet_without_central_is_named_with_its_file(places, fleet):
     with pytest.raises(InputError) as refused:
         resolve(Fleet(), fleet)
     where = f"fleet prod of {places}/config.toml"
-    assert (
-        str(refused.value) == f'{where} has no central: write central = "HOST:PORT" there, or give --central'
-    )
+    assert str(refused.value) == f'{where} has no central: write central = "HOST:PORT" there, or give --central'
 
 
 @pytest.mark.parametrize(
@@ -118,15 +114,11 @@ def test_the_tls_file_that_is_missing_is_named(places, given, said):
 
 
 def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
-    with pytest.raises(
-        InputError, match=rf"no central is named: .* or write .*config\.toml or {fleets.ETC}$"
-    ):
+    with pytest.raises(InputError, match=rf"no central is named: .* or write .*config\.toml or {fleets.ETC}$"):
         resolve(Fleet(tls="/t"))
     with pytest.raises(InputError, match=r"^--central must be host:port without http:// \(.*\); give c:1$"):
         resolve(Fleet(central="http://c:1/", tls="/t"))
-    with pytest.raises(
-        TlsError, match=r"no TLS files are named: give --tls DIR .*, set WHITEPANDA_TLS, write"
-    ):
+    with pytest.raises(TlsError, match=r"no TLS files are named: give --tls DIR .*, set WHITEPANDA_TLS, write"):
         resolve(Fleet(central="a:1"))
     with pytest.raises(InputError, match=r"no fleet 'x' in .*config\.toml, which is not there$"):
         resolve(Fleet(), "x")

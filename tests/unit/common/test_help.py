@@ -20,9 +20,7 @@ def texts(command, path: str = "whitepanda") -> Iterator[tuple[str, str]]:
 
 
 def lost(command) -> list[str]:
-    return [
-        place for place, text in texts(command) if Text.from_markup(text).plain != text.replace("\\[", "[")
-    ]
+    return [place for place, text in texts(command) if Text.from_markup(text).plain != text.replace("\\[", "[")]
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -49,7 +47,5 @@ def test_one_line_of_key_value_to_the_standard_error_of_the_moment() -> None:
         with contextlib.redirect_stderr(io.StringIO()) as stream:
             logger.info("connected", host="a b", batches=3)
             logger.debug("not at this level")
-        assert stream.getvalue().endswith(
-            'level=info event=connected component=uplink host="a b" batches=3\n'
-        )
+        assert stream.getvalue().endswith('level=info event=connected component=uplink host="a b" batches=3\n')
         stream.close()

@@ -1,7 +1,5 @@
 """Neither end of the agent stream pings the other while they talk: a busy one would not be in time with its answer."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc
@@ -44,9 +42,7 @@ class Between:
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, away = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(
-            self._pass_on(reader, away, self.agents), self._pass_on(there, writer, self.centrals)
-        )
+        await asyncio.gather(self._pass_on(reader, away, self.agents), self._pass_on(there, writer, self.centrals))
         self.ended.set()
 
     @staticmethod
@@ -83,10 +79,7 @@ async def test_no_end_pings_while_they_talk(theirs: str) -> None:
         for _ in range(_MESSAGES):
             await call.write(bytes(_SIZE))
             assert len(await call.read()) == _SIZE
-        pings = (
-            between.agents.pings,
-            between.centrals.pings,
-        )  # before the end: a server's last word is one too
+        pings = (between.agents.pings, between.centrals.pings)  # before the end: a server's last word is one too
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
     await server.stop(None)

@@ -1,7 +1,5 @@
 """Both sides speak the newest protocol version that both know, or none."""
 
-from __future__ import annotations
-
 import pytest
 
 from whitepanda.common import protocol
@@ -10,17 +8,7 @@ from whitepanda.common.protocol import agree, version_span
 
 @pytest.mark.parametrize(
     ("newest", "oldest", "spoken"),
-    [
-        (0, 0, None),
-        (2, 0, None),
-        (3, 3, 3),
-        (3, 2, 3),
-        (5, 0, 5),
-        (9, 1, 5),
-        (9, 5, 5),
-        (9, 6, None),
-        (9, 0, None),
-    ],
+    [(0, 0, None), (2, 0, None), (3, 3, 3), (3, 2, 3), (5, 0, 5), (9, 1, 5), (9, 5, 5), (9, 6, None), (9, 0, None)],
 )
 def test_the_newest_common_version_is_spoken(monkeypatch, newest, oldest, spoken):
     monkeypatch.setattr(protocol, "MIN_PROTOCOL_VERSION", 3)

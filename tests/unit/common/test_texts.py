@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +20,7 @@ ANY_TEXT = st.text(st.characters(), max_size=400)  # lone surrogates too
         ("half\ud83d", r"half\ud83d"),
         ("blank\u115f\u1160\u2800\u3164\uffa0", r"blank\u115f\u1160\u2800\u3164\uffa0"),
         ("한글 ᄀ ⠁", "한글 ᄀ ⠁"),
-        *(
-            (char, char.encode("unicode_escape").decode())
-            for char in "\u034f\u17b4\u17b5\u180b\u180f\ufe00\ufe0f"
-        ),
+        *((char, char.encode("unicode_escape").decode()) for char in "\u034f\u17b4\u17b5\u180b\u180f\ufe00\ufe0f"),
         *((char, char.encode("unicode_escape").decode()) for char in "\U0001d159\U000e0100\U000e01ef"),
         ("", ""),
     ],

@@ -1,7 +1,5 @@
 """The check of the TLS files: each defect is one line that names the setting, the file and the remedy."""
 
-from __future__ import annotations
-
 import datetime as dt
 import types
 
@@ -84,10 +82,7 @@ def test_a_certificate_that_is_not_yet_valid_may_mean_a_wrong_clock_here(ca, mon
         problems(files, server=False, prefix="uplink.tls"),
         warnings(files, server=False, prefix="uplink.tls"),
     ):
-        assert (
-            f"{files.certificate} is not yet valid, only from {start:%Y-%m-%d %H:%M} UTC; is this host's"
-            in line
-        )
+        assert f"{files.certificate} is not yet valid, only from {start:%Y-%m-%d %H:%M} UTC; is this host's" in line
     channel_credentials(files)
 
 
@@ -97,9 +92,7 @@ def test_a_certificate_for_the_other_purpose(ca):
         f"uplink.tls.certificate: {server.certificate} is a server's certificate, not for clients "
         "(extended key usage); issue a new one with `whitepanda pki host`"
     )
-    with pytest.raises(
-        TlsError, match=r"central\.tls\.certificate: .* is not one for servers .*pki central`"
-    ):
+    with pytest.raises(TlsError, match=r"central\.tls\.certificate: .* is not one for servers .*pki central`"):
         server_credentials(client)
 
 

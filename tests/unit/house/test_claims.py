@@ -20,9 +20,7 @@ def test_the_readme_says_whose_the_default_coefficients_are() -> None:
     (central,) = re.findall(r"- \*\*Central\*\* .*?(?= - \*\*| - For each)", prose("README.md"))
     assert "(docs/methods.md#whitepanda-our-estimator) by default" in central
     assert "PANDA's" not in central
-    assert (
-        antagonists.info.help == "Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's."
-    )
+    assert antagonists.info.help == "Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's."
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Every command that README.md and docs/ tell exists, with its options, and is run or listed with a reason."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -24,11 +22,7 @@ def helps():
 def wrong(helps, words):
     """What is wrong with the arguments of a `whitepanda`: a command or an option that there is not. "" if nothing."""
     command, rest = (), list(words)
-    while (
-        rest
-        and not rest[0].startswith("-")
-        and any(known[: len(command)] == command != known for known in helps)
-    ):
+    while rest and not rest[0].startswith("-") and any(known[: len(command)] == command != known for known in helps):
         names = rest[0].split("|")
         if any((*command, name) not in helps for name in names):
             return f"no command {rest[0]}"

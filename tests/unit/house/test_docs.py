@@ -74,11 +74,7 @@ def test_exit_codes_are_in_the_reference() -> None:
     section = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("## Exit codes\n")[2]
     rows = {int(code): row for row, code in re.findall(r"^(\| (\d+) \|.*)$", section, re.MULTILINE)}
     assert {0, 130, 141, *(kind.exit_code for kind in errors_of(WhitepandaError))} == set(rows)
-    for kind, word in (
-        (ConfigError, "configuration"),
-        (InputError, "given"),
-        (UnavailableError, "run or exist"),
-    ):
+    for kind, word in ((ConfigError, "configuration"), (InputError, "given"), (UnavailableError, "run or exist")):
         assert word in rows[kind.exit_code]
     assert "certificate" in rows[TlsError.exit_code]
     # Commands that choose a code by themselves.
@@ -107,9 +103,7 @@ def test_exit_codes_are_in_the_reference() -> None:
 def test_exit_codes_are_those_of_the_reference(
     words: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["whitepanda", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
-    )
+    monkeypatch.setattr(sys, "argv", ["whitepanda", *(word.replace("FOLDER", str(tmp_path)) for word in words)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code or 0) == code
@@ -182,9 +176,7 @@ def test_every_reason_code_has_a_row_with_a_meaning_in_the_guide() -> None:
     assert {where: codes - explained for where, codes in known.items() if codes - explained} == {}
     assert all(len(codes) > 2 for codes in known.values())
     assert explained - set().union(*known.values()) == set()  # nor one that there is not
-    assert [
-        row for row in rows if len(row) not in {2, 4} or any(len(cell.strip(" |")) < 3 for cell in row)
-    ] == []
+    assert [row for row in rows if len(row) not in {2, 4} or any(len(cell.strip(" |")) < 3 for cell in row)] == []
 
 
 def test_what_leaves_the_journals_lists_is_called_so_in_the_code() -> None:
@@ -195,12 +187,7 @@ def test_what_leaves_the_journals_lists_is_called_so_in_the_code() -> None:
 def test_every_line_of_the_units_is_explained() -> None:
     page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     for unit in ("whitepanda-agent.service", "whitepanda-central.service"):
-        text = (
-            (ROOT / "systemd" / unit)
-            .read_text(encoding="utf-8")
-            .partition("[Service]")[2]
-            .partition("[Install]")[0]
-        )
+        text = (ROOT / "systemd" / unit).read_text(encoding="utf-8").partition("[Service]")[2].partition("[Install]")[0]
         keys = set(re.findall(r"^(\w+)=", text, re.MULTILINE))
         assert len(keys) > 30
         assert {key for key in keys if not re.search(rf"`{key}[=`]", page)} == set(), unit
@@ -247,10 +234,7 @@ def test_examples_of_the_simulated_hypervisor_are_taken(tmp_path: Path) -> None:
     assert modes.pop("simulated") == "required"
     assert set(modes.values()) == {"off"}
     assert len(load_scenario(tmp_path / "scenario.toml").vms) == 3
-    assert [vm.profile for vm in load_scenario(tmp_path / "profiles.toml").vms] == [
-        "masstree",
-        "no-interference",
-    ]
+    assert [vm.profile for vm in load_scenario(tmp_path / "profiles.toml").vms] == ["masstree", "no-interference"]
 
 
 def test_make_targets_of_the_docs_exist() -> None:

@@ -1,7 +1,5 @@
 """The examples of docs/extend.md are complete: they are run as they stand there."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re
@@ -26,9 +24,7 @@ from tests.unit.central.build.test_builds import write_day
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "extend.md"
 BLOCKS = [
     re.sub(r"^   ", "", b, flags=re.MULTILINE) if b.startswith("   ") else b
-    for b in re.findall(
-        r"^ *```python\n(.*?)^ *```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    for b in re.findall(r"^ *```python\n(.*?)^ *```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 ]
 S = 10**9
 
@@ -60,13 +56,9 @@ def host(tmp_path):
     def write(**counts):
         for direction in ("rx", "tx"):
             for what in ("bytes", "packets", "dropped"):
-                (folder / "statistics" / f"{direction}_{what}").write_text(
-                    f"{counts.get(f'{direction}_{what}', 0)}\n"
-                )
+                (folder / "statistics" / f"{direction}_{what}").write_text(f"{counts.get(f'{direction}_{what}', 0)}\n")
 
-    vms = tuple(
-        VmIdentity(f"u{n}", f"vm{n}", 100 + n, "e", interfaces=(InterfaceDevice(f"tap{n}"),)) for n in (1, 2)
-    )
+    vms = tuple(VmIdentity(f"u{n}", f"vm{n}", 100 + n, "e", interfaces=(InterfaceDevice(f"tap{n}"),)) for n in (1, 2))
     inventory = types.SimpleNamespace(vms=lambda: vms)
     return types.SimpleNamespace(root=tmp_path, write=write, inventory=inventory)
 

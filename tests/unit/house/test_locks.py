@@ -1,7 +1,5 @@
 """The locks: what they must have, and that pip refuses a file that is not theirs. Nothing here asks the network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -85,10 +83,7 @@ def test_anything_but_a_version_with_hashes_is_refused(line):
 
 
 def test_a_lock_without_a_hash_or_with_others_than_its_neighbour_is_a_problem():
-    project = {
-        "build-system": {"requires": []},
-        "project": {"dependencies": ["a>=1"], "optional-dependencies": {}},
-    }
+    project = {"build-system": {"requires": []}, "project": {"dependencies": ["a>=1"], "optional-dependencies": {}}}
     pin = lock.Pin("a==1.0", "", (ONE,))
     assert lock.problems({"base": [pin]}, project) == []
     assert lock.problems({"base": [replace(pin, hashes=())]}, project) == [
@@ -153,14 +148,7 @@ def pip_install(tmp_path: Path, pins: list, target: str) -> subprocess.Completed
     """As tools/bootstrap.py installs, from a folder of files in place of an index."""
     file = tmp_path / "x.lock"
     file.write_text(lock.render(pins))
-    command = [
-        sys.executable,
-        f"{lock.PIP}/pip",
-        "--isolated",
-        "--disable-pip-version-check",
-        "install",
-        "-q",
-    ]
+    command = [sys.executable, f"{lock.PIP}/pip", "--isolated", "--disable-pip-version-check", "install", "-q"]
     command += ["--require-hashes", "--only-binary", ":all:", "--no-index", "--no-cache-dir"]
     command += ["--find-links", tmp_path / "files", "--target", tmp_path / target, "-r", file]
     return subprocess.run(command, capture_output=True, text=True, check=False)

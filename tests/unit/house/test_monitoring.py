@@ -1,7 +1,5 @@
 """What is shipped for Prometheus and Grafana agrees with the code and with the docs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -52,9 +50,7 @@ def known_names() -> set[str]:
     ]
     plain += ["start_time_seconds", "info", "webhook_waiting_notices"]
     plain += [f"{central.ACKNOWLEDGEMENT}_{part}" for part in ("bucket", "count", "sum")]
-    counted = [
-        name for table in (central.COUNTERS, central.REASONS, central.WEBHOOKS) for name, _, _ in table
-    ]
+    counted = [name for table in (central.COUNTERS, central.REASONS, central.WEBHOOKS) for name, _, _ in table]
     plain += [f"{name}_total" for name in (*counted, central.WEBHOOK_DROPPED)]
     return agent | {f"whitepanda_central_{name}" for name in plain} | {"whitepanda_agent_info"}
 
@@ -85,11 +81,7 @@ def test_every_alert_is_explained_and_no_other() -> None:
         assert "**What to do.** " in sections[name], name
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}, name
         assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{name.lower()}"
-        assert rule["labels"].keys() == {"severity"} and rule["labels"]["severity"] in {
-            "critical",
-            "warning",
-            "info",
-        }
+        assert rule["labels"].keys() == {"severity"} and rule["labels"]["severity"] in {"critical", "warning", "info"}
         if rule.get("for"):
             assert f"after {rule['for']}: " in sections[name], name
 
@@ -159,9 +151,7 @@ def unknown_to_grafana(board: dict) -> set[str]:
 def test_dashboards_say_nothing_that_grafanas_own_types_do_not_know(name: str) -> None:
     board = json.loads((GRAFANA / f"{name}.json").read_text())
     # Grafana's editor writes a variable's query there once more, for its own list; its types have no such field.
-    assert {
-        at for at in unknown_to_grafana(board) if not re.fullmatch(r"/templating/list/\d/definition", at)
-    } == set()
+    assert {at for at in unknown_to_grafana(board) if not re.fullmatch(r"/templating/list/\d/definition", at)} == set()
     panel = next(panel for panel in board["panels"] if panel["type"] == "timeseries")
     panel["options"]["legendary"] = panel["gridPos"]["width"] = panel["targets"][0]["expression"] = "x"
     assert {at.rpartition("/")[2] for at in unknown_to_grafana(board)} == {

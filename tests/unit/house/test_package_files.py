@@ -1,7 +1,5 @@
 """How the packages are built, where that can be seen without building one; all of it is tests/integration's."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -95,9 +93,9 @@ def test_each_side_has_what_prometheus_and_grafana_take_of_it(tmp_path):
         "grafana/host.json"
     }
     # A Prometheus' own configuration finds the rules beside it, in whatever folder that is.
-    assert re.findall(
-        r"rule_files:\n +- (\S+)\n", shipped["agent"]["prometheus/prometheus.yml"].decode()
-    ) == ["whitepanda.rules.yml"]
+    assert re.findall(r"rule_files:\n +- (\S+)\n", shipped["agent"]["prometheus/prometheus.yml"].decode()) == [
+        "whitepanda.rules.yml"
+    ]
 
 
 def test_no_link_and_no_picture_of_the_shipped_docs_leads_nowhere(package):
@@ -201,9 +199,7 @@ def test_pages_of_one_side_and_one_of_all(pages):
 def complete(pages, *words):
     script = f'. {pages / "completion"}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _whitepanda; '
     script += 'echo "${COMPREPLY[*]}"'
-    done = subprocess.run(
-        ["bash", "-c", script, "-", "whitepanda", *words], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["bash", "-c", script, "-", "whitepanda", *words], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 

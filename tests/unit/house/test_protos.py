@@ -24,10 +24,7 @@ def tool() -> ModuleType:
 
 def test_generated_code_is_fresh_and_compatible() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "generate_protos.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, ROOT / "tools" / "generate_protos.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -42,16 +39,9 @@ def baseline() -> descriptor_pb2.FileDescriptorSet:
     return descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
 
 
-def field(
-    files: descriptor_pb2.FileDescriptorSet, message: str, name: str
-) -> descriptor_pb2.FieldDescriptorProto:
+def field(files: descriptor_pb2.FileDescriptorSet, message: str, name: str) -> descriptor_pb2.FieldDescriptorProto:
     return next(
-        f
-        for file in files.file
-        for m in file.message_type
-        if m.name == message
-        for f in m.field
-        if f.name == name
+        f for file in files.file for m in file.message_type if m.name == message for f in m.field if f.name == name
     )
 
 

@@ -1,7 +1,5 @@
 """`make test` in several processes: every test in exactly one of them; what fails or skips in one fails the whole."""
 
-from __future__ import annotations
-
 import importlib.util
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -101,9 +99,7 @@ def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(begin + text)
-    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["c"]], ["b"], tmp_path) == 0, (
-        capfd.readouterr().out
-    )
+    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["c"]], ["b"], tmp_path) == 0, capfd.readouterr().out
     assert not Path(said.read_text()).exists()
 
 
@@ -111,10 +107,7 @@ def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp
     ("texts", "status"),
     [
         (("def test(): assert 0", "def test(): pass", "def test(): pass"), 1),
-        (
-            ("def test(): pass", "", "def test(): assert 0"),
-            5,
-        ),  # nothing was collected: a folder that was renamed
+        (("def test(): pass", "", "def test(): assert 0"), 5),  # nothing was collected: a folder that was renamed
         (("def test(): pass", "def test(): pass", "def test(): assert 0"), 1),
     ],
 )

@@ -1,7 +1,5 @@
 """A package's SBOM: what is in it, valid CycloneDX, the same from the same input, checked against locks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 
@@ -53,13 +51,8 @@ def test_it_names_exactly_the_bundled_libraries(document):
         "purl": "pkg:pypi/exact@1.0",
         "properties": [{"name": "whitepanda:file", "value": "exact-1.0-py3-none-any.whl"}],
     }
-    assert (words["purl"], words["licenses"]) == (
-        "pkg:pypi/words-of@1.0.post1",
-        [{"license": {"name": "BSD License"}}],
-    )
-    assert document["dependencies"] == [
-        {"ref": "whitepanda-agent", "dependsOn": [exact["bom-ref"], words["bom-ref"]]}
-    ]
+    assert (words["purl"], words["licenses"]) == ("pkg:pypi/words-of@1.0.post1", [{"license": {"name": "BSD License"}}])
+    assert document["dependencies"] == [{"ref": "whitepanda-agent", "dependsOn": [exact["bom-ref"], words["bom-ref"]]}]
 
 
 def test_it_is_valid_by_the_schema(document):
@@ -97,20 +90,14 @@ def test_the_page_s_library_is_in_it(site):
 
 def test_files_are_those_that_pip_reports(tmp_path):
     report = tmp_path / "report.json"
-    source = {
-        "url": "https://example.net/a/Some_Name-1.0%2Bcpu.whl",
-        "archive_info": {"hashes": {"sha256": ONE}},
-    }
+    source = {"url": "https://example.net/a/Some_Name-1.0%2Bcpu.whl", "archive_info": {"hashes": {"sha256": ONE}}}
     report.write_text(json.dumps({"install": [{"download_info": source, "metadata": {"name": "Some_Name"}}]}))
     assert deb_sbom.installed(report) == {"some-name": ("Some_Name-1.0+cpu.whl", ONE)}
 
 
 def test_a_library_whose_file_no_lock_allows_is_named(document, tmp_path, monkeypatch, capsys):
     locks = {
-        "x": [
-            lock.Pin("exact==1.0", "", (f"sha256:{ONE}",)),
-            lock.Pin("words-of==1.0.post1", "", (f"sha256:{TWO}",)),
-        ]
+        "x": [lock.Pin("exact==1.0", "", (f"sha256:{ONE}",)), lock.Pin("words-of==1.0.post1", "", (f"sha256:{TWO}",))]
     }
     monkeypatch.setattr(lock, "every_lock", lambda: locks)
     file = tmp_path / "sbom.cdx.json"
@@ -120,7 +107,4 @@ def test_a_library_whose_file_no_lock_allows_is_named(document, tmp_path, monkey
     document["components"][1]["hashes"][0]["content"] = ONE
     file.write_text(json.dumps(document))
     assert deb_sbom.main([str(file)]) == 1
-    assert (
-        "pkg:pypi/words-of@1.0.post1 is not of a file that requirements/*.lock allow"
-        in capsys.readouterr().err
-    )
+    assert "pkg:pypi/words-of@1.0.post1 is not of a file that requirements/*.lock allow" in capsys.readouterr().err

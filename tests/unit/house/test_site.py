@@ -1,7 +1,5 @@
 """The site of docs/: it builds without a warning, every page is reachable, and nothing is asked of other hosts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib
@@ -44,9 +42,7 @@ def test_what_is_wrong_is_told_and_nothing_is_published(tmp_path):
     docs, out = tmp_path / "docs", tmp_path / "site"
     docs.mkdir()
     (docs / "navigation.toml").write_text('[[section]]\ntitle = "One"\npages = ["one", "not-yet"]\n')
-    (docs / "index.md").write_text(
-        "# Front\n\n[gone](gone.md) [no such](one.md#no-such) [good](one.md#part)\n"
-    )
+    (docs / "index.md").write_text("# Front\n\n[gone](gone.md) [no such](one.md#no-such) [good](one.md#part)\n")
     (docs / "one.md").write_text("# One\n\n## Part\n")
     (docs / "outside.md").write_text("# Outside\n")
     code, told, wrong = build(docs, out)
@@ -76,10 +72,7 @@ def test_other_peoples_folders_are_not_written_over(tmp_path):
         ('<link rel="stylesheet" href="//fonts.example/a">', "asks another host: //fonts.example/a"),
         ('<img src="http://x.example/a.png">', "asks another host: http://x.example/a.png"),
         ('<img srcset="https://x.example/a.png 2x">', "asks another host: https://x.example/a.png"),
-        (
-            "<style>@import 'https://x.example/a.css';</style>",
-            "a style asks another host: https://x.example/a.css",
-        ),
+        ("<style>@import 'https://x.example/a.css';</style>", "a style asks another host: https://x.example/a.css"),
         ('<p style="background: url(//x.example/a)">', "a style asks another host: //x.example/a"),
         ('<iframe src="ftp:a"></iframe>', "asks ftp:a"),
         ('<a href="b.html">', "dead link: b.html"),
@@ -113,10 +106,7 @@ def test_style_sheets_and_scripts_are_checked(tmp_path):
 def test_a_folder_without_pages_is_no_site(tmp_path):
     command = [sys.executable, ROOT / "tools" / "check_site.py", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"check_site: {tmp_path} has no pages; make them by `make docs`\n",
-    )
+    assert (done.returncode, done.stderr) == (2, f"check_site: {tmp_path} has no pages; make them by `make docs`\n")
 
 
 def test_each_page_has_one_place_in_the_navigation():

@@ -13,17 +13,7 @@ from agent.act.audit import Allowance, Audit
 from agent.act.journal import Journal
 from agent.act.records import ActError, RefusedError, Undo
 from collector.base import SourceError
-from tests.unit.agent.act_fakes import (
-    LIMITS,
-    OPERATOR,
-    OTHER,
-    VM,
-    FakeBackend,
-    FakeClock,
-    Victims,
-    asked,
-    make,
-)
+from tests.unit.agent.act_fakes import LIMITS, OPERATOR, OTHER, VM, FakeBackend, FakeClock, Victims, asked, make
 from whitepanda.common import durable
 from whitepanda.common.errors import UnavailableError
 
@@ -82,9 +72,7 @@ def test_a_limit_is_set_and_undone_after_its_time(tmp_path, backend, clock):
     clock.advance(1)
     assert results(actor.tick()) == ["undone"]
     assert (backend.states[VM], actor.in_force(), on_disk(tmp_path)) == ("none", (), [])
-    told = [
-        (line["event"], line["result"], line["uid"], line["pid"], line["why"]) for line in audit(tmp_path)
-    ]
+    told = [(line["event"], line["result"], line["uid"], line["pid"], line["why"]) for line in audit(tmp_path)]
     assert told == [
         ("begin", "begun", 1000, 4711, "incident 7"),
         ("apply", "applied", 1000, 4711, "incident 7"),
@@ -177,14 +165,7 @@ def test_a_limit_is_undone_where_the_victim_is_worse_for_three_looks(tmp_path, b
     victims = Victims()
     actor = make(tmp_path, backend, victims=victims)
     actor.apply(asked(), OPERATOR)
-    for ratio in (
-        2.6,
-        2.6,
-        2.5,
-        2.6,
-        None,
-        2.6,
-    ):  # 1.25 times is not more than 1.25 times; None: the agent is away
+    for ratio in (2.6, 2.6, 2.5, 2.6, None, 2.6):  # 1.25 times is not more than 1.25 times; None: the agent is away
         victims.ratio = ratio
         assert actor.look() == []
     victims.ratio = 2.6
@@ -268,12 +249,7 @@ def test_what_cannot_be_undone_is_tried_again_until_it_is(tmp_path, backend, clo
     backend.failure = ""
     clock.advance(5)
     assert results(actor.tick()) == ["undone"]
-    assert [line["result"] for line in audit(tmp_path)] == [
-        "begun",
-        "applied",
-        "failed",
-        "undone",
-    ]  # said once
+    assert [line["result"] for line in audit(tmp_path)] == ["begun", "applied", "failed", "undone"]  # said once
 
 
 def test_what_could_not_be_undone_is_tried_again_also_before_its_time_is_over(tmp_path, backend, clock):
@@ -288,12 +264,8 @@ def test_what_could_not_be_undone_is_tried_again_also_before_its_time_is_over(tm
     assert (done.result, done.detail, backend.states[VM]) == ("undone", "told to", "none")
 
 
-@pytest.mark.parametrize(
-    "error", [ActError("libvirt is away"), SourceError("not known"), RuntimeError("a bug")]
-)
-def test_one_that_cannot_be_undone_does_not_keep_the_others_from_it(
-    tmp_path, backend, clock, monkeypatch, error
-):
+@pytest.mark.parametrize("error", [ActError("libvirt is away"), SourceError("not known"), RuntimeError("a bug")])
+def test_one_that_cannot_be_undone_does_not_keep_the_others_from_it(tmp_path, backend, clock, monkeypatch, error):
     actor = make(tmp_path, backend, clock=clock)
     actor.apply(asked(), OPERATOR)
     actor.apply(asked(vm=OTHER), OPERATOR)
@@ -315,9 +287,7 @@ def test_one_that_cannot_be_undone_does_not_keep_the_others_from_it(
     assert str(error) in actor.in_force()[0].trouble
 
 
-def test_a_change_that_was_interrupted_and_may_still_come_is_waited_for(
-    tmp_path, backend, clock, monkeypatch
-):
+def test_a_change_that_was_interrupted_and_may_still_come_is_waited_for(tmp_path, backend, clock, monkeypatch):
     """libvirt carries out what a killed virsh asked for, once another job on the VM has ended."""
     backend.settles_s = 40.0
 
@@ -405,9 +375,7 @@ def test_a_disk_that_takes_nothing_lets_nothing_be_changed(tmp_path, backend, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(kind, "put" if kind is Journal else "write", full)
-    with pytest.raises(
-        ActError, match=r"nothing was changed: act\.state_dir cannot be written: No space left"
-    ):
+    with pytest.raises(ActError, match=r"nothing was changed: act\.state_dir cannot be written: No space left"):
         actor.apply(asked(), OPERATOR)
     assert (backend.writes, actor.in_force()) == ([], ())
 
@@ -430,9 +398,7 @@ def steps():
 
 
 @pytest.mark.parametrize("step", steps(), ids=lambda step: f"before {step[0]}")
-def test_after_a_kill_at_any_step_the_vm_is_as_it_was_once_its_time_is_over(
-    tmp_path, clock, monkeypatch, step
-):
+def test_after_a_kill_at_any_step_the_vm_is_as_it_was_once_its_time_is_over(tmp_path, clock, monkeypatch, step):
     assert survives(tmp_path, clock, monkeypatch, step)
 
 
@@ -557,9 +523,7 @@ def test_two_services_do_not_share_a_folder(tmp_path):
     Journal(tmp_path).close()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("{", "damaged"), ('{"format": 9}', "has format 9, this version knows 1")]
-)
+@pytest.mark.parametrize(("text", "said"), [("{", "damaged"), ('{"format": 9}', "has format 9, this version knows 1")])
 def test_a_journal_that_cannot_be_read_is_not_passed_over(tmp_path, text, said):
     (tmp_path / "journal.json").write_text(text)
     for _ in range(2):  # and the folder is not held after that

@@ -74,11 +74,7 @@ def test_a_limit_is_of_the_whole_vm_and_is_taken_back(host, manager, group):
     assert (before, after) == ("max 100000", "150000 100000")
     backend.write(VM, after)
     assert file.read_text() == "150000 100000\n"
-    assert (backend.read(VM), backend.is_ours(after, after), backend.is_ours("1 2", after)) == (
-        after,
-        True,
-        False,
-    )
+    assert (backend.read(VM), backend.is_ours(after, after), backend.is_ours("1 2", after)) == (after, True, False)
     assert backend.command(VM, after) == f"echo '150000 100000' >{file}"
     with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is no less"):
         backend.target(VM, 1.5)
@@ -180,18 +176,12 @@ def test_a_write_that_has_not_come_to_be_is_seen_and_is_not_called_applied(host,
 
 def test_the_service_limits_and_undoes_after_its_time(host, tmp_path):
     file, clock = host.group(PROXMOX), FakeClock()
-    actor = host.actor(
-        tmp_path / "act", clock, listed=[vm("proxmox"), VmIdentity(VICTIM, "db", 7, "e", (1,))]
-    )
+    actor = host.actor(tmp_path / "act", clock, listed=[vm("proxmox"), VmIdentity(VICTIM, "db", 7, "e", (1,))])
     done = actor.apply(asked(vm="web", victim="db"), OPERATOR)
     assert (done.result, done.vm, done.before, done.after) == ("applied", VM, "max 100000", "200000 100000")
     assert file.read_text() == "200000 100000\n"
     (listed,) = actor.in_force()
-    assert (listed.record.name, listed.record.victim, listed.record.group) == (
-        "web",
-        VICTIM,
-        str(file.parent),
-    )
+    assert (listed.record.name, listed.record.victim, listed.record.group) == ("web", VICTIM, str(file.parent))
     clock.advance(900)
     assert [one.result for one in actor.tick()] == ["undone"]
     assert file.read_text() == "max 100000\n"
@@ -210,9 +200,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step[0].__name__}.{step[1]} {step[2]}")
-def test_after_a_kill_at_any_step_the_group_is_as_it_was_once_its_time_is_over(
-    host, tmp_path, monkeypatch, step
-):
+def test_after_a_kill_at_any_step_the_group_is_as_it_was_once_its_time_is_over(host, tmp_path, monkeypatch, step):
     assert survives(host, tmp_path / "act", monkeypatch, step)
 
 
@@ -286,9 +274,7 @@ def test_a_vm_that_is_gone_is_undone_by_the_name_that_it_had(host, tmp_path):
     actor = host.actor(tmp_path / "act", listed=listed)
     actor.apply(asked(victim=""), OPERATOR)
     listed[:] = [vm(uuid=OTHER, name="web", pid=501)]
-    with pytest.raises(
-        RefusedError, match=rf"2 VMs are named 'web': {OTHER} .*, {VM} \(action 1\); give the UUID"
-    ):
+    with pytest.raises(RefusedError, match=rf"2 VMs are named 'web': {OTHER} .*, {VM} \(action 1\); give the UUID"):
         actor.undo(Undo(vm="web"), OPERATOR)
     listed.clear()
     assert [one.result for one in actor.undo(Undo(vm="web"), OPERATOR)] == ["undone"]

@@ -32,10 +32,7 @@ def test_what_is_within_the_limits_is_not_refused():
         ({"vm": VICTIM}, "the victim itself would be limited"),
         ({"amount": math.nan}, "cores must be above 0"),
         ({"amount": -1.0}, "cores must be above 0"),
-        (
-            {"action": "limit-bandwidth", "amount": 101.0},
-            "percent must be above 0 and at most 100 (value 101.0)",
-        ),
+        ({"action": "limit-bandwidth", "amount": 101.0}, "percent must be above 0 and at most 100 (value 101.0)"),
         ({"seconds": 0.0}, "seconds must be at least 1 (value 0.0)"),
         ({"seconds": math.inf}, "seconds must be at least 1"),
         ({"why": "a\x1b[2J"}, "why must be one line"),
@@ -51,9 +48,7 @@ def test_what_makes_no_sense_or_is_too_much_is_refused_with_the_setting(changes,
 
 
 def test_one_action_on_a_vm_at_once():
-    assert refused(asked(), in_force=[record(VM)]) == (
-        "action 3 (cap-cpu) is in force on this VM; undo it first"
-    )
+    assert refused(asked(), in_force=[record(VM)]) == ("action 3 (cap-cpu) is in force on this VM; undo it first")
 
 
 def test_a_share_of_the_vms_and_never_less_than_one():

@@ -16,12 +16,7 @@ ROOTS = "    MB:0=100;1=100\n    L3:0=fff;1=fff\n"
 def tree(tmp_path):
     """A folder with what resctrl shows of two caches of 12 ways, and bandwidth in steps of 10 %."""
     root = tmp_path / "resctrl"
-    numbers = {
-        "L3/cbm_mask": "fff",
-        "L3/min_cbm_bits": "1",
-        "MB/min_bandwidth": "10",
-        "MB/bandwidth_gran": "10",
-    }
+    numbers = {"L3/cbm_mask": "fff", "L3/min_cbm_bits": "1", "MB/min_bandwidth": "10", "MB/bandwidth_gran": "10"}
     for name, text in numbers.items():
         path = root / "info" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,21 +62,11 @@ def test_a_vm_gets_no_more_than_the_root_group_leaves_it(tree):
 @pytest.mark.parametrize(
     ("action", "amount", "roots", "said"),
     [
-        (
-            "limit-cache",
-            3,
-            "L3:0=ff0;1=fff",
-            "the lowest 3 ways of cache 0 are not the root group's .it has ff0",
-        ),
+        ("limit-cache", 3, "L3:0=ff0;1=fff", "the lowest 3 ways of cache 0 are not the root group's .it has ff0"),
         ("limit-cache", 8, "L3:0=0ff;1=fff", r"ways must be 1 to 7 on this host \(value 8\)"),
         ("limit-cache", 3, "MB:0=100", r"no cache allocation \(CAT\)"),
         ("limit-bandwidth", 30, "L3:0=fff", r"no bandwidth limits \(MBA\)"),
-        (
-            "limit-bandwidth",
-            30,
-            "MB:0=2048;1=2048",
-            "not in percent here .the root group has 2048.: an AMD CPU",
-        ),
+        ("limit-bandwidth", 30, "MB:0=2048;1=2048", "not in percent here .the root group has 2048.: an AMD CPU"),
         ("limit-bandwidth", 91, "MB:0=100;1=100", "percent must be below 100"),
         ("limit-bandwidth", 50, "MB:0= 50;1= 50", "percent must be below 50"),
         ("limit-bandwidth", 50, "MB:0=x", "please report this"),

@@ -131,9 +131,7 @@ async def test_two_who_ask_at_once_do_not_pass_the_limits_together(short):
     identities = [VmIdentity(uuid, uuid, 4711, "e", (1, 2)) for uuid in vms.states]
     limits = msgspec.structs.replace(LIMITS, max_share=0.25)
     async with served(short, vms, listed=identities, limits=limits) as path:
-        answers = await asyncio.gather(
-            *(ask(path, asked(vm=vm)) for vm in vms.states), return_exceptions=True
-        )
+        answers = await asyncio.gather(*(ask(path, asked(vm=vm)) for vm in vms.states), return_exceptions=True)
     refused = [one for one in answers if isinstance(one, RefusedError)]
     assert len(refused) == 6
     assert all("act.max_share" in str(one) for one in refused)
@@ -159,9 +157,7 @@ async def test_at_its_end_it_tries_again_and_says_what_is_left_in_force(short):
             await ask(path, asked())
             vms.failure = "libvirt is away"
 
-    with pytest.raises(
-        ActError, match=rf"left in force: 1 limits \(VMs {VM}: libvirt is away\); the next start"
-    ):
+    with pytest.raises(ActError, match=rf"left in force: 1 limits \(VMs {VM}: libvirt is away\); the next start"):
         await run()
     assert vms.states[VM] == "limit 2"
 
@@ -265,14 +261,8 @@ async def test_the_commands(short, monkeypatch, capsys):
         (("apply", "cap-cpu", VM), "cap-cpu needs --cores"),
         (("apply", "cap-cpu", VM, "--cores", "1", "--ways", "2"), "--ways is of another action"),
         (("apply", "cap-cpu", VM, "--cores", "nan"), "--cores must be a finite number above 0 (value nan)"),
-        (
-            ("apply", "cap-cpu", "nosuch", "--cores", "-3"),
-            "--cores must be a finite number above 0 (value -3)",
-        ),
-        (
-            ("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "0"),
-            "--seconds must be a finite number above 0",
-        ),
+        (("apply", "cap-cpu", "nosuch", "--cores", "-3"), "--cores must be a finite number above 0 (value -3)"),
+        (("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "0"), "--seconds must be a finite number above 0"),
         (("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "inf"), "--seconds must be a finite number"),
         (("undo", "0"), "NUMBER must be an action's number, or all"),
         (("undo", "x"), "NUMBER must be an action's number, or all"),
@@ -308,9 +298,7 @@ async def test_a_vm_is_limited_by_its_name_and_not_by_one_that_several_have(shor
     words = ("apply", "cap-cpu", "web", "--cores", "2", "--victim", "db")
     async with served(short / "twins", vms, listed=[*twins, victim]) as path:
         code, out, err = await run(path, *words)
-        refused = (
-            f"2 VMs are named 'web': {VM} (libvirt, process 1), {OTHER} (proxmox, process 2); give the UUID"
-        )
+        refused = f"2 VMs are named 'web': {VM} (libvirt, process 1), {OTHER} (proxmox, process 2); give the UUID"
         assert (code, out, " ".join(err.split())) == (3, "", f"error: {refused}")
         assert vms.writes == []
         assert (await run(path, "undo", "--vm", "web"))[0] == 3
@@ -320,9 +308,7 @@ async def test_a_vm_is_limited_by_its_name_and_not_by_one_that_several_have(shor
         assert (listing.record.vm, listing.record.victim) == (VM, VICTIM)
 
 
-def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_something(
-    short, monkeypatch, capsys
-):
+def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_something(short, monkeypatch, capsys):
     state, config = short / "state", short / "agent.toml"
     config.write_text(f'[agent]\n[act]\nsocket = "{short}/none.sock"\nstate_dir = "{state}"\n')
 
@@ -436,16 +422,7 @@ def test_a_quota_is_set_by_the_command_that_is_recommended():
     after = quota.target(VM, 1.5)
     assert after == "37500/100000"
     quota.write(VM, after)
-    assert virsh.ran[-1] == [
-        "virsh",
-        "-q",
-        "-c",
-        "qemu:///system",
-        "schedinfo",
-        VM,
-        "--live",
-        "vcpu_quota=37500",
-    ]
+    assert virsh.ran[-1] == ["virsh", "-q", "-c", "qemu:///system", "schedinfo", VM, "--live", "vcpu_quota=37500"]
     assert (quota.read(VM), quota.is_ours(after, after)) == (after, True)
     assert quota.command(VM, after) == f"virsh -q -c qemu:///system schedinfo {VM} --live vcpu_quota=37500"
     with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is no less"):
@@ -477,9 +454,7 @@ def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
     ) as told:
         quota.read(VM)
     assert "error:" not in str(told.value)
-    assert str(told.value).endswith(
-        "; does libvirt run, and is qemu:///system (sources.libvirt.uri) its address?"
-    )
+    assert str(told.value).endswith("; does libvirt run, and is qemu:///system (sources.libvirt.uri) its address?")
     virsh.answer = subprocess.CompletedProcess([], 0, "Scheduler : Unknown\n", "")
     with pytest.raises(ActError, match="no vcpu_quota in its answer; has libvirt the cgroup controller cpu"):
         quota.read(VM)
@@ -487,9 +462,7 @@ def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
     with pytest.raises(ActError, match="no answer within 10 s; is libvirt's daemon hung"):
         quota.read(VM)
     virsh.answer = FileNotFoundError(2, "No such file or directory")
-    with pytest.raises(
-        ActError, match="cannot run virsh: No such file or directory; install libvirt-clients"
-    ):
+    with pytest.raises(ActError, match="cannot run virsh: No such file or directory; install libvirt-clients"):
         quota.read(VM)
 
 

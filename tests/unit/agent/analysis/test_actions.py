@@ -44,12 +44,7 @@ def test_so_much_is_taken_that_mn_cpi_falls_to_its_threshold_by_the_coefficients
     assert effect.after == pytest.approx(2.0 - 0.5 * (4.0 - cores), abs=1e-3)
     assert effect.high == pytest.approx(1.0, abs=1e-3)  # the interval's end: enough in 39 of 40 cases
     assert effect.low == pytest.approx(effect.after - (effect.high - effect.after))
-    assert (effect.signal, effect.before, effect.threshold, effect.unknown_because) == (
-        "mn_cpi",
-        2.0,
-        1.0,
-        "",
-    )
+    assert (effect.signal, effect.before, effect.threshold, effect.unknown_because) == ("mn_cpi", 2.0, 1.0, "")
     assert "score 2 = coefficient 0.5 of job scan * 4 cores" in first.evidence
 
 
@@ -140,9 +135,7 @@ def test_a_cap_says_from_how_many_cores_to_how_many():
 
 def test_whose_whole_cpu_is_a_small_part_of_it_is_not_starved_for_nothing():
     """24 vCPUs in full use were to be cut to half a core, for mnCPI 2.59 instead of 3."""
-    small = Suspect(
-        UUID, "train-1", "train", 18.3, vcpus=24, coefficient=0.0224, standard_error=0.001, score=0.41
-    )
+    small = Suspect(UUID, "train-1", "train", 18.3, vcpus=24, coefficient=0.0224, standard_error=0.001, score=0.41)
     alone = recommend(situation(small, mn_cpi=3.0))
     assert actions(alone) == ["nothing", "migrate_victim"]
     assert "too small a part of it to be limited (score): train-1 0.41" in alone[0].evidence
@@ -156,18 +149,14 @@ def test_whose_whole_cpu_is_a_small_part_of_it_is_not_starved_for_nothing():
 
 
 def test_of_a_small_part_what_nobody_knows_the_effect_of_stays_and_so_does_what_the_host_found():
-    small = replace(
-        SCAN, coefficient=0.01, standard_error=0.001, score=0.04, llc_bytes=6e6, all_llc_bytes=1e7
-    )
+    small = replace(SCAN, coefficient=0.01, standard_error=0.001, score=0.04, llc_bytes=6e6, all_llc_bytes=1e7)
     assert actions(recommend(situation(small, host=RDT))) == ["limit_cache", "migrate_victim", "nothing"]
     cap = by_action(recommend(situation(replace(small, inflicts=True))), "cap_cpu")
     assert cap.amount == 2.0  # a first step: its coefficient does not say how much
 
 
 def test_nothing_is_promised_below_what_is_usual():
-    effect = by_action(
-        recommend(situation(replace(SCAN, score=4.0, coefficient=1.0))), "migrate_suspect"
-    ).effect
+    effect = by_action(recommend(situation(replace(SCAN, score=4.0, coefficient=1.0))), "migrate_suspect").effect
     assert (effect.low, effect.after, effect.high) == (0.0, 0.0, 0.0)
 
 
@@ -183,16 +172,12 @@ def test_of_an_n_cpi_that_was_cut_it_is_said_that_more_may_be_needed():
     weak = recommend(situation(replace(SCAN, coefficient=0.15, score=0.6), mn_cpi=3.0, is_cut=True))
     assert by_action(weak, "cap_cpu").effect.helps is False
     said = "\n".join(recommendation_lines(map(recommendation_message, found)))
-    effect = (
-        "expected mnCPI at least 0 instead of at least 3 (nCPI is cut at 3), threshold 1; more may be needed"
-    )
+    effect = "expected mnCPI at least 0 instead of at least 3 (nCPI is cut at 3), threshold 1; more may be needed"
     assert effect in said
 
 
 def test_cache_and_bandwidth_are_limited_where_the_host_can_and_the_evidence_is_of_that_kind():
-    heavy = replace(
-        SCAN, llc_bytes=6e6, all_llc_bytes=1e7, memory_bytes_per_s=9e9, all_memory_bytes_per_s=1e10
-    )
+    heavy = replace(SCAN, llc_bytes=6e6, all_llc_bytes=1e7, memory_bytes_per_s=9e9, all_memory_bytes_per_s=1e10)
     with_rdt = recommend(situation(heavy, host=RDT))
     assert actions(with_rdt) == [
         "cap_cpu",
@@ -206,10 +191,7 @@ def test_cache_and_bandwidth_are_limited_where_the_host_can_and_the_evidence_is_
     assert (cache.amount, cache.unit) == (2.0, "ways")
     assert "it has 60% of the cache" in cache.evidence[0]
     assert "10 are left to web-1" in cache.evidence[1]
-    assert (bandwidth.amount, bandwidth.unit) == (
-        30.0,
-        "percent",
-    )  # what is left of its CPU: 38 %, in steps of 10
+    assert (bandwidth.amount, bandwidth.unit) == (30.0, "percent")  # what is left of its CPU: 38 %, in steps of 10
     assert cache.effect.after is None
     assert cache.effect.unknown_because
     without = {"limit_cache", "limit_bandwidth"}
@@ -234,9 +216,7 @@ def test_the_least_bandwidth_is_a_step_of_this_cpu():
 def test_each_command_is_what_an_operator_would_run():
     found = recommend(situation(replace(SCAN, standard_error=None), host=RDT))
     ours, by_hand, undo = (c.words for c in by_action(found, "cap_cpu").commands)
-    assert shlex.join(ours) == (
-        f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uuid-web"
-    )
+    assert shlex.join(ours) == (f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uuid-web")
     assert by_hand[:7] == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live", "--config")
     assert by_hand[7:] == ("vcpu_period=100000", "vcpu_quota=50000")
     assert undo == (*by_hand[:7], "vcpu_quota=-1")
@@ -265,9 +245,7 @@ def test_the_quota_of_a_vms_owner_is_not_undone_by_hand():
 
 def managed(manager, **changes):
     """What is recommended where somebody manages the suspect and the victim: Proxmox' numbers are 101 and 102."""
-    suspect = replace(
-        SCAN, standard_error=None, manager=manager, vmid="101" * (manager == "proxmox"), **changes
-    )
+    suspect = replace(SCAN, standard_error=None, manager=manager, vmid="101" * (manager == "proxmox"), **changes)
     victim = replace(VICTIM, manager=manager, vmid="102" * (manager == "proxmox"))
     return recommend(situation(suspect, victims=(victim,), host=RDT))
 
@@ -327,16 +305,8 @@ OURS = f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uu
             ],
             "what act sets ends with a hard reboot or resize by Nova, and moves along with a live migration",
         ),
-        (
-            "proxmox",
-            ["qm set 101 --cpulimit 2", "qm set 101 --delete cpulimit"],
-            LOST,
-        ),
-        (
-            "qemu",
-            [],
-            f"{LOST}; no manager of this QEMU is known, so no setting that lasts is",
-        ),
+        ("proxmox", ["qm set 101 --cpulimit 2", "qm set 101 --delete cpulimit"], LOST),
+        ("qemu", [], f"{LOST}; no manager of this QEMU is known, so no setting that lasts is"),
         (
             "libvirt",
             [
@@ -351,11 +321,7 @@ def test_a_cap_is_ours_for_a_while_and_its_managers_for_good_and_says_what_survi
     found = managed(manager)
     assert lines(found, "cap_cpu") == [OURS, *commands]
     assert by_action(found, "cap_cpu").evidence[-1] == note
-    kept = [
-        c.purpose
-        for c in by_action(found, "cap_cpu").commands
-        if "kept over restarts and migrations" in c.purpose
-    ]
+    kept = [c.purpose for c in by_action(found, "cap_cpu").commands if "kept over restarts and migrations" in c.purpose]
     assert len(kept) == (manager != "qemu")
     assert lines(managed(manager, has_quota=True), "cap_cpu") == [OURS]
 
@@ -364,18 +330,11 @@ def test_a_vm_that_shares_its_control_group_is_not_offered_a_limit_that_act_refu
     found = managed("qemu", has_own_group=False)
     assert lines(found, "cap_cpu") == []
     assert "no control group of its own" in by_action(found, "cap_cpu").evidence[-1]
-    assert (
-        lines(managed("libvirt", has_own_group=False), "cap_cpu")[0] == OURS
-    )  # libvirt limits it, by its own
+    assert lines(managed("libvirt", has_own_group=False), "cap_cpu")[0] == OURS  # libvirt limits it, by its own
 
 
 def test_cache_and_bandwidth_are_limited_whoever_manages_the_vm():
-    heavy = {
-        "llc_bytes": 6e6,
-        "all_llc_bytes": 1e7,
-        "memory_bytes_per_s": 9e9,
-        "all_memory_bytes_per_s": 1e10,
-    }
+    heavy = {"llc_bytes": 6e6, "all_llc_bytes": 1e7, "memory_bytes_per_s": 9e9, "all_memory_bytes_per_s": 1e10}
     found = managed("proxmox", **heavy)
     assert {"limit_cache", "limit_bandwidth"} <= set(actions(found))
 
@@ -428,9 +387,7 @@ def test_the_list_is_bounded_and_the_worse_suspect_comes_first():
 @given(st.integers(1, 128), st.floats(0.6, 64), st.floats(0.02, 2))
 def test_what_is_recommended_is_what_act_would_do(vcpus, usage, coefficient):
     """No less than it is allowed, and no less than the quota that libvirt takes."""
-    suspect = replace(
-        SCAN, vcpus=vcpus, cpu_usage_cores=usage, coefficient=coefficient, score=usage * coefficient
-    )
+    suspect = replace(SCAN, vcpus=vcpus, cpu_usage_cores=usage, coefficient=coefficient, score=usage * coefficient)
     allowed = HostLimits(min_cores=0.5, max_seconds=60.0)
     found = [one for one in recommend(situation(suspect, host=allowed)) if one.action == "cap_cpu"]
     for cap in found:
@@ -460,9 +417,7 @@ def test_what_is_cut_is_at_least_so_much_in_every_line():
     assert len(known) >= 2 and all(effect.is_at_least for effect in known)
     said = [effect_text(recommendation_message(one).effect) for one in found if one.effect in known]
     assert all("at least" in text for text in said)
-    assert [text.endswith("more may be needed") for text in said] == [True] * (len(said) - 1) + [
-        False
-    ]  # nothing
+    assert [text.endswith("more may be needed") for text in said] == [True] * (len(said) - 1) + [False]  # nothing
     assert not any(one.effect.is_at_least for one in recommend(situation()))
 
 

@@ -156,11 +156,7 @@ def test_by_our_method_an_unknown_job_stands_where_a_harmless_one_does():
     names = [s.task for s in rank_suspects(suspects, "whitepanda")]
     assert names == ["hurts", "idle", "unknown", "unknown-small", "helps"]
     assert [s.task for s in rank_suspects(suspects)] == ["hurts", "idle", "helps", "unknown", "unknown-small"]
-    assert [suspect_score(None, 9.0, method) for method in ("", "panda", "whitepanda")] == [
-        -math.inf,
-        -math.inf,
-        0.0,
-    ]
+    assert [suspect_score(None, 9.0, method) for method in ("", "panda", "whitepanda")] == [-math.inf, -math.inf, 0.0]
     assert suspect_score(0.5, 4.0, "whitepanda") == suspect_score(0.5, 4.0) == 2.0
 
 
@@ -187,9 +183,7 @@ def test_a_lone_score_has_no_percentile():
 finite = st.floats(-1e6, 1e6)
 positive = st.floats(1e-3, 1e3)
 some_statistics = st.builds(CpiStatistics, positive, positive, st.integers(1, 10**9))
-suspects = st.builds(
-    Suspect, st.text(max_size=3), st.sampled_from("abc"), st.floats(0, 512), st.none() | finite
-)
+suspects = st.builds(Suspect, st.text(max_size=3), st.sampled_from("abc"), st.floats(0, 512), st.none() | finite)
 tasks = st.builds(
     TaskSlot,
     st.text(max_size=3),

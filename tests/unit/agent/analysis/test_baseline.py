@@ -1,7 +1,5 @@
 """Baselines: robust means, noise as it is, age."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -198,9 +196,7 @@ def test_what_was_restored_of_vms_that_have_gone_is_forgotten():
     assert [row["uuid"] for row in other.dump()] == ["a"]
 
 
-@given(
-    st.lists(st.tuples(*[st.one_of(st.none(), st.floats(-5, 5))] * 2), min_size=1, max_size=50), st.booleans()
-)
+@given(st.lists(st.tuples(*[st.one_of(st.none(), st.floats(-5, 5))] * 2), min_size=1, max_size=50), st.booleans())
 def test_windows_are_the_means_of_what_was_known_of_the_last_ticks(rows, swaps):
     made, seen = baselines(), []
     for at, row in enumerate(rows):

@@ -1,7 +1,5 @@
 """The model file as the agent evaluates it: the paper's published model, the choice among models, "cannot tell"."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -91,13 +89,7 @@ def test_what_is_not_known_or_too_young_cannot_be_told():
     values[4, 0] = math.nan
     baseline[4] = math.nan
     told = model.predict(values, baseline, np.array([9, 9, 0, 4, 0]))
-    assert told.reasons == (
-        "",
-        "missing:core_stall_ratio",
-        "no_baseline",
-        "baseline_young",
-        "missing:guest_ratio",
-    )
+    assert told.reasons == ("", "missing:core_stall_ratio", "no_baseline", "baseline_young", "missing:guest_ratio")
     assert np.isfinite(told.degradation).tolist() == [True, False, False, False, False]
 
 

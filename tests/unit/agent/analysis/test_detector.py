@@ -1,7 +1,5 @@
 """Our detector: who suffers, who inflicts, and who only looks like it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -70,9 +68,7 @@ def test_several_vms_inflict_at_once_and_each_victim_names_them_strongest_first(
         return {0: 0.5, 1: 0.95}.get(vm, 0.19) if 60 <= at < 110 else 0.19
 
     detector = Detector(DetectorSettings())
-    for at, tick in enumerate(
-        world(vms=4, load=load, slow=lambda at, vm: 1.1 if 60 <= at < 110 and vm > 1 else 1.0)
-    ):
+    for at, tick in enumerate(world(vms=4, load=load, slow=lambda at, vm: 1.1 if 60 <= at < 110 and vm > 1 else 1.0)):
         states = detector.step(tick).states
         if at == 100:
             assert [str(state.behaviour) for state in states] == [INFLICTING, INFLICTING, VICTIM, VICTIM]
@@ -134,11 +130,7 @@ def test_no_false_victim_in_quiet_hours_of_diurnal_load_and_remembered_noise(pmu
     ("name", "ticks", "settings"),
     [
         # Each of these takes one guarantee away; the tests above must see it.
-        (
-            "hair trigger",
-            lambda: quiet_day(0.5, 3),
-            {"grown_factor": 0.1, "suffers_factor": 0.0, "suffers_delay": 0.0},
-        ),
+        ("hair trigger", lambda: quiet_day(0.5, 3), {"grown_factor": 0.1, "suffers_factor": 0.0, "suffers_delay": 0.0}),
         ("deaf", stressed, {"suffers_factor": 50.0}),
         ("nobody grows", stressed, {"grown_factor": 1000.0}),
     ],
@@ -252,9 +244,7 @@ def test_workers_are_learnt_from_looks_and_what_is_left_is_theirs():
     assert found.factors.tolist() == [4, 4, 4]
     left = 1 - 4 * found.baseline[:, INDEX["guest_ratio"]]
     np.testing.assert_allclose(found.baseline[:, INDEX["vcpu_idle_ratio"]], left)
-    np.testing.assert_allclose(
-        found.learnt[:, INDEX["vcpu_idle_ratio"]], 1 - 4 * found.learnt[:, INDEX["guest_ratio"]]
-    )
+    np.testing.assert_allclose(found.learnt[:, INDEX["vcpu_idle_ratio"]], 1 - 4 * found.learnt[:, INDEX["guest_ratio"]])
     # Kept on disk: it is known from the first tick on.
     again = Detector(DetectorSettings())
     again.restore(json.loads(json.dumps(detector.dump(5000.0))), 5000.0)
@@ -426,9 +416,7 @@ def test_any_numbers_give_one_verdict_per_vm():
         values[rng.random(values.shape) < 0.1] = 0.0
         result = detector.step(Tick(float(at), keys, values))
         assert [state.key for state in result.states] == list(keys)
-        assert all(
-            isinstance(state.behaviour, Behaviour) and "\n" not in state.reason for state in result.states
-        )
+        assert all(isinstance(state.behaviour, Behaviour) and "\n" not in state.reason for state in result.states)
         assert result.baseline.shape == values.shape
         assert not np.isinf(result.baseline).any()
     json.dumps(detector.dump(), allow_nan=False)

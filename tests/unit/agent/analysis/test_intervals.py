@@ -1,7 +1,5 @@
 """Intervals as the agent evaluates them: by hand, and blocks that are damaged."""
 
-from __future__ import annotations
-
 import copy
 import math
 

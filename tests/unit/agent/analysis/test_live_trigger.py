@@ -1,7 +1,5 @@
 """The live trigger: noise leaves it off, contention turns it on soon and off again, and levels are no contention."""
 
-from __future__ import annotations
-
 import math
 import random
 

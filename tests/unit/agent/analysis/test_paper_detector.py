@@ -1,7 +1,5 @@
 """Algorithm 1 of "Cloud White", as it is read here."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -122,9 +120,7 @@ def test_baselines_survive_by_uuid_and_epoch():
         assert [state.baseline_ready for state in states] == [ready] * 3
 
 
-@pytest.mark.parametrize(
-    "data", [{}, {"format": 1}, {"format": 1, "vms": [{"uuid": "a"}]}, {"format": 2, "vms": []}]
-)
+@pytest.mark.parametrize("data", [{}, {"format": 1}, {"format": 1, "vms": [{"uuid": "a"}]}, {"format": 2, "vms": []}])
 def test_what_is_no_dump_is_refused(data):
     with pytest.raises(ValueError, match="baselines: "):
         PaperDetector(SETTINGS).restore(data, 0.0)
@@ -151,9 +147,7 @@ def test_vms_come_and_go():
 )
 def test_readings_of_normal_load_and_gips(against, window, at_once, later):
     load, gips = against
-    settings = PaperSettings(
-        rolling_ticks=window, baseline_ticks=20, load_from_baseline=load, gips_from_baseline=gips
-    )
+    settings = PaperSettings(rolling_ticks=window, baseline_ticks=20, load_from_baseline=load, gips_from_baseline=gips)
     detector = PaperDetector(settings)
     quiet(detector, 20)
     said = [behaviours(detector.step(tick(20 + at, (0.4, 0.2, 0.2), (2.0, 1.0, 1.0))))[0] for at in range(6)]

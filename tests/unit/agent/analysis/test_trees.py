@@ -1,7 +1,5 @@
 """Trees as the agent evaluates them: by hand, against a plain walk, and files that are damaged."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -18,10 +16,7 @@ TINY = {
     "link": "identity",
     "base": 0.25,
     "factor": 0.5,
-    "terms": [
-        {"column": 0, "form": "raw", "scale": 1.0},
-        {"column": 0, "form": "relative", "scale": 1.0},
-    ],
+    "terms": [{"column": 0, "form": "raw", "scale": 1.0}, {"column": 0, "form": "relative", "scale": 1.0}],
     "trees": 2,
     "columns": "0 -1 1 -1 -1 1 -1 -1",
     "numbers": "2 1 1.5 2 3 1.25 0.5 4",
@@ -45,8 +40,7 @@ def test_two_small_trees_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("link", "expected"),
-    [("identity", 1.0), ("log", math.e), ("inverse", 1.0), ("inverse-square-root", 1.0)],
+    ("link", "expected"), [("identity", 1.0), ("log", math.e), ("inverse", 1.0), ("inverse-square-root", 1.0)]
 )
 def test_links(link, expected):
     assert predict({**TINY, "link": link}, [2], [2])[0] == pytest.approx(
@@ -88,10 +82,7 @@ def test_a_threshold_is_met_in_single_precision():
         ({"base": math.nan}, r"base must be a number from -1e\+06 to 1e\+06 \(value nan\)"),
         ({"factor": "much"}, r"factor must be a number .* \(value 'much'\)"),
         ({"terms": []}, "terms: there must be one or more"),
-        (
-            {"terms": [{"column": 0, "form": "squared", "scale": 1}]},
-            r"form must be one of .* \(value squared\)",
-        ),
+        ({"terms": [{"column": 0, "form": "squared", "scale": 1}]}, r"form must be one of .* \(value squared\)"),
         ({"terms": [{"column": 0, "form": "raw"}]}, "terms: 'scale' is missing"),
         (
             {"terms": [{"column": 0, "form": "raw", "scale": 0}]},
@@ -136,9 +127,7 @@ def test_a_term_of_a_column_that_is_not_there():
 WIDTH = 3
 EIGHTHS = st.integers(-40, 40).map(lambda x: x / 8)
 #: A tree: a leaf's value, or (term, threshold, left, right).
-TREE = st.recursive(
-    EIGHTHS, lambda sides: st.tuples(st.integers(0, WIDTH - 1), EIGHTHS, sides, sides), max_leaves=12
-)
+TREE = st.recursive(EIGHTHS, lambda sides: st.tuples(st.integers(0, WIDTH - 1), EIGHTHS, sides, sides), max_leaves=12)
 
 
 def written(tree):
@@ -155,10 +144,7 @@ def walked(tree, row):
     return tree
 
 
-@given(
-    st.lists(TREE, min_size=1, max_size=4),
-    st.lists(st.lists(EIGHTHS, min_size=WIDTH, max_size=WIDTH), max_size=6),
-)
+@given(st.lists(TREE, min_size=1, max_size=4), st.lists(st.lists(EIGHTHS, min_size=WIDTH, max_size=WIDTH), max_size=6))
 def test_any_trees_are_walked_as_a_plain_walk_does(forest, rows):
     nodes = [node for tree in forest for node in written(tree)]
     block = {

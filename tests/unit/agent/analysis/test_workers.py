@@ -1,7 +1,5 @@
 """How many requests a VM serves at once, from looks: golden shares of queues, the rule on looks that were drawn."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -86,10 +84,7 @@ def judged(looks, used, vcpus):
     ("workers", "vcpus", "used"), [(1, 2, 0.3), (2, 2, 0.3), (1, 4, 0.2), (2, 4, 0.3), (8, 8, 0.5)]
 )
 def test_the_number_is_told_and_seldom_a_wrong_one(workers, vcpus, used, beside):
-    said = [
-        int(judged(drawn(workers, vcpus, used, 300, seed, beside), used, vcpus).workers[0])
-        for seed in range(40)
-    ]
+    said = [int(judged(drawn(workers, vcpus, used, 300, seed, beside), used, vcpus).workers[0]) for seed in range(40)]
     assert said.count(workers) >= 28
     assert len(said) - said.count(workers) - said.count(0) <= 3
 

@@ -49,9 +49,7 @@ def host(tmp_path):
 
 
 def advisor(host, cloud_white=None):
-    return Advisor(
-        State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis, cloud_white), host.store, RDT
-    )
+    return Advisor(State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis, cloud_white), host.store, RDT)
 
 
 def test_a_report_takes_along_what_could_be_done(host):
@@ -143,9 +141,7 @@ def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(hos
         report = both.with_advice(state.decisions.report(host.now)).recommendations
         explained = both.for_vm("uuid-web-1")
         assert [(one.action, one.vm) for one in report] == [(one.action, one.vm) for one in explained]
-        of_the_victim = [
-            [one.evidence for one in each if one.vm == "uuid-web-1"] for each in (report, explained)
-        ]
+        of_the_victim = [[one.evidence for one in each if one.vm == "uuid-web-1"] for each in (report, explained)]
         assert of_the_victim[0] == of_the_victim[1] != []
         return report
 
@@ -238,9 +234,7 @@ async def test_explain_shows_them_to_people_and_programs(host, tmp_path_factory,
     await api.start()
 
     def explain(*arguments):
-        monkeypatch.setattr(
-            sys, "argv", ["whitepanda", "explain", "web-1", "--socket", str(path), *arguments]
-        )
+        monkeypatch.setattr(sys, "argv", ["whitepanda", "explain", "web-1", "--socket", str(path), *arguments])
         with contextlib.suppress(SystemExit):
             cli.main()
         return capsys.readouterr().out

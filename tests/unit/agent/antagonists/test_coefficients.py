@@ -25,16 +25,7 @@ def kept(path, *, now=NOW, limits=None, **options):
 
 
 def update(
-    version,
-    *,
-    full=True,
-    created=NOW,
-    slot_ns=SLOT,
-    ttl_ns=7 * DAY,
-    jobs=("web",),
-    removed=(),
-    mean=1.2,
-    a=0.5,
+    version, *, full=True, created=NOW, slot_ns=SLOT, ttl_ns=7 * DAY, jobs=("web",), removed=(), mean=1.2, a=0.5
 ):
     return agent_pb2.CoefficientUpdate(
         version=version,
@@ -44,12 +35,9 @@ def update(
         full=full,
         removed_jobs=removed,
         statistics=[
-            agent_pb2.JobStatistics(job=job, platform="cpu-a", samples=100, mean_cpi=mean, std_cpi=0.35)
-            for job in jobs
+            agent_pb2.JobStatistics(job=job, platform="cpu-a", samples=100, mean_cpi=mean, std_cpi=0.35) for job in jobs
         ],
-        coefficients=[
-            agent_pb2.Coefficient(job=job, value=a, samples=90, standard_error=math.nan) for job in jobs
-        ],
+        coefficients=[agent_pb2.Coefficient(job=job, value=a, samples=90, standard_error=math.nan) for job in jobs],
     )
 
 
@@ -159,18 +147,14 @@ def test_absurd_values_are_left_out_and_counted_in_one_line(store):
     bad.coefficients[3].value = math.inf
     with capture_logs() as logs:
         assert store.apply(bad)
-    assert [(entry["event"], entry["rows"]) for entry in logs] == [
-        ("rows of a coefficient update left out", 3)
-    ]
+    assert [(entry["event"], entry["rows"]) for entry in logs] == [("rows of a coefficient update left out", 3)]
     assert store.statistics("nan", "cpu-a", NOW) is None
     assert store.statistics("negative", "cpu-a", NOW) is None
     assert store.coefficient("inf", NOW) is None
     assert store.coefficient("nan", NOW) is not None
 
 
-OF_A_JOB = (
-    b'{"version": 3, "slot_ns": 1000000000, "statistics": [{"job": "a", "platform": "b", "samples": 9, %s}]}'
-)
+OF_A_JOB = b'{"version": 3, "slot_ns": 1000000000, "statistics": [{"job": "a", "platform": "b", "samples": 9, %s}]}'
 OF_A_COEFFICIENT = b'{"version": 3, "slot_ns": 1000000000, "coefficients": {"a": %s}}'
 
 
@@ -284,9 +268,7 @@ def test_tags_are_kept_with_the_rows_that_they_stand_for(store, tmp_path):
     old = next(row.tag for row in first.tags if row.job == "old")
     for held in (store, kept(tmp_path / "state" / "coefficients.json")):
         assert {row.job: row.tag for row in held.held_tags} == {"db": delta.tags[0].tag, "old": old}
-    store.apply(
-        update(9, full=False, jobs=("db",))
-    )  # a central without tags: nobody knows what these rows are
+    store.apply(update(9, full=False, jobs=("db",)))  # a central without tags: nobody knows what these rows are
     assert [row.job for row in store.held_tags] == ["old"]
     store.apply(update(10))
     assert store.held_tags == ()
@@ -305,9 +287,7 @@ def test_false_rows_under_the_right_tag_are_not_held_as_the_right_ones(store):
 
 def test_a_tag_replaces_all_rows_of_its_job(store):
     store.apply(update(7, jobs=("web", "db")))
-    store.apply(
-        agent_pb2.CoefficientUpdate(version=8, slot_ns=SLOT, tags=[agent_pb2.JobTag(job="web", tag=3)])
-    )
+    store.apply(agent_pb2.CoefficientUpdate(version=8, slot_ns=SLOT, tags=[agent_pb2.JobTag(job="web", tag=3)]))
     assert store.jobs == {"db"}
 
 
@@ -317,7 +297,5 @@ def test_robust_statistics_and_the_method_are_kept(store, tmp_path):
     sent.coefficients[0].method = "whitepanda"
     store.apply(sent)
     for held in (store, kept(tmp_path / "state" / "coefficients.json")):
-        assert held.statistics("web", "cpu-a", NOW) == CpiStatistics(
-            1.2, 0.35, 100, RobustLogCpi(-0.25, 0.125)
-        )
+        assert held.statistics("web", "cpu-a", NOW) == CpiStatistics(1.2, 0.35, 100, RobustLogCpi(-0.25, 0.125))
         assert held.coefficient("web", NOW) == Coefficient(0.5, 90, None, "whitepanda")

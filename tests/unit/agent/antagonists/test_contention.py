@@ -1,7 +1,5 @@
 """Contention can always be found: whatever a host has seen, mnCPI at its cut exceeds the threshold."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -24,9 +22,7 @@ pasts = st.lists(st.tuples(st.integers(1, 150), n_cpis, st.floats(0, 3), st.inte
 
 
 def slot(n_cpi: float, vms: int = 1) -> list[TaskSlot]:
-    return [
-        TaskSlot(f"web-{n}", "web", True, math.exp(0.1 * n_cpi) + 1e-9, 2.0, STATISTICS) for n in range(vms)
-    ]
+    return [TaskSlot(f"web-{n}", "web", True, math.exp(0.1 * n_cpi) + 1e-9, 2.0, STATISTICS) for n in range(vms)]
 
 
 def steps(past) -> list[tuple[float, int]]:
@@ -97,9 +93,7 @@ def test_contention_from_the_start_is_found_and_stays_found(quiet_s, vms):
         ]
         contention.watch(windows, lambda window, n_cpi=n_cpi: n_cpi, 1)
         ages = [second - age * 300 for age in range(3) if second >= age * 300]
-        contention.take_slots(
-            [slot(ROBUST_CLIP if end > quiet_s else 0.2, vms) for end in ages], now, 300 * S
-        )
+        contention.take_slots([slot(ROBUST_CLIP if end > quiet_s else 0.2, vms) for end in ages], now, 300 * S)
         on.append(contention.triggered)
     first = on.index(True)
     assert first * step <= quiet_s + 1200

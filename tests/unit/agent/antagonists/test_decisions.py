@@ -1,7 +1,5 @@
 """The one decision on each VM and on the host: what it follows from, whom it blames; every view says the same."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
@@ -62,11 +60,7 @@ class Own:
         behaviour, _, culprits = self._of(uuid)
         reason = f"by the host: {behaviour}"
         return Verdict(
-            behaviour,
-            reason,
-            5,
-            culprits=culprits if behaviour == "victim" else (),
-            degradation=self.estimate(uuid),
+            behaviour, reason, 5, culprits=culprits if behaviour == "victim" else (), degradation=self.estimate(uuid)
         )
 
     def since_ns(self, verdict):
@@ -203,11 +197,7 @@ def at(low, ratio=1.4):
         ("victim", [at(0.8, 1.05)], True, "victim", "affected"),
         *(("victim", [at(0.8)], True, was, "affected") for was in ("affected", "inflicting", "unknown")),
         # Nobody waits for it.
-        *(
-            ("victim", known, False, was, "affected")
-            for known in ([], [at(3.0)])
-            for was in ("steady", "victim")
-        ),
+        *(("victim", known, False, was, "affected") for known in ([], [at(3.0)]) for was in ("steady", "victim")),
     ],
 )
 def test_the_verdict_on_a_vm(behaviour, known, waited_for, was, verdict):
@@ -221,16 +211,7 @@ def test_the_limit_is_the_configured_one():
 
 def test_a_victim_does_not_flicker_with_the_noise_of_the_interval():
     host = Host()
-    seen = (
-        (1.04, 1.4),
-        (1.06, 1.4),
-        (0.8, 1.4),
-        (1.06, 1.4),
-        (0.7, 1.06),
-        (0.6, 1.05),
-        (1.04, 1.4),
-        (1.06, 1.4),
-    )
+    seen = ((1.04, 1.4), (1.06, 1.4), (0.8, 1.4), (1.06, 1.4), (0.7, 1.06), (0.6, 1.05), (1.04, 1.4), (1.06, 1.4))
     verdicts = [host.tick(own=Own(web=("victim", at(low, ratio), ()))).verdict for low, ratio in seen]
     assert verdicts == ["affected", *["victim"] * 4, "affected", "affected", "victim"]
     assert host.it.since_ns(host.it.vm("web")) == 0
@@ -268,9 +249,7 @@ def test_of_a_vm_that_does_not_run_nothing_is_held(state):
         vm.identity.state = state
     held = host.tick(fleet=Fleet({"web": BY_CPI}, normal=("scan",)))
     assert (held.verdict, held.found_by, held.slow_down, held.suspects) == ("unknown", (), None, ())
-    assert {(one.verdict, one.reason) for one in map(host.it.vm, host.vms)} == {
-        ("unknown", "it does not run")
-    }
+    assert {(one.verdict, one.reason) for one in map(host.it.vm, host.vms)} == {("unknown", "it does not run")}
     assert (host.it.host.victims, host.it.host.affected, host.it.host.inflicting) == ((), 0, 0)
     assert host.it.hurt_by("scan") == ()
 
@@ -295,11 +274,7 @@ def test_where_neither_finds_anything_the_hosts_word_counts_else_the_fleets():
 @pytest.mark.parametrize(
     ("own", "fleet", "verdict"),
     [
-        (
-            Own(scan=("inflicting", None, ())),
-            Fleet(),
-            "steady",
-        ),  # it does more than usual, and nobody suffers
+        (Own(scan=("inflicting", None, ())), Fleet(), "steady"),  # it does more than usual, and nobody suffers
         (Own(scan=("inflicting", None, ()), web=("victim", SURE, ())), Fleet(), "inflicting"),
         (Own(scan=("inflicting", None, ())), Fleet({"web": BY_CPI}), "inflicting"),
     ],
@@ -439,9 +414,7 @@ def test_another_slow_down_is_shown_only_where_the_one_before_does_not_speak_for
 def test_who_is_found_by_both_comes_first_then_the_hosts_then_scores_and_never_the_vm_itself():
     scored = [suspect(name, score) for name, score in SCORED]
     culprits = ("only-host", "web", "both", "gone")
-    host = Host(
-        Own(web=("victim", SURE, culprits)), Fleet(scored=scored), vms=("web", "only-host", "both", "high")
-    )
+    host = Host(Own(web=("victim", SURE, culprits)), Fleet(scored=scored), vms=("web", "only-host", "both", "high"))
     held = host.tick()
     ranked = host.it.suspects("web")
     assert [one.uuid for one in ranked] == ["both", "only-host", "high", "lower", "nice", "odd"]
@@ -449,12 +422,7 @@ def test_who_is_found_by_both_comes_first_then_the_hosts_then_scores_and_never_t
     assert [one.is_blamed for one in ranked] == [*[True] * 4, False, False]
     assert held.suspects == ranked[:2]  # those that inflict
     found = ranked[1]
-    assert (found.name, found.job, found.epoch, found.cpu_usage_cores) == (
-        "name-only-host",
-        "web",
-        "e",
-        2.0,
-    )
+    assert (found.name, found.job, found.epoch, found.cpu_usage_cores) == ("name-only-host", "web", "e", 2.0)
     assert (found.score, found.coefficient, found.reason) == (None, None, Reason.NO_COEFFICIENTS)
     assert host.it.host.suspects == ranked
 
@@ -470,9 +438,7 @@ def test_of_those_that_inflict_the_one_with_the_highest_score_comes_first():
 
 
 def test_without_one_that_inflicts_the_first_by_score_is_named_alone():
-    host = Host(
-        Own(), Fleet({"web": BY_CPI}, scored=[suspect("web", 9.0), suspect("a", 2.0), suspect("b", 1.0)])
-    )
+    host = Host(Own(), Fleet({"web": BY_CPI}, scored=[suspect("web", 9.0), suspect("a", 2.0), suspect("b", 1.0)]))
     assert [one.uuid for one in host.tick().suspects] == ["a"]
     assert [one.uuid for one in host.it.suspects("web")] == ["a", "b"]
 
@@ -482,9 +448,7 @@ SCORED = (("high", 3.0), ("web", 2.5), ("lower", 2.0), ("both", 1.0), ("nice", -
 
 def test_the_strongest_culprit_comes_first_and_the_host_blames_whom_most_victims_blame():
     host = Host(
-        Own(
-            web=("victim", SURE, ("a", "b")), db=("victim", SURE, ("b",)), mq=("victim", PERHAPS, ("c", "c2"))
-        ),
+        Own(web=("victim", SURE, ("a", "b")), db=("victim", SURE, ("b",)), mq=("victim", PERHAPS, ("c", "c2"))),
         vms=("web", "db", "mq", "a", "b", "c", "c2"),
     )
     host.tick()
@@ -582,9 +546,7 @@ def test_a_clock_that_was_set_back_does_not_silence_the_host():
 
 
 def test_the_worst_victims_come_first_and_those_whose_slow_down_is_not_known_last():
-    slow = {
-        f"vm{n}": ("victim", one, ()) for n, one in enumerate((UNTOLD, SURE, replace(SURE, ratio=3.0), SURE))
-    }
+    slow = {f"vm{n}": ("victim", one, ()) for n, one in enumerate((UNTOLD, SURE, replace(SURE, ratio=3.0), SURE))}
     host = Host(Own(**slow), vms=tuple(slow)[::-1])
     host.tick()
     assert [one.vm for one in host.report().victims] == ["vm2", "vm1", "vm3", "vm0"]
@@ -594,12 +556,8 @@ def test_the_worst_victims_come_first_and_those_whose_slow_down_is_not_known_las
 
 NAMES = [f"vm{n}" for n in range(5)]
 ratios = st.one_of(st.floats(0.3, 9.0), st.sampled_from([1.0, 1.05, math.nan, math.inf]))
-untold = st.builds(
-    lambda why: Degradation(cannot_tell=why), st.sampled_from(["no_model", "missing:ipc", "failed"])
-)
-estimates = st.one_of(
-    st.none(), untold, st.builds(lambda *ends: Degradation(*ends, model="m"), ratios, ratios, ratios)
-)
+untold = st.builds(lambda why: Degradation(cannot_tell=why), st.sampled_from(["no_model", "missing:ipc", "failed"]))
+estimates = st.one_of(st.none(), untold, st.builds(lambda *ends: Degradation(*ends, model="m"), ratios, ratios, ratios))
 by_cpi = st.builds(lambda *ends: Degradation(*ends, model="cpi"), ratios, ratios, ratios)
 culprits = st.lists(st.sampled_from([*NAMES, "gone"]), max_size=4, unique=True).map(tuple)
 behaviours = st.sampled_from(["unknown", "steady", "inflicting", "victim", "victim"])
@@ -609,8 +567,7 @@ owns = st.fixed_dictionaries(dict.fromkeys(NAMES, st.tuples(behaviours, estimate
 scores = st.one_of(st.none(), st.floats(-3, 9))
 ranked = st.dictionaries(st.sampled_from([*NAMES, "host:backup"]), scores).map(
     lambda found: sorted(
-        (suspect(*one) for one in found.items()),
-        key=lambda one: -math.inf if one.score is None else -one.score,
+        (suspect(*one) for one in found.items()), key=lambda one: -math.inf if one.score is None else -one.score
     )
 )
 
@@ -653,8 +610,7 @@ class Views:
         status = status_message(self.state)
         self.footer = "\n".join(line.plain for line in vms_command._footer(self.answer, status))
         snapshots = tuple(
-            VmSnapshot(v.uuid, v.name, v.job, RATES, decision=host.it.vm(v.uuid), state=v.state)
-            for v in views
+            VmSnapshot(v.uuid, v.name, v.job, RATES, decision=host.it.vm(v.uuid), state=v.state) for v in views
         )
         page = render(Snapshot(HOST, snapshots))[0].decode()
         self.samples = {}
@@ -676,9 +632,7 @@ class Views:
         verdict = text.splitlines()[2].partition(":")[0].partition(" for ")[0]
         blamed = re.search(r"^first suspect (\S+?)(?:,|$)", text, re.MULTILINE)
         shown = in_table.get("BY", "-").partition(" +")[0]
-        behaviour = [
-            one.labels["behaviour"] for one in self.samples.get(("whitepanda_vm_behaviour", uuid), ())
-        ]
+        behaviour = [one.labels["behaviour"] for one in self.samples.get(("whitepanda_vm_behaviour", uuid), ())]
         return {
             "vms": (in_table["VERDICT"].split()[-1], "" if shown == "-" else shown),
             "top": (row.word.text, row.by.partition(" +")[0]),
@@ -695,9 +649,7 @@ class NoCoefficients:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    finds=st.lists(
-        st.tuples(st.one_of(st.none(), owns), st.one_of(st.none(), fleets())), min_size=1, max_size=3
-    ),
+    finds=st.lists(st.tuples(st.one_of(st.none(), owns), st.one_of(st.none(), fleets())), min_size=1, max_size=3),
     present=st.sampled_from([1, 3, 5, 5]),
     alert=st.lists(st.booleans(), min_size=len(NAMES), max_size=len(NAMES)),
     states=st.lists(
@@ -738,10 +690,7 @@ def test_every_view_names_the_same_verdict_and_the_same_first_suspect(finds, pre
             assert list(told[-1].culprits[:1]) == ([one.suspect.uuid] if one.suspect else [])
             assert (told[-1].found_by, told[-1].reason) == (one.found_by, one.reason)
         for event in told:
-            assert (
-                agent_pb2.Behaviour.Name(event_message(event).behaviour)
-                == f"BEHAVIOUR_{event.behaviour.upper()}"
-            )
+            assert agent_pb2.Behaviour.Name(event_message(event).behaviour) == f"BEHAVIOUR_{event.behaviour.upper()}"
         # No text says of the same thing that it is and that it is not.
         text = views.explained[uuid]
         assert not ("above" in text and "no contention" in text)

@@ -1,7 +1,5 @@
 """Events: what began and ended of each VM, as it was decided; bounded, counted, no oftener than they should be."""
 
-from __future__ import annotations
-
 from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from tests.unit.agent.agent_fakes import UNIX0, S
@@ -151,10 +149,7 @@ def test_a_vm_that_pauses_suffers_no_more():
     host.tick()
     host.vms[1].identity.state = "paused"
     host.tick(60)
-    assert [(e.before, e.behaviour) for e in host.events.take()] == [
-        ("unknown", "victim"),
-        ("victim", "unknown"),
-    ]
+    assert [(e.before, e.behaviour) for e in host.events.take()] == [("unknown", "victim"), ("victim", "unknown")]
 
 
 def test_events_of_a_vm_are_kept_for_people_whoever_takes_them():

@@ -35,10 +35,7 @@ def update(version=7, *, slot_s=30, created=T0, ttl_s=0, std=0.35, web=True):
         slot_ns=slot_s * S,
         full=True,
         statistics=statistics if web else statistics[1:],
-        coefficients=[
-            agent_pb2.Coefficient(job="scan", value=0.5),
-            agent_pb2.Coefficient(job="web", value=0.1),
-        ],
+        coefficients=[agent_pb2.Coefficient(job="scan", value=0.5), agent_pb2.Coefficient(job="web", value=0.1)],
     )
 
 
@@ -181,11 +178,7 @@ def test_the_method_of_the_coefficients_decides_where_an_unknown_job_stands(host
         host.run(3, VICTIM, CALM, SCAN, ODD, nice)
         found = host.explain("web-1").suspects
         assert [suspect.name for suspect in found] == names
-        assert {suspect.name: suspect.score for suspect in found} == {
-            "scan-1": 2.0,
-            "nice-1": -0.5,
-            "odd-1": None,
-        }
+        assert {suspect.name: suspect.score for suspect in found} == {"scan-1": 2.0, "nice-1": -0.5, "odd-1": None}
 
 
 def test_what_is_not_latency_sensitive_is_no_victim(host):
@@ -194,9 +187,7 @@ def test_what_is_not_latency_sensitive_is_no_victim(host):
     assert host.analysis.triggered
     verdict = host.verdict("scan-1")
     assert verdict.verdict == "normal"
-    assert verdict.reason.endswith(
-        "of job scan on this platform; a higher CPI counts for latency-sensitive jobs only"
-    )
+    assert verdict.reason.endswith("of job scan on this platform; a higher CPI counts for latency-sensitive jobs only")
     assert verdict.degradation == 4.5
 
 
@@ -214,18 +205,9 @@ def test_explanation_has_every_number_of_the_verdict(host):
     assert (why.coefficient_version, why.coefficient_age_ns) == (7, 90 * S)
     assert why.suspects == (
         SuspectView(
-            "uuid-scan-1",
-            "scan-1",
-            "scan",
-            pytest.approx(4.0),
-            0.5,
-            pytest.approx(2.0),
-            Reason.UNSPECIFIED,
-            epoch="1",
+            "uuid-scan-1", "scan-1", "scan", pytest.approx(4.0), 0.5, pytest.approx(2.0), Reason.UNSPECIFIED, epoch="1"
         ),
-        SuspectView(
-            "uuid-odd-1", "odd-1", "odd", pytest.approx(9.0), None, None, Reason.NO_COEFFICIENTS, epoch="1"
-        ),
+        SuspectView("uuid-odd-1", "odd-1", "odd", pytest.approx(9.0), None, None, Reason.NO_COEFFICIENTS, epoch="1"),
     )
 
 
@@ -323,8 +305,7 @@ def test_unknown_after_the_time_to_live(host):
     host.run(3, VICTIM, SCAN)
     verdict = unknown(host)
     assert verdict.reason == (
-        "statistics of version 7 are 1.5 h old, past their time to live of 1.0 h:"
-        " central has sent no newer ones"
+        "statistics of version 7 are 1.5 h old, past their time to live of 1.0 h: central has sent no newer ones"
     )
     assert verdict.degradation is None
     assert host.analysis.suffering == {}
@@ -482,10 +463,7 @@ def noisy(host, windows, seed, rise=0.0):
     """
     rng, before = random.Random(seed), len(host.reports)
     for _ in range(windows):
-        vms = [
-            {"vm": f"web-{n}", "cpi": 1.2 + 0.35 * rng.gauss(0, 1) / 4 + (0 if n else 3 * rise)}
-            for n in range(3)
-        ]
+        vms = [{"vm": f"web-{n}", "cpi": 1.2 + 0.35 * rng.gauss(0, 1) / 4 + (0 if n else 3 * rise)} for n in range(3)]
         host.run(1, *vms, SCAN)
     return [report for report in host.reports[before:] if not report.ended]
 

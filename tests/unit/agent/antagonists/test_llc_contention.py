@@ -1,7 +1,5 @@
 """Contention per last-level cache: who is on the other socket is no suspect, and has a contention of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time
@@ -25,9 +23,7 @@ class TwoSockets(Host):
     """VMs are where their `nodes` say; without these that is not known."""
 
     def __init__(self, tmp_path, section=None, domain_of_node=None):
-        super().__init__(
-            tmp_path, section or AnalysisSection(), TWO if domain_of_node is None else domain_of_node
-        )
+        super().__init__(tmp_path, section or AnalysisSection(), TWO if domain_of_node is None else domain_of_node)
 
     def run(self, windows, *vms):
         for _ in range(windows):
@@ -187,11 +183,7 @@ async def test_through_the_daemon(tmp_path, monkeypatch):
     running = asyncio.create_task(daemon.run())
 
     def suspects() -> list[str]:
-        return (
-            [each.name for each in daemon.state.analysis.explain("web1").suspects]
-            if daemon.state.analysis
-            else []
-        )
+        return [each.name for each in daemon.state.analysis.explain("web1").suspects] if daemon.state.analysis else []
 
     async def until(expected: list[str]) -> None:
         async with asyncio.timeout(10):

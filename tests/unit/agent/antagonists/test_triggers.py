@@ -25,12 +25,10 @@ def trigger(now: int, victims: int = 1, suspects: int = 1) -> Trigger:
         mn_cpi_threshold=2.0,
         coefficient_version=7,
         victims=tuple(
-            TriggerVictim(f"v{i}", "e", f"web-{i}", "web", 3.0, 5.0 - i / 100, 2.0, 1.5)
-            for i in range(victims)
+            TriggerVictim(f"v{i}", "e", f"web-{i}", "web", 3.0, 5.0 - i / 100, 2.0, 1.5) for i in range(victims)
         ),
         suspects=tuple(
-            SuspectView(f"s{i}", f"scan-{i}", "scan", 4.0, 0.5, 2.0, Reason.UNSPECIFIED, "e")
-            for i in range(suspects)
+            SuspectView(f"s{i}", f"scan-{i}", "scan", 4.0, 0.5, 2.0, Reason.UNSPECIFIED, "e") for i in range(suspects)
         ),
     )
 
@@ -103,11 +101,7 @@ def test_it_is_told_at_once_then_once_per_slot_and_its_end_at_once():
         None,
     ]
     assert triggers.is_open
-    assert told_by(triggers, *(trigger(at * S, victims=0) for at in (141, 142, 180))) == [
-        (141, 100, True),
-        None,
-        None,
-    ]
+    assert told_by(triggers, *(trigger(at * S, victims=0) for at in (141, 142, 180))) == [(141, 100, True), None, None]
     assert not triggers.is_open
     assert told_by(triggers, trigger(143 * S)) == [(143, 143, False)]
 
@@ -125,9 +119,7 @@ def test_a_clock_set_back_silences_nothing():
 def suspected(now, *uuids):
     """A report with these suspects."""
     return replace(
-        trigger(now * S),
-        slot_ns=300 * S,
-        suspects=tuple(replace(trigger(0).suspects[0], uuid=uuid) for uuid in uuids),
+        trigger(now * S), slot_ns=300 * S, suspects=tuple(replace(trigger(0).suspects[0], uuid=uuid) for uuid in uuids)
     )
 
 
@@ -158,19 +150,12 @@ def test_the_message_names_the_worst_and_counts_the_rest():
     message = trigger_message(Trigger(5, SLOT, 3.0, 2.0, 7, (), (unknown,)))
     assert math.isnan(message.suspects[0].score) and math.isnan(message.suspects[0].coefficient)
     assert message.suspects[0].reason == agent_pb2.REASON_NO_COEFFICIENTS
-    assert (message.suspects[0].vm, message.suspects[0].epoch, message.suspects[0].inflicts) == (
-        "s",
-        "e",
-        True,
-    )
+    assert (message.suspects[0].vm, message.suspects[0].epoch, message.suspects[0].inflicts) == ("s", "e", True)
 
 
 def test_the_message_has_the_slow_down_and_who_found_it():
     one = replace(
-        trigger(5).victims[0],
-        slow_down=Degradation(1.6, 1.2, 2.0, model="m"),
-        found_by=("host", "fleet"),
-        suspect="s0",
+        trigger(5).victims[0], slow_down=Degradation(1.6, 1.2, 2.0, model="m"), found_by=("host", "fleet"), suspect="s0"
     )
     told = replace(trigger(5), victims=(one,), found_by=("host", "fleet"), affected=3)
     message = trigger_message(told)

@@ -72,9 +72,7 @@ def test_an_update_beyond_a_limit_is_refused_and_one_just_below_it_taken(path, w
     with capture_logs() as logs:
         assert not store.apply(update(**({"version": 8} | wrong)))
     assert (store.version, store.jobs, refusals.updates) == (7, {"held"}, 1)
-    assert [(entry["event"], entry["log_level"]) for entry in logs] == [
-        ("coefficient update refused", "warning")
-    ]
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("coefficient update refused", "warning")]
     assert logs[0]["why"] == refusals.last != ""
     assert store.apply(update(**({"version": 8} | right)))
 
@@ -142,8 +140,7 @@ def test_a_value_that_cannot_be_is_left_out(path, field, wrong, right):
                 max_size=3,
             ),
             tags=st.lists(
-                st.builds(agent_pb2.JobTag, job=st.sampled_from(["web", "x"]), tag=st.integers(0, 9)),
-                max_size=2,
+                st.builds(agent_pb2.JobTag, job=st.sampled_from(["web", "x"]), tag=st.integers(0, 9)), max_size=2
             ),
         ),
         max_size=4,
@@ -198,9 +195,7 @@ def test_poison_on_the_disk_of_an_agent_before_is_not_used_and_gives_way(path):
 def test_a_lower_number_that_was_made_later_wins_after_a_restore_of_central(path):
     store = kept(path)
     assert store.apply(update(700, created=NOW - 100 * S))
-    assert not store.apply(
-        update(12, created=NOW - 100 * S)
-    )  # the restored version itself: its next build wins
+    assert not store.apply(update(12, created=NOW - 100 * S))  # the restored version itself: its next build wins
     assert not store.apply(update(13, created=NOW, full=False))
     assert store.apply(update(13, created=NOW))
     assert (store.version, kept(path).version) == (13, 13)
@@ -268,11 +263,7 @@ def test_refusals_are_counted_each_and_said_once_a_minute_and_kind():
         now[0] = 60.0
         refusals.update("future", "c")
     assert (refusals.updates, refusals.last) == (1003, "c")
-    assert [(entry["why"], entry.get("left_out")) for entry in logs] == [
-        ("a", None),
-        ("b", None),
-        ("c", 1000),
-    ]
+    assert [(entry["why"], entry.get("left_out")) for entry in logs] == [("a", None), ("b", None), ("c", 1000)]
 
 
 def test_a_job_is_asked_for_while_an_answer_may_be_under_way():
@@ -331,9 +322,7 @@ async def test_changes_after_a_refused_update_begin_a_new_stream(tmp_path, centr
     assert (seen, len(central.streams)) == ([1, 1, 2], 2)
 
 
-async def test_the_next_update_waits_until_the_last_one_is_taken_and_acknowledgements_do_not(
-    tmp_path, central
-):
+async def test_the_next_update_waits_until_the_last_one_is_taken_and_acknowledgements_do_not(tmp_path, central):
     async def script(stream):
         await stream.greet()
         await stream.send(Message(coefficients=agent_pb2.CoefficientUpdate(version=1, full=True)))
@@ -378,9 +367,7 @@ async def test_an_acknowledgement_of_more_rows_than_there_are_breaks_no_count(tm
         agent.uplink.submit(windows(2, 300))
         await agent.drained()
         totals, view = agent.uplink.totals, agent.view
-        host_pb2.UplinkStatus(
-            rejected_rows=view.rejected_rows, acknowledged_windows=view.acknowledged_windows
-        )
+        host_pb2.UplinkStatus(rejected_rows=view.rejected_rows, acknowledged_windows=view.acknowledged_windows)
         assert (totals.acknowledged_rows, totals.accepted_rows, view.rejected_rows) == (303, 100, 200)
         assert (totals.implausible_acknowledgements, len(totals.rejected_rows)) == (1, 33)
         assert totals.rejected_rows["other"] == 168
@@ -483,12 +470,7 @@ async def test_large_updates_of_jobs_that_the_host_does_not_run_cost_little_memo
     tls = central.client("host-1")
     arguments = [str(tmp_path), central.address, tls.ca, tls.certificate, tls.key, str(6 + 12 + 1)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        textwrap.dedent(_AGENT),
-        *arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        sys.executable, "-c", textwrap.dedent(_AGENT), *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     out, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, errors.decode()[-2000:]
@@ -511,9 +493,7 @@ def _varint(value):
 def test_the_status_shows_what_was_refused():
     quiet = UplinkView(state="connected", address="c:1")
     loud = replace(quiet, refused_updates=3, refused_update_rows=4, last_refusal="created 9 s in the future")
-    shown = [
-        [line.plain for line in _lines(host_pb2.HostStatus(uplink=_uplink(view)))] for view in (quiet, loud)
-    ]
+    shown = [[line.plain for line in _lines(host_pb2.HostStatus(uplink=_uplink(view)))] for view in (quiet, loud)]
     assert not any(line.startswith("refused") for line in shown[0])
     assert "refused      3 updates of central, 4 rows of others; last: created 9 s in the future" in shown[1]
     assert _json(host_pb2.HostStatus(uplink=_uplink(loud)))["uplink"]["refused_updates"] == 3
@@ -523,9 +503,7 @@ def test_the_status_shows_how_long_central_asks_to_wait_between_batches():
     quiet = UplinkView(state="connected", address="c:1")
     paced = replace(quiet, min_batch_interval_ms=1200)
     answers = [host_pb2.HostStatus(uplink=_uplink(view)) for view in (quiet, paced)]
-    lines = [
-        next(line.plain for line in _lines(answer) if line.plain.startswith("central ")) for answer in answers
-    ]
+    lines = [next(line.plain for line in _lines(answer) if line.plain.startswith("central ")) for answer in answers]
     assert lines[0] == "central      connected, c:1"
     assert lines[1] == "central      connected, c:1; central asks for 1.2 s between batches"
     waits = [_json(answer)["uplink"]["min_batch_interval_s"] for answer in answers]

@@ -1,7 +1,5 @@
 """How many series a host and a VM have in /metrics at most, as docs/monitoring.md tells; labels are bounded."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace
@@ -28,8 +26,7 @@ from tests.unit.agent.api.test_prometheus import RATES, TOTALS, S, host_view
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
 VICTIM = Suffering("victim", "", 0, degradation=Degradation(1.5, 1.2, 1.9, model="m"), baseline_ready=True)
 SUSPECTS = tuple(
-    SuspectView(f"s{n}", f"scan{n}", "scan", 4.0, None, None, Reason.NO_COEFFICIENTS, inflicts=True)
-    for n in range(9)
+    SuspectView(f"s{n}", f"scan{n}", "scan", 4.0, None, None, Reason.NO_COEFFICIENTS, inflicts=True) for n in range(9)
 )
 HELD = VmDecision("u", "victim", "", 5, VICTIM.degradation, ("host", "fleet"), SUSPECTS)
 UNTOLD = replace(HELD, slow_down=Degradation(cannot_tell="out_of_range:memory_stall_ratio"))

@@ -73,9 +73,7 @@ async def test_vms_with_verdicts_and_unknown_values_as_nan_with_reason(short, st
     victim = by_name["instance-0000a1f3"]
     assert (victim.verdict, victim.decision.verdict) == ("victim", agent_pb2.BEHAVIOUR_VICTIM)
     assert list(victim.decision.found_by) == [agent_pb2.ANALYSIS_FLEET]
-    assert (victim.decision.slow_down.ratio, victim.decision.slow_down.low) == pytest.approx(
-        (3.1 / 1.2, 3.1 / 1.9)
-    )
+    assert (victim.decision.slow_down.ratio, victim.decision.slow_down.low) == pytest.approx((3.1 / 1.2, 3.1 / 1.9))
     assert [(s.name, s.inflicts) for s in victim.decision.suspects] == [("batch-0001", False)]
     held = answer.decision
     assert (held.victims, held.affected, held.inflicting, held.suspect.name) == (1, 0, 0, "batch-0001")
@@ -157,10 +155,7 @@ async def test_before_the_first_decision_all_is_unknown_and_the_reason_says_so(s
         why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="instance-0000a1f3"))
     assert not listed.HasField("decision")
     for vm in (*listed.vms, why.vm):
-        assert (vm.decision.verdict, vm.decision.reason) == (
-            agent_pb2.BEHAVIOUR_UNKNOWN,
-            "the agent is starting",
-        )
+        assert (vm.decision.verdict, vm.decision.reason) == (agent_pb2.BEHAVIOUR_UNKNOWN, "the agent is starting")
 
 
 async def test_a_list_names_five_suspects_and_counts_the_rest_and_an_explanation_has_all(short, tmp_path):
@@ -189,12 +184,7 @@ async def test_a_list_names_five_suspects_and_counts_the_rest_and_an_explanation
             grpc.StatusCode.NOT_FOUND,
             "no VM has the name or UUID 'instance-0000a1f': did you mean instance-0000a1f4, instance-0000a1f3,",
         ),
-        (
-            "full",
-            "zzz",
-            grpc.StatusCode.NOT_FOUND,
-            "there are 5, such as batch-0001; `whitepanda vms` lists them",
-        ),
+        ("full", "zzz", grpc.StatusCode.NOT_FOUND, "there are 5, such as batch-0001; `whitepanda vms` lists them"),
         ("empty", "zzz", grpc.StatusCode.NOT_FOUND, "there is none on this host now"),
         ("full", "", grpc.StatusCode.INVALID_ARGUMENT, "name a VM: its name or UUID"),
         ("full", "x" * 5000, grpc.StatusCode.NOT_FOUND, "'" + "x" * 80 + "'"),

@@ -1,7 +1,5 @@
 """/metrics, over real HTTP where that matters."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -72,9 +70,7 @@ def host_view(ticks: int = 7, uplink: UplinkView = UPLINK, **values: float | Non
         MetricView(name, value, Reason.UNSPECIFIED if value is not None else Reason.STALE)
         for name, value in given.items()
     )
-    return HostView(
-        "host1", "1.2", "cpu", 0, 0, ticks, 0, SOURCES, uplink, 1.0, 1, 10_000, metrics, CERTIFICATES
-    )
+    return HostView("host1", "1.2", "cpu", 0, 0, ticks, 0, SOURCES, uplink, 1.0, 1, 10_000, metrics, CERTIFICATES)
 
 
 def snapshot(*vms: VmSnapshot, **values: float | None) -> Snapshot:
@@ -159,19 +155,12 @@ def test_each_part_of_a_vm_says_its_source_and_age():
     whose = {"vm": "u1", "name": "db7", "job": "db"}
     assert page["whitepanda_vm_part_age_seconds"] == [
         ({**whose, "part": part, "source": source}, 2.5)
-        for part, source in (
-            ("threads", "procfs"),
-            ("perf", "perf"),
-            ("disks", "libvirt"),
-            ("interfaces", "libvirt"),
-        )
+        for part, source in (("threads", "procfs"), ("perf", "perf"), ("disks", "libvirt"), ("interfaces", "libvirt"))
     ]
 
 
 def test_whose_a_vm_is_has_one_series_for_joins():
-    nova = replace(
-        identity(), facts={"nova:project": "shop", "nova:flavor": "m1\x1b.large"}, manager="libvirt"
-    )
+    nova = replace(identity(), facts={"nova:project": "shop", "nova:flavor": "m1\x1b.large"}, manager="libvirt")
     whose = VmSnapshot("u1", "db7", "db", RATES, identity=nova, owner="team-a", latency_sensitive=True)
     bare = VmSnapshot("u2", "b", "b", RATES, identity=replace(identity("u2"), manager="qemu"))
     page = page_of(snapshot(whose, bare))
@@ -185,9 +174,7 @@ def test_whose_a_vm_is_has_one_series_for_joins():
 def test_verdicts_are_told_where_they_are_known():
     """The word is that of the decision, whatever an analysis says by itself."""
     vms = [
-        VmSnapshot(
-            word, "", "", RATES, verdict=Verdict("normal", "", 1.7), decision=VmDecision(word, word, "")
-        )
+        VmSnapshot(word, "", "", RATES, verdict=Verdict("normal", "", 1.7), decision=VmDecision(word, word, ""))
         for word in VERDICTS
     ]
     vms += [
@@ -197,9 +184,7 @@ def test_verdicts_are_told_where_they_are_known():
     page = page_of(snapshot(*vms))
     told = {labels["vm"]: value for labels, value in page["whitepanda_vm_victim"]}
     assert told == {"victim": 1, "affected": 0, "inflicting": 0, "steady": 0}
-    words = [
-        (labels["vm"], labels["behaviour"]) for labels, value in page["whitepanda_vm_behaviour"] if value
-    ]
+    words = [(labels["vm"], labels["behaviour"]) for labels, value in page["whitepanda_vm_behaviour"] if value]
     assert words == [(word, word) for word in VERDICTS[1:]]
     assert len(page["whitepanda_vm_behaviour"]) == 16
     by_job = {labels["vm"]: value for labels, value in page["whitepanda_vm_degradation_ratio"]}
@@ -238,12 +223,7 @@ def test_the_first_suspect_of_a_victim_is_named(verdict, suspects, named):
     found = page.get("whitepanda_vm_suspect", [])
     assert [labels["suspect"] for labels, _ in found] == named
     for labels, value in found:
-        assert (labels["vm"], labels["suspect_name"], labels["suspect_job"], value) == (
-            "u1",
-            r"scan\x1b1",
-            "scan",
-            1,
-        )
+        assert (labels["vm"], labels["suspect_name"], labels["suspect_job"], value) == ("u1", r"scan\x1b1", "scan", 1)
 
 
 def test_the_uplink_is_there_where_it_is_on():
@@ -271,9 +251,7 @@ def test_the_unknown_is_absent_and_told_per_part():
     rates = RATES._replace(**dict.fromkeys(perf, Reason.NO_PMU), **{disks[0]: Reason.COUNTER_RESET})
     page = page_of(snapshot(VmSnapshot("u1", "a", "j", rates), host_load_1=None))
     assert page["whitepanda_vm_part_absent"] == [({"vm": "u1", "part": "perf", "reason": "no_pmu"}, 1)]
-    assert page["whitepanda_vm_metric_absent"] == [
-        ({"vm": "u1", "metric": disks[0], "reason": "counter_reset"}, 1)
-    ]
+    assert page["whitepanda_vm_metric_absent"] == [({"vm": "u1", "metric": disks[0], "reason": "counter_reset"}, 1)]
     for name in (*perf, disks[0]):
         assert family_name(_metric(name)) not in page
     assert "whitepanda_host_load_1" not in page
@@ -453,9 +431,7 @@ def connected(address, number):
     """So many clients that have sent a part of a request."""
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(number)
-        ]
+        clients = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(number)]
         for client in clients:
             client.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
         yield clients
@@ -673,9 +649,7 @@ async def test_over_tls_clients_need_a_certificate(pki):
 
 async def test_renewed_tls_files_are_taken_up_without_a_restart(pki, tmp_path, capsys):
     before, client = pki
-    tls = TlsFiles(
-        *(str(shutil.copy(file, tmp_path)) for file in (before.ca, before.certificate, before.key))
-    )
+    tls = TlsFiles(*(str(shutil.copy(file, tmp_path)) for file in (before.ca, before.certificate, before.key)))
     context = ssl.create_default_context(cafile=before.ca)
     context.load_cert_chain(client.certificate, client.key)
 

@@ -1,7 +1,5 @@
 """`whitepanda calibrate` from the plan to the RUNS file, on a simulated host with a real small server."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json
@@ -167,9 +165,7 @@ def test_no_row_is_of_two_phases(tmp_path, host, server):
     spans = [float(row["at_s"]) for row in stress]
     assert len(stress) >= 6
     assert max(spans) - min(spans) + 0.1 <= off - on
-    assert (
-        max(numbers(rows, "quiet", "p99_latency_s")) < SLOW_S < min(numbers(rows, "stress", "p99_latency_s"))
-    )
+    assert max(numbers(rows, "quiet", "p99_latency_s")) < SLOW_S < min(numbers(rows, "stress", "p99_latency_s"))
 
 
 def test_a_client_of_ones_own_can_measure(tmp_path, host, server):
@@ -227,28 +223,20 @@ def test_check_starts_nothing(tmp_path, host, server, capsys):
 def test_a_server_that_does_not_answer_ends_it_before_anyone_is_disturbed(tmp_path, host, server):
     plan = make_plan(tmp_path, server)
     plan.write_text(plan.read_text().replace(f"127.0.0.1:{server.port}", "127.0.0.1:1", 1))
-    with pytest.raises(
-        UnavailableError, match=r"no answer from .* 127.0.0.1:1 in the quiet phase: Connection refused"
-    ):
+    with pytest.raises(UnavailableError, match=r"no answer from .* 127.0.0.1:1 in the quiet phase: Connection refused"):
         calibrate(plan, tmp_path / "runs.csv", config=host)
     assert server.told == []
 
 
 def test_a_stressor_that_ends_early_ends_the_campaign(tmp_path, host, server):
-    with pytest.raises(
-        UnavailableError, match=r"stressor 'noise' ended before its phase did: sleep 0\.2 ended"
-    ):
-        calibrate(
-            make_plan(tmp_path, server, stressor='run = ["sleep", "0.2"]'), tmp_path / "runs.csv", config=host
-        )
+    with pytest.raises(UnavailableError, match=r"stressor 'noise' ended before its phase did: sleep 0\.2 ended"):
+        calibrate(make_plan(tmp_path, server, stressor='run = ["sleep", "0.2"]'), tmp_path / "runs.csv", config=host)
 
 
 def test_a_stressor_that_cannot_be_started_is_stopped_all_the_same(tmp_path, host, server):
     server.answer_control = b"error\n"
     runs = tmp_path / "runs.csv"
-    with pytest.raises(
-        UnavailableError, match=r"stop what may still run there by hand; .* was not written"
-    ) as caught:
+    with pytest.raises(UnavailableError, match=r"stop what may still run there by hand; .* was not written") as caught:
         calibrate(make_plan(tmp_path, server), runs, config=host)
     assert "\n" not in str(caught.value)
     assert [line for line, _ in server.told] == ["on", "off"]
@@ -320,9 +308,7 @@ def test_what_the_workers_have_left_is_the_plans_word_and_of_the_served_vm_alone
 
     def told(workers):
         ticks = []
-        sampler = sampling.Sampler(
-            load_config(host), ("web-1", "noise-1"), on_tick=ticks.append, workers=workers
-        )
+        sampler = sampling.Sampler(load_config(host), ("web-1", "noise-1"), on_tick=ticks.append, workers=workers)
 
         async def sample():
             await sampler.open()

@@ -1,7 +1,5 @@
 """`whitepanda calibrate --check`: what would end a campaign is told beforehand, a line each; nothing is started."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -184,8 +182,7 @@ def test_a_name_that_several_vms_have_is_refused(host):
     with pytest.raises(UnavailableError) as refused:
         sampler.check()
     assert (
-        str(refused.value)
-        == "the plan's VM is not clear: 2 VMs are named 'web-1': u1, u2; give the UUID in the plan"
+        str(refused.value) == "the plan's VM is not clear: 2 VMs are named 'web-1': u1, u2; give the UUID in the plan"
     )
 
 

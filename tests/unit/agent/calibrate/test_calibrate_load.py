@@ -1,7 +1,5 @@
 """The built-in request client and clients of the user's own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -93,10 +91,7 @@ async def load_for(seconds, load):
     ("answer", "closes"),
     [
         (OK, False),
-        (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nok\n\r\n2;x=1\r\nok\r\n0\r\n\r\n",
-            False,
-        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nok\n\r\n2;x=1\r\nok\r\n0\r\n\r\n", False),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nok\n", True),
         (b"HTTP/1.0 302 Found\r\n\r\nto the end", True),
     ],
@@ -128,11 +123,7 @@ async def test_lines_are_answered_by_lines():
         (b"", True, "the server closed the connection"),
         (b"hello\r\n\r\n", False, "no answer of HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", False, "an answer of -5 bytes"),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok",
-            True,
-            "2 bytes read on a total of 9 expected bytes",
-        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", True, "2 bytes read on a total of 9 expected bytes"),
     ],
 )
 async def test_a_failed_request_is_counted_with_its_reason_and_is_no_latency(answer, closes, trouble):
@@ -236,9 +227,7 @@ async def test_nonsense_of_a_client_is_told(line, problem):
 
 async def test_a_client_that_ends_early_ends_the_run():
     ends = printing("import sys", "print('no route', file=sys.stderr)", then="sys.exit(3)")
-    with pytest.raises(
-        UnavailableError, match=r"ended before the run did: .*with status 3: no route"
-    ) as caught:
+    with pytest.raises(UnavailableError, match=r"ended before the run did: .*with status 3: no route") as caught:
         await CommandLoad(ends).run()
     assert "\n" not in str(caught.value)
 

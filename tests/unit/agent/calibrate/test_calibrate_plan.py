@@ -1,7 +1,5 @@
 """The campaign's plan, the order of its runs, and the RUNS file."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import math
@@ -107,11 +105,7 @@ def test_every_scenario_has_every_load_as_often_as_told_and_each_run_has_a_name_
         ('name = "iperf"', 'name = "burn"', "stressors[2].name 'burn' is there twice"),
         ('name = "none"', 'name = "memory"', "scenarios[1].name 'memory' is there twice"),
         ('name = "none"', 'name = " "', "scenarios[0].name must not be empty"),
-        (
-            'stressors = ["stream-4"]',
-            'stressors = ["stream"]',
-            "scenarios[1].stressors names 'stream', which",
-        ),
+        ('stressors = ["stream-4"]', 'stressors = ["stream"]', "scenarios[1].stressors names 'stream', which"),
         ('on = "cpu 4"', 'on = ""', "stressors[2].on and stressors[2].off must be a line each"),
         ("stop = [", "run = [", "stressors[1] must have one of run, start (with stop) and control"),
         ('stop = ["ssh"', "stop = []\n#", "stressors[1] has start (ssh noise-2"),

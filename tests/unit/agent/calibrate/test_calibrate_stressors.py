@@ -1,7 +1,5 @@
 """Stressors are started as told, watched, and stopped whatever happens."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time
@@ -62,9 +60,7 @@ async def test_one_that_does_not_heed_sigterm_ends_all_the_same(stressors, tmp_p
 
 
 async def test_one_that_ends_by_itself_is_told_with_its_last_words(stressors):
-    await stressors.start(
-        [Stressor("s", "vm", run=("sh", "-c", "echo a >&2; echo 'no such host' >&2; exit 4"))]
-    )
+    await stressors.start([Stressor("s", "vm", run=("sh", "-c", "echo a >&2; echo 'no such host' >&2; exit 4"))])
     _, lasting = stressors._running["s"]
     assert await lasting.wait() == 4
     with pytest.raises(UnavailableError, match=r"'s' ended before its phase did: .* status 4: no such host"):
@@ -73,9 +69,7 @@ async def test_one_that_ends_by_itself_is_told_with_its_last_words(stressors):
 
 
 async def test_commands_that_return_start_and_stop(stressors, tmp_path):
-    await stressors.start(
-        [Stressor("s", "vm", start=touch(tmp_path / "on"), stop=("rm", str(tmp_path / "on")))]
-    )
+    await stressors.start([Stressor("s", "vm", start=touch(tmp_path / "on"), stop=("rm", str(tmp_path / "on")))])
     assert (tmp_path / "on").exists()
     stressors.check()
     await stressors.stop()
@@ -101,9 +95,7 @@ async def test_a_start_that_fails_is_told_and_stopped_all_the_same(stressors, tm
 
 async def test_a_start_that_does_not_return_is_told():
     quick = Stressors(deadline_s=0.2)
-    with pytest.raises(
-        UnavailableError, match=r"took more than 0\.2 s; a command that lasts belongs into `run`"
-    ):
+    with pytest.raises(UnavailableError, match=r"took more than 0\.2 s; a command that lasts belongs into `run`"):
         await quick.start([Stressor("s", "vm", start=("sleep", "600"), stop=("true",))])
     await quick.stop()
 
@@ -168,9 +160,7 @@ async def test_control_lines_switch_it_on_and_off(stressors):
         assert control.lines == ["cpu 4\n", "quiet\n"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "problem"), [(b"error\n", "was answered by 'error'"), (b"", "was answered by ''")]
-)
+@pytest.mark.parametrize(("answer", "problem"), [(b"error\n", "was answered by 'error'"), (b"", "was answered by ''")])
 async def test_a_control_line_that_is_not_answered_by_ok_has_failed(stressors, answer, problem):
     async with Control(answer) as control:
         with pytest.raises(UnavailableError) as caught:

@@ -68,8 +68,7 @@ def test_a_file_of_another_program_is_told_apart(run, write, text, has):
     code, _, err = run("x.toml")
     assert code == 2
     assert (
-        err
-        == f"error: x.toml: not a whitepanda configuration: it needs a table [agent] or [central] (it has {has})\n"
+        err == f"error: x.toml: not a whitepanda configuration: it needs a table [agent] or [central] (it has {has})\n"
     )
 
 

@@ -253,9 +253,7 @@ def test_explain_tells_the_reason_of_each_dash(run, agents):
     assert code == 0
     assert out.splitlines()[2] == "unknown: idle: too little CPU over the last slot for a CPI"
     assert "the fleet's statistics: cannot tell: idle: too little CPU over the last slot for a CPI" in out
-    assert [line.split() for line in out.splitlines() if line.startswith("cpi ")] == [
-        ["cpi", "-", "perf", "-"]
-    ]
+    assert [line.split() for line in out.splitlines() if line.startswith("cpi ")] == [["cpi", "-", "perf", "-"]]
     assert "not known: cpi: idle: too little CPU used for a ratio of counters" in out
     assert (
         "not known: disk_read_bytes_per_s, disk_write_bytes_per_s, network_receive_bytes_per_s: stuck: its source"
@@ -266,9 +264,7 @@ def test_explain_tells_the_reason_of_each_dash(run, agents):
 def test_explain_without_analysis(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "crippled.sock"))
     assert code == 0
-    assert (
-        "the fleet's statistics: cannot tell: the analysis could not be started: see the agent's log" in out
-    )
+    assert "the fleet's statistics: cannot tell: the analysis could not be started: see the agent's log" in out
     assert "coefficients: none, central has not sent any" in out
     assert "suspect" not in out.lower()  # it does not suffer
     assert "nan" not in out
@@ -361,11 +357,7 @@ def test_agent_status_for_programs(run, agents):
     assert answer["host_metrics"]["host_cpu_idle_ratio"]["value"] == 0.4
     _, out, _ = run("agent", "status", "--json", "--socket", str(agents / "cut_off.sock"))
     answer = json.loads(out)
-    assert (answer["coefficient_version"], answer["mn_cpi"], answer["uplink"]["last_error"]) == (
-        None,
-        None,
-        "no",
-    )
+    assert (answer["coefficient_version"], answer["mn_cpi"], answer["uplink"]["last_error"]) == (None, None, "no")
     assert [(s["age_s"], s["duration_s"]) for s in answer["sources"]] == [(None, None)] * 2
 
 
@@ -414,9 +406,7 @@ def test_a_closed_door_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr("agent.api.client.socket.socket.connect", refuse)
     code, _, err = run("vms", "--socket", str(tmp_path / "a.sock"))
     assert code == 4
-    assert err.startswith(
-        f"error: no permission for {tmp_path}/a.sock: become root, or join the group that owns it"
-    )
+    assert err.startswith(f"error: no permission for {tmp_path}/a.sock: become root, or join the group that owns it")
 
 
 def test_a_socket_that_may_not_be_read_has_our_remedy(run, tmp_path, monkeypatch):
@@ -444,10 +434,7 @@ def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch)
 def test_act_is_told_that_a_socket_is_not_its_services(run, agents):
     code, _, err = run("act", "list", "--socket", str(agents / "full.sock"))
     told = "is not the service of `whitepanda act`: give its socket with --socket, by default "
-    assert (code, err) == (
-        4,
-        f"error: what answers at {agents}/full.sock {told}/run/whitepanda-act/act.sock\n",
-    )
+    assert (code, err) == (4, f"error: what answers at {agents}/full.sock {told}/run/whitepanda-act/act.sock\n")
 
 
 def test_a_server_that_hangs_up_is_no_traceback(run, tmp_path):
@@ -671,9 +658,7 @@ def suffering_vms(*names):
     slow_down = agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58)
     decision = found("batch-0001", slow_down=slow_down)
     return [
-        host_pb2.VmSummary(
-            uuid=f"uuid-{name}", name=name, job="web", state="running", vcpus=4, decision=decision
-        )
+        host_pb2.VmSummary(uuid=f"uuid-{name}", name=name, job="web", state="running", vcpus=4, decision=decision)
         for name in names
     ]
 
@@ -760,12 +745,7 @@ def test_by_whom_is_the_first_suspect_and_how_many_more_there_are():
     def by(*suspects, more=0):
         return words.by_of(host_pb2.VmSummary(decision=found(*suspects, more=more)), {})
 
-    assert [by(), by("one"), by("one", "two", "three"), by("one", "two", more=4)] == [
-        "",
-        "one",
-        "one +2",
-        "one +5",
-    ]
+    assert [by(), by("one"), by("one", "two", "three"), by("one", "two", more=4)] == ["", "one", "one +2", "one +5"]
 
 
 def test_a_host_with_victims_says_how_many_and_whom_it_blames():
@@ -816,9 +796,7 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
         "workers_looks        240      -        -         -"
     )
     assert "instance-0000a1f3: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
-    assert [line.split()[-1] for line in out.splitlines() if line.startswith(("batch-", "new-"))] == [
-        "yes"
-    ] * 2
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith(("batch-", "new-"))] == ["yes"] * 2
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "no_model.sock"))
     assert "latency against undisturbed -: no_model: no model of degradation" in out
 
@@ -847,17 +825,12 @@ def test_who_suffers_for_programs(run, agents):
     }  # fmt: skip
     assert answer["slow_down"] == answer["cloud_white"]["degradation"]
     assert (answer["verdict"], answer["since_s"], answer["found_by"]) == ("victim", 95.0, ["host"])
-    assert [(one["name"], one["inflicts"]) for one in answer["suspects"]] == [
-        ("batch-0001", True),
-        ("new-1", True),
-    ]
+    assert [(one["name"], one["inflicts"]) for one in answer["suspects"]] == [("batch-0001", True), ("new-1", True)]
     assert (answer["cloud_white"]["behaviour"], answer["cloud_white"]["since_s"]) == ("victim", 95.0)
     assert answer["cloud_white"]["culprits"] == ["batch-0001", "new-1"]
     assert answer["evidence"] == [{"signal": "ipc", "value": 0.61, "expected": 1.02, "threshold": 0.95}]
     assert answer["signals"]["gips"] == {"value": 3.412, "learnt": 3.9, "expected": 4.1}
     assert answer["signals"]["workers"] == {"value": 2.0, "learnt": None, "expected": None}
-    assert [(e["before"], e["behaviour"], e["lasted_s"]) for e in answer["events"]] == [
-        ("steady", "victim", 600.0)
-    ]
+    assert [(e["before"], e["behaviour"], e["lasted_s"]) for e in answer["events"]] == [("steady", "victim", 600.0)]
     _, out, _ = run("vms", "--json", "--socket", str(agents / "full.sock"))
     assert {vm["cloud_white"] for vm in json.loads(out)["vms"]} == {None}  # it is off there

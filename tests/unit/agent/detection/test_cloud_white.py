@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 import stat
@@ -21,15 +19,7 @@ from agent.detection.degradation_models import HostModels, load
 from agent.sampling.rates import HostRates, VmRates
 from collector.base import Reason
 from tests.unit.agent.agent_fakes import UNIX0, S
-from tests.unit.agent.cloud_white_fakes import (
-    INFLICTS,
-    SUFFERS,
-    UNKNOWN,
-    ToldDetector,
-    ToldModel,
-    host_vm,
-    rates_of,
-)
+from tests.unit.agent.cloud_white_fakes import INFLICTS, SUFFERS, UNKNOWN, ToldDetector, ToldModel, host_vm, rates_of
 from tests.unit.agent.interference import said, stressed
 
 
@@ -39,9 +29,7 @@ class Host:
     def __init__(self, *models, **settings) -> None:
         self.detectors: list[ToldDetector] = []
         section = CloudWhiteSection(**settings)
-        self.it = CloudWhite(
-            section, HostModels([(f"m{n}", model) for n, model in enumerate(models)]), self._make
-        )
+        self.it = CloudWhite(section, HostModels([(f"m{n}", model) for n, model in enumerate(models)]), self._make)
         self.second = 100
         self.vms = [host_vm("bully"), host_vm("web", rates=rates_of(gips=1.4))]
 
@@ -66,10 +54,7 @@ values = st.one_of(
 
 @given(
     st.lists(st.builds(lambda v: VmRates(*v), st.tuples(*[values] * len(VmRates._fields))), max_size=4),
-    st.one_of(
-        st.just(Reason.STALE),
-        st.builds(lambda v: HostRates(*v), st.tuples(*[values] * len(HostRates._fields))),
-    ),
+    st.one_of(st.just(Reason.STALE), st.builds(lambda v: HostRates(*v), st.tuples(*[values] * len(HostRates._fields)))),
 )
 def test_the_quick_matrix_is_the_plain_one(vms, host):
     def known(rates):
@@ -81,9 +66,7 @@ def test_the_quick_matrix_is_the_plain_one(vms, host):
 
 def test_the_settings_reach_the_detector_and_the_defaults_are_those_it_was_measured_with():
     assert make_detector(CloudWhiteSection())._settings == DetectorSettings()
-    section = CloudWhiteSection(
-        sensitivity=2.0, hysteresis=0.8, baseline_quiet_s=900.0, baseline_disturbed_s=7200.0
-    )
+    section = CloudWhiteSection(sensitivity=2.0, hysteresis=0.8, baseline_quiet_s=900.0, baseline_disturbed_s=7200.0)
     baseline = BaselineSettings(quiet_time_constant_s=900.0, held_time_constant_s=7200.0)
     assert make_detector(section)._settings == DetectorSettings(
         suffers_factor=1.25, suffers_factor_alone=3.0, hysteresis=0.8, baseline=baseline
@@ -142,9 +125,7 @@ def test_a_victim_has_an_estimate_and_others_only_when_asked():
     assert why.verdict.degradation.cannot_tell == "missing:gips"
     assert (why.detector, why.verdict.baseline_ticks) == ("noise_scaled", 60)
     why = host.it.explain("web")
-    assert [(one.name, one.value, one.expected) for one in why.signals if one.name == "gips"] == [
-        ("gips", 1.4, 1.0)
-    ]
+    assert [(one.name, one.value, one.expected) for one in why.signals if one.name == "gips"] == [("gips", 1.4, 1.0)]
     assert [one.signal for one in why.verdict.evidence] == ["ipc"]
 
 
@@ -202,10 +183,7 @@ def test_workers_are_shown_where_somebody_said_and_what_is_left_is_theirs():
     assert said_one["workers"].value == 1
     assert math.isnan(said_one["workers"].learnt) and math.isnan(said_one["workers"].expected)
     assert "workers" not in nobody
-    left = [
-        (one.value, one.learnt, one.expected)
-        for one in (found["vcpu_idle_ratio"] for found in (said_one, nobody))
-    ]
+    left = [(one.value, one.learnt, one.expected) for one in (found["vcpu_idle_ratio"] for found in (said_one, nobody))]
     assert left == [pytest.approx((0.4, 0.4, 0.4)), pytest.approx((0.7, 0.7, 0.7))]
 
 
@@ -311,8 +289,7 @@ def test_another_detectors_baselines_are_not_taken_and_one_line_says_so(tmp_path
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b'{"format": 2, "detector": "paper", "saved_unix_ns": 1, "state": {}}', b"\xff\xfe"],
+    "content", [b"", b"{", b"[]", b'{"format": 2, "detector": "paper", "saved_unix_ns": 1, "state": {}}', b"\xff\xfe"]
 )
 def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
     path = tmp_path / "baselines.json"
@@ -330,9 +307,7 @@ def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     file = BaselineFile(tmp_path / "baselines.json", "paper")
     file.write({"old": 1}, 1)
-    monkeypatch.setattr(
-        "whitepanda.common.durable.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full"))
-    )
+    monkeypatch.setattr("whitepanda.common.durable.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         file.write({"new": 1}, 2)
     assert file.read() == {"old": 1}

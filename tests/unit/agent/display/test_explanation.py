@@ -42,10 +42,7 @@ ROBUST = agent_pb2.JobStatistics(
     ("changes", "said"),
     [
         ({"n_cpi": (1.027 - 0.7625) / 0.05709}, "nCPI 4.63 = (1.027 - 0.7625) / 0.05709"),
-        (
-            {"statistics": ROBUST},
-            "nCPI 4.94 = (ln 1.027 + 0.27) / 0.06, by median and quartiles; cut to 3",
-        ),
+        ({"statistics": ROBUST}, "nCPI 4.94 = (ln 1.027 + 0.27) / 0.06, by median and quartiles; cut to 3"),
         (
             {"statistics": ROBUST, "cpi": 0.8, "n_cpi": (math.log(0.8) + 0.27) / 0.06},
             "nCPI 0.781 = (ln 0.8 + 0.27) / 0.06, by median and quartiles",
@@ -114,10 +111,7 @@ def test_of_a_vm_that_suffers_it_is_said_how_much_by_whom_and_who_found_it(verdi
 @pytest.mark.parametrize(
     ("slow_down", "said"),
     [
-        (
-            {"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "cpi"},
-            "1.62x CPI [1.20, 2.00]: CPI / mean CPI of the job",
-        ),
+        ({"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "cpi"}, "1.62x CPI [1.20, 2.00]: CPI / mean CPI of the job"),
         ({"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "m"}, "1.62x [1.20, 2.00]: latency (p95)"),
         (
             {"ratio": math.nan, "cannot_tell": "missing:ipc"},
@@ -126,9 +120,7 @@ def test_of_a_vm_that_suffers_it_is_said_how_much_by_whom_and_who_found_it(verdi
     ],
 )
 def test_a_slow_down_says_of_what_it_is_or_why_it_is_not_known(slow_down, said):
-    answer = decided(
-        explained(), "victim", agent_pb2.ANALYSIS_HOST, slow_down=agent_pb2.Degradation(**slow_down)
-    )
+    answer = decided(explained(), "victim", agent_pb2.ANALYSIS_HOST, slow_down=agent_pb2.Degradation(**slow_down))
     assert f"slow-down {said}" in lines(head(answer))
 
 
@@ -161,10 +153,7 @@ def drawn(grid, width):
 
 
 def suspected(*names):
-    told = [
-        host_pb2.Suspect(name=name, job="backup", coefficient=0.5, cpu_usage_cores=4, score=2)
-        for name in names
-    ]
+    told = [host_pb2.Suspect(name=name, job="backup", coefficient=0.5, cpu_usage_cores=4, score=2) for name in names]
     answer = decided(host_pb2.VmExplanation(suspects=told), "victim", agent_pb2.ANALYSIS_HOST)
     (grid,) = (piece for piece in suspects(answer) if isinstance(piece, Grid))
     return grid
@@ -194,9 +183,7 @@ def test_suspects_with_a_common_beginning_and_end_are_told_apart_whatever_the_wi
 
 def test_signals_and_metrics_are_told_apart_and_what_is_left_out_is_told():
     names = ("memory_bandwidth_bytes_per_s", "memory_bandwidth_local_bytes_per_s", "memory_stall_ratio")
-    answer = explained(
-        signals=[host_pb2.Signal(name=name, value=17e9, learnt=5e9, baseline=6e9) for name in names]
-    )
+    answer = explained(signals=[host_pb2.Signal(name=name, value=17e9, learnt=5e9, baseline=6e9) for name in names])
     answer.vm.metrics.extend(host_pb2.Metric(name=name, value=17e9, source="perf") for name in names)
     answer.vm.cloud_white.reason = "why"
     for part, width, titles in (
@@ -210,9 +197,7 @@ def test_signals_and_metrics_are_told_apart_and_what_is_left_out_is_told():
         assert len({row.split()[0] for row in rows}) == len(names) == len(rows)
         assert render.table_of(grid.columns, grid.rows, width)[2] == titles
         assert not set(titles) & set(titled.split())
-    assert [line.plain for line in render.no_room(["AGE", "JOB"])] == [
-        "no room for AGE, JOB: widen the terminal"
-    ]
+    assert [line.plain for line in render.no_room(["AGE", "JOB"])] == ["no room for AGE, JOB: widen the terminal"]
     assert render.no_room([]) == []
 
 
@@ -237,9 +222,5 @@ def test_the_slow_down_of_an_event_that_ends_an_episode_is_what_it_was_at_worst(
         for now in (agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_STEADY, agent_pb2.BEHAVIOUR_UNKNOWN)
     }
     assert told[agent_pb2.BEHAVIOUR_VICTIM].endswith("-> victim, 1.57x [1.23, 2.00]")
-    assert told[agent_pb2.BEHAVIOUR_STEADY].endswith(
-        "-> steady; 1.57x [1.23, 2.00] at worst while it suffered"
-    )
-    assert told[agent_pb2.BEHAVIOUR_UNKNOWN].endswith(
-        "-> unknown; 1.57x [1.23, 2.00] at worst while it suffered"
-    )
+    assert told[agent_pb2.BEHAVIOUR_STEADY].endswith("-> steady; 1.57x [1.23, 2.00] at worst while it suffered")
+    assert told[agent_pb2.BEHAVIOUR_UNKNOWN].endswith("-> unknown; 1.57x [1.23, 2.00] at worst while it suffered")

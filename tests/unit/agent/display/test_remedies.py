@@ -10,10 +10,7 @@ from collector.base import Reason
     ("reason", "words"),
     [
         # Under the unit some of it is what the unit takes away; doctor says which.
-        (
-            Reason.NO_PERMISSION,
-            "no_permission: the agent may not read it; `whitepanda doctor` says what it lacks",
-        ),
+        (Reason.NO_PERMISSION, "no_permission: the agent may not read it; `whitepanda doctor` says what it lacks"),
         # Of a bare QEMU's disks, state and threads too.
         (Reason.NOT_VISIBLE, "no QMP socket, unnamed vCPU threads"),
         (Reason.NOT_VISIBLE, "vhost-user, VFIO, librbd"),

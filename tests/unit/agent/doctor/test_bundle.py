@@ -1,7 +1,5 @@
 """The support bundle: what is in it, and above all what is not."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip
@@ -18,19 +16,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from agent.config import (
-    AgentConfig,
-    AgentSection,
-    JobRule,
-    LibvirtSection,
-    OvsSection,
-    Sources,
-    UplinkSection,
-)
+from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, OvsSection, Sources, UplinkSection
 from agent.doctor import bundle as module
 from agent.doctor.anonymous import learn_device, learn_host, vocabulary
 from agent.doctor.bundle import kernel_facts, make_bundle, versions, write_bundle
-from agent.doctor.checks import Check
+from agent.doctor.findings import Check
 from agent.doctor.pseudonyms import Pseudonyms
 from agent.recording import record
 from agent.recording.playback import Playback
@@ -132,10 +122,7 @@ def take() -> SourceSample:
         },
         disks={name: DiskCounters(now_ns, now_ns, 1, 1) for name in ("vda", NAMES["disk"])},
         rdt=RdtCounters(1, {"00": RdtDomain(4096, now_ns, now_ns)}, NAMES["group of another"]),
-        perf=PerfCounters(
-            (("cycles", "instructions"),),
-            {101: (PerfGroup(1, now_ns, now_ns, (now_ns, now_ns // 2)),)},
-        ),
+        perf=PerfCounters((("cycles", "instructions"),), {101: (PerfGroup(1, now_ns, now_ns, (now_ns, now_ns // 2)),)}),
         threads=threads(now_ns / S),
     )
     # VMs with names that are words of ours, and one whose name is too short to be a word.
@@ -154,9 +141,7 @@ def config(tmp_path):
     for name in ("ca.crt", "host.crt"):
         (tls / name).write_text(body)
     return AgentConfig(
-        AgentSection(
-            "rack7-node3", "cpu", str(tmp_path), str(tmp_path / "a.sock"), tick_s=0.05, window_s=0.2
-        ),
+        AgentSection("rack7-node3", "cpu", str(tmp_path), str(tmp_path / "a.sock"), tick_s=0.05, window_s=0.2),
         Sources(
             libvirt=LibvirtSection(uri="qemu+ssh://libvirtuser:hunter2@rack7-node3/system?keyfile=/k"),
             ovs=OvsSection(database="ssl:ovn-sb.acmebank.example:6640,tcp:[fd12:3456::1]:6640"),
@@ -173,17 +158,9 @@ def config(tmp_path):
 FINDINGS = (
     Check("source libvirt", "missing", f"VM {NAMES['vm']} ({UUID}, {MAC}) hangs", reason=Reason.STUCK),
     Check("central", "missing", "central.acme.example:7443: not valid for 'whitepanda.acme.example'"),
-    Check(
-        "source cgroup",
-        "ok",
-        f"/machine.slice/machine-qemu\\x2d1\\x2d{NAMES['vm as systemd writes it']}.scope",
-    ),
+    Check("source cgroup", "ok", f"/machine.slice/machine-qemu\\x2d1\\x2d{NAMES['vm as systemd writes it']}.scope"),
     Check("Open vSwitch", "ok", f"ports {TAP}, {PORT.upper()} of {PROJECT} on rack7-node3"),
-    Check(
-        "source ovs",
-        "missing",
-        "ssl:ovn-sb.acmebank.example:6640: br-acme is gone; 10.11.12.13, fd12:3456::1",
-    ),
+    Check("source ovs", "missing", "ssl:ovn-sb.acmebank.example:6640: br-acme is gone; 10.11.12.13, fd12:3456::1"),
     Check("source qemu", "ok", "machine-qemu\\x2d2\\x2dacmepayroll.scope; /etc/ovn-sb.crt of 127.0.0.1"),
     Check("TLS files", "ok", "/etc/whitepanda/tls/rack7-node3.crt fits"),
 )
@@ -225,9 +202,7 @@ class FakeAgent:
 def host(monkeypatch, tmp_path):
     """A host whose every part tells secrets."""
     monkeypatch.setattr(
-        record,
-        "make_plans",
-        lambda _config: [SourcePlan("simulated", "auto", FakeSource("simulated", take))],
+        record, "make_plans", lambda _config: [SourcePlan("simulated", "auto", FakeSource("simulated", take))]
     )
     monkeypatch.setattr(module.socket, "gethostname", lambda: "rack7-node3")
 
@@ -335,9 +310,9 @@ def test_the_recording_with_pseudonyms_gives_the_same_numbers(host, config, tmp_
     assert rates["true"] == rates["made"]
     assert len(rates["made"]) > 5
     assert len(names) == 1 + len(ODD)
-    assert {
-        (vm.identity.accelerator, vm.identity.manager, vm.identity.state) for vm in playback.pipeline.table
-    } == {("kvm", "libvirt", "running")}
+    assert {(vm.identity.accelerator, vm.identity.manager, vm.identity.state) for vm in playback.pipeline.table} == {
+        ("kvm", "libvirt", "running")
+    }
     assert not isinstance(rates["made"][-1][0].disk_read_bytes_per_s, Reason)
     assert all(re.fullmatch(r"vm-[0-9a-f]{10}", name) for name in names)
     assert {key for key in facts[0] if not key.startswith("key-")} == {
@@ -420,9 +395,7 @@ def test_versions_and_kernel_facts(tmp_path):
         (root / name).write_text(text)
     facts = kernel_facts(root)
     assert facts["proc/cpuinfo, first CPU"] == "processor\t: 0\nmodel name\t: X"
-    assert facts["proc/self/mountinfo, cgroup and resctrl"] == [
-        "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
-    ]
+    assert facts["proc/self/mountinfo, cgroup and resctrl"] == ["30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"]
     assert facts["proc/self/status"] == ["CapEff:\t00ff", "NoNewPrivs:\t0"]
     assert facts["proc/sys/kernel/perf_event_paranoid"] == "2"
     assert facts["sys/fs/resctrl/info/L3_MON/num_rmids"] == "32"
@@ -529,16 +502,13 @@ def test_of_addresses_only_the_kind_and_the_port_are_told(setting, told):
 
 
 @pytest.mark.parametrize(
-    "plain",
-    ["vda", "sdab", "hda1", "tap3", "tap100i0", "vnet12", "drive-virtio-disk0", "ide0-cd0", "ens3f0np0", ""],
+    "plain", ["vda", "sdab", "hda1", "tap3", "tap100i0", "vnet12", "drive-virtio-disk0", "ide0-cd0", "ens3f0np0", ""]
 )
 def test_plain_devices_stay(plain):
     assert learn_device(Pseudonyms(), plain) == plain
 
 
-@pytest.mark.parametrize(
-    "chosen", ["disk-acmebank", "acme0", TAP, "vdacme", "tap123456", "0acme", "disk acme", "été0"]
-)
+@pytest.mark.parametrize("chosen", ["disk-acmebank", "acme0", TAP, "vdacme", "tap123456", "0acme", "disk acme", "été0"])
 def test_devices_that_somebody_named_have_pseudonyms(chosen):
     names = Pseudonyms()
     made = learn_device(names, chosen)
@@ -550,9 +520,7 @@ def test_hosts_are_known_by_all_their_names():
     names = Pseudonyms()
     learn_host(names, "node1.dc.acme.example")
     text = names.text("node1, node2.dc.acme.example, acme.example, /etc/node1.crt, example")
-    assert re.fullmatch(
-        r"(host-\w+), node2\.(domain-\w+), (domain-\w+)\.example, /etc/\1\.crt, example", text
-    )
+    assert re.fullmatch(r"(host-\w+), node2\.(domain-\w+), (domain-\w+)\.example, /etc/\1\.crt, example", text)
     learn_host(names, "localhost")
     learn_host(names, "[::1]")
     assert names.text("localhost, ::1, 127.0.0.1") == "localhost, ::1, 127.0.0.1"

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import agent.doctor.checks
 from agent.cli import doctor as command
 from agent.config import AgentConfig, AgentSection, MetricsSection, ProcfsSection, Sources, UplinkSection
-from agent.doctor.checks import Check, examine
+from agent.doctor.checks import examine
+from agent.doctor.findings import Check
 from central.pki import describe, issue, make_ca
 from collector.base import Probe, Reason
 from collector.registry import SourceSpec
@@ -74,10 +75,7 @@ class Sandbox:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    off = {
-        name: msgspec.structs.replace(getattr(Sources(), name), mode="off")
-        for name in Sources.__struct_fields__
-    }
+    off = {name: msgspec.structs.replace(getattr(Sources(), name), mode="off") for name in Sources.__struct_fields__}
     config = AgentConfig(agent=AgentSection(state_dir=str(tmp_path / "state")), sources=Sources(**off))
     sandbox = Sandbox(tmp_path / "root", config)
     sandbox.write("proc/self/status", ALL_CAPS)
@@ -151,9 +149,7 @@ def test_libvirt_is_looked_for_where_its_address_says(host, monkeypatch):
     host.turn_on("libvirt", monkeypatch, uri="qemu:///system?socket=/srv/libvirt-sock-ro")
     check = host.checks()["libvirt socket"]
     assert (check.state, check.reason) == ("missing", Reason.NOT_PRESENT)
-    assert check.detail.startswith(
-        f"{host.root}/srv/libvirt-sock-ro: No such file or directory; start libvirtd"
-    )
+    assert check.detail.startswith(f"{host.root}/srv/libvirt-sock-ro: No such file or directory; start libvirtd")
     host.listen("srv/libvirt-sock-ro")
     assert host.checks()["libvirt socket"].detail == f"somebody answers at {host.root}/srv/libvirt-sock-ro"
     host.turn_on("libvirt", monkeypatch, uri="qemu:///session")
@@ -181,10 +177,7 @@ def test_a_bare_host_has_a_remedy_for_everything(host, monkeypatch):
     host.write("proc/filesystems", "nodev\tresctrl\n")
     checks = host.checks(file=None)
     assert checks["configuration"].detail == "none, these are the defaults"
-    assert (checks["perf_event_paranoid"].state, checks["perf_event_paranoid"].reason) == (
-        "missing",
-        Reason.PARANOID,
-    )
+    assert (checks["perf_event_paranoid"].state, checks["perf_event_paranoid"].reason) == ("missing", Reason.PARANOID)
     assert "run as root or by the unit" in checks["perf_event_paranoid"].detail
     assert (checks["PMU"].state, checks["PMU"].reason) == ("missing", Reason.NO_PMU)
     assert "-cpu host,pmu=on" in checks["PMU"].detail
@@ -234,9 +227,7 @@ def test_sources_speak_for_themselves(host, monkeypatch):
     assert good == Check("source procfs", "ok", "guest time")
     answer = Probe(available=False, detail="no /proc: mount it", reason=Reason.NOT_PRESENT)
     bad = with_source(host, monkeypatch, "required", lambda *_: FakeSource(answer))
-    assert bad == Check(
-        "source procfs", "missing", "no /proc: mount it", required=True, reason=Reason.NOT_PRESENT
-    )
+    assert bad == Check("source procfs", "missing", "no /proc: mount it", required=True, reason=Reason.NOT_PRESENT)
 
 
 def test_a_source_that_fails_hides_nobody_elses_finding(host, monkeypatch):
@@ -259,9 +250,7 @@ def test_a_state_directory_that_cannot_be_written_is_required(host, tmp_path, mo
 
 def test_a_file_in_the_place_of_the_state_directory(host, tmp_path):
     (tmp_path / "state").write_text("")
-    assert (
-        host.checks()["state directory"].detail == f"{tmp_path / 'state'} is no folder; set agent.state_dir"
-    )
+    assert host.checks()["state directory"].detail == f"{tmp_path / 'state'} is no folder; set agent.state_dir"
 
 
 # --- central ---
@@ -410,10 +399,7 @@ def test_an_agent_with_tls_files_that_do_not_fit_starts_but_reaches_no_central(h
             f"uplink.tls.ca: cannot read {tmp_path / 'x'}: No such file or directory",
         ),
         (TlsFiles(ca=node.key, certificate=node.certificate, key=node.key), "holds no usable certificate"),
-        (
-            TlsFiles(ca=node.ca, certificate=node.certificate, key=central.key),
-            "cannot be used together",
-        ),
+        (TlsFiles(ca=node.ca, certificate=node.certificate, key=central.key), "cannot be used together"),
     ]
     for files, message in wrong:
         checks = central_of(host, "127.0.0.1:1", files)
@@ -438,9 +424,7 @@ def run(monkeypatch):
 
 
 GOOD = Check("KVM", "ok", "/dev/kvm is there")
-BAD = Check(
-    "PMU", "missing", "this kernel sees no CPU counters, so no CPI; give it a PMU", reason=Reason.NO_PMU
-)
+BAD = Check("PMU", "missing", "this kernel sees no CPU counters, so no CPI; give it a PMU", reason=Reason.NO_PMU)
 WORSE = Check("state directory", "missing", "/x may not be written", required=True)
 
 
@@ -458,9 +442,7 @@ def test_findings_as_a_table_of_80_columns(run):
 def test_exit_code_4_only_for_what_is_required(run):
     result = run(GOOD, BAD, WORSE)
     assert result.exception.exit_code == 4
-    assert (
-        str(result.exception) == "required and missing: state directory; the agent does not start like this"
-    )
+    assert str(result.exception) == "required and missing: state directory; the agent does not start like this"
     assert "missing!" in result.stdout
 
 

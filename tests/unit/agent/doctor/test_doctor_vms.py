@@ -55,9 +55,7 @@ class Host:
 
     def checks(self):
         found = {check.name: check for check in examine_vms(self.sources, self.inventory)}
-        assert not any(
-            "secret" in check.detail or str(self.folder) in check.detail for check in found.values()
-        )
+        assert not any("secret" in check.detail or str(self.folder) in check.detail for check in found.values())
         return {name: (check.state, check.reason, check.detail) for name, check in found.items()}
 
 
@@ -96,12 +94,7 @@ def test_a_list_that_fails_is_told_by_the_sources(host):
     [
         (True, True, "ok", "io.stat of the control groups of 2 VMs"),
         (False, True, "ok", "io.stat of the control groups of 2 VMs"),
-        (
-            True,
-            False,
-            "info",
-            "of 1 of 2 VMs (process 600) by /proc/PID/io alone, which takes CAP_SYS_PTRACE: under",
-        ),
+        (True, False, "info", "of 1 of 2 VMs (process 600) by /proc/PID/io alone, which takes CAP_SYS_PTRACE: under"),
         (False, False, "missing", "of 1 of 2 VMs (process 600) neither /proc/PID/io nor io.stat"),
     ],
 )
@@ -151,9 +144,7 @@ def test_vms_without_a_socket(host):
     host.vm(700, manager="libvirt")
     state, reason, detail = host.checks()["VMs: QMP"]
     assert (state, reason) == ("missing", Reason.NOT_VISIBLE)
-    assert detail.startswith(
-        "1 of 1 VM (process 500) without a socket for us, so without state and disk counters; "
-    )
+    assert detail.startswith("1 of 1 VM (process 500) without a socket for us, so without state and disk counters; ")
 
 
 def test_vcpu_threads(host, listen):
@@ -170,6 +161,4 @@ def test_vcpu_threads(host, listen):
         host.vm(pid, tids=(), qmp=("none",) if pid % 2 else ())
     state, reason, detail = host.checks()["VMs: vCPU threads"]
     assert (state, reason) == ("missing", Reason.NOT_VISIBLE)
-    assert detail.startswith(
-        "6 of 8 VMs (process 700, 701, 702, 703, 704, ...) tell them neither by name nor by QMP"
-    )
+    assert detail.startswith("6 of 8 VMs (process 700, 701, 702, 703, 704, ...) tell them neither by name nor by QMP")

@@ -1,7 +1,5 @@
 """`whitepanda record` with fake and simulated sources."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io
@@ -30,9 +28,7 @@ ABSENT = Probe(available=False, detail="no socket; start libvirtd", reason=Reaso
 def take(name):
     def sample():
         now_ns = time.monotonic_ns()
-        return SourceSample(
-            name, now_ns, time.time_ns(), {"u1": vm_sample(now_ns / S)}, None, (identity(name="db7"),)
-        )
+        return SourceSample(name, now_ns, time.time_ns(), {"u1": vm_sample(now_ns / S)}, None, (identity(name="db7"),))
 
     return sample
 
@@ -213,9 +209,7 @@ def test_an_existing_file_is_replaced_only_by_force(plans, config, file):
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_file_made_meanwhile_is_not_replaced_and_the_recording_stays_beside_it(
-    plans, config, file, at_tick
-):
+def test_a_file_made_meanwhile_is_not_replaced_and_the_recording_stays_beside_it(plans, config, file, at_tick):
     at_tick(2, lambda: file.write_text("mine"))
     with pytest.raises(UnavailableError, match=r"File exists; the recording is in .*\.part$") as caught:
         record(file, seconds=0.3, config=config)
@@ -311,9 +305,7 @@ def test_a_required_source_must_work(plans, config, file):
 
 def test_without_any_source_nothing_is_recorded(plans, config, file):
     del plans[:2]
-    with pytest.raises(
-        UnavailableError, match=r"^no source is available here; perf is unavailable: no socket"
-    ):
+    with pytest.raises(UnavailableError, match=r"^no source is available here; perf is unavailable: no socket"):
         record(file, seconds=5, config=config)
     del plans[0]
     with pytest.raises(UnavailableError, match=r"^no source is available here; all are off$"):
@@ -321,9 +313,7 @@ def test_without_any_source_nothing_is_recorded(plans, config, file):
     assert list(file.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "terminal", "shown"), [(3, True, True), (2, True, False), (3, False, False)]
-)
+@pytest.mark.parametrize(("seconds", "terminal", "shown"), [(3, True, True), (2, True, False), (3, False, False)])
 def test_the_bar_is_for_people_and_what_takes_long(monkeypatch, seconds, terminal, shown):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     monkeypatch.setattr(module, "errors", console)

@@ -5,8 +5,6 @@ by turns and uses its disk and network. The host has two CPUs, which other progr
 hardware counters.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

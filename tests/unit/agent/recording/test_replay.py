@@ -10,24 +10,8 @@ from typer.testing import CliRunner
 
 import agent.cli.replay as command
 from agent.config import AgentConfig, AgentSection, JobRule
-from agent.recording.replay import (
-    RecordedRows,
-    ReplayResult,
-    TraceRows,
-    is_recording,
-    read_all,
-    send,
-    spool_id_of,
-)
-from collector.base import (
-    HostCounters,
-    PerfCounters,
-    PerfGroup,
-    SourceSample,
-    ThreadCounters,
-    VmIdentity,
-    VmSample,
-)
+from agent.recording.replay import RecordedRows, ReplayResult, TraceRows, is_recording, read_all, send, spool_id_of
+from collector.base import HostCounters, PerfCounters, PerfGroup, SourceSample, ThreadCounters, VmIdentity, VmSample
 from collector.recorded.source import Header, RecordedTick, Recorder
 from collector.traces.google import TraceLimits, read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
@@ -69,11 +53,7 @@ def test_batches_hold_the_rows_as_columns(trace):
     for batch in batches:
         for n, index in enumerate(batch.task_index):
             task = batch.tasks[index]
-            assert (task.vm, task.job, task.machine) == (
-                f"{100 + i % 40}-{i % 3}",
-                str(100 + i % 40),
-                str(i % 11),
-            )
+            assert (task.vm, task.job, task.machine) == (f"{100 + i % 40}-{i % 3}", str(100 + i % 40), str(i % 11))
             assert task.latency_sensitive == (100 + i % 40 >= 120)
             assert (batch.start_unix_ns[n], batch.duration_ns[n]) == (i * 2 * SECOND, SECOND)
             assert batch.cpu_usage_cores[n] == i % 64 / 64
@@ -84,20 +64,12 @@ def test_batches_hold_the_rows_as_columns(trace):
                 assert (batch.cpi[n], batch.cpi_reason[n]) == (1 + i % 7, 0)
             i += 1
     assert i == 2498
-    assert (rows.rows_read, rows.without_cpi, rows.rejected) == (
-        2500,
-        500,
-        {"unknown_machine": 1, "bad_cpu_usage": 1},
-    )
+    assert (rows.rows_read, rows.without_cpi, rows.rejected) == (2500, 500, {"unknown_machine": 1, "bad_cpu_usage": 1})
 
 
 def test_borders_of_batches_do_not_depend_on_how_the_file_is_read(trace, tmp_path):
     pq.write_table(pa_csv.read_csv(trace), tmp_path / "t.parquet", row_group_size=170)
-    readings = [
-        read_trace(trace),
-        read_trace(trace, batch_rows=7),
-        read_trace(tmp_path / "t.parquet", batch_rows=333),
-    ]
+    readings = [read_trace(trace), read_trace(trace, batch_rows=7), read_trace(tmp_path / "t.parquet", batch_rows=333)]
     first, *others = ([b.SerializeToString() for b in TraceRows(r, 600).batches("s")] for r in readings)
     assert len(first) == 5
     assert all(other == first for other in others)
@@ -188,11 +160,7 @@ async def test_central_away_or_refusing_is_told(central, trace):
 
 def test_counts_that_do_not_add_up_are_named():
     result = ReplayResult(
-        rows_read=10,
-        rows_sent=8,
-        rejected_by_reader={"bad_cpi": 1},
-        rows_acknowledged=7,
-        rows_already_there=-1,
+        rows_read=10, rows_sent=8, rejected_by_reader={"bad_cpi": 1}, rows_acknowledged=7, rows_already_there=-1
     )
     assert result.problems() == [
         "10 rows read, but 8 sent and 1 rejected before",
@@ -220,12 +188,7 @@ def sample(tick, *, cycles_per_s=2 * SECOND, gone=False):
                 (("cycles", "instructions"),),
                 {
                     10 + n: (
-                        PerfGroup(
-                            1,
-                            now // 2,
-                            now // 2,
-                            (tick * cycles_per_s // 2, tick * cycles_per_s // 2 // cpi),
-                        ),
+                        PerfGroup(1, now // 2, now // 2, (tick * cycles_per_s // 2, tick * cycles_per_s // 2 // cpi)),
                     )
                 },
             ),
@@ -343,11 +306,7 @@ def test_a_last_line_that_is_cut_off_is_told_and_the_rest_counts(recording):
     [
         (["{trace}", "--central", "h:1"], TlsError, "give --tls DIR"),
         (["{trace}", "--central", "h", "--tls", "x"], InputError, "--central must be host:port"),
-        (
-            ["{trace}", "--central", "h:1", "--tls", "/nowhere"],
-            TlsError,
-            "--tls: cannot read /nowhere/ca.crt",
-        ),
+        (["{trace}", "--central", "h:1", "--tls", "/nowhere"], TlsError, "--tls: cannot read /nowhere/ca.crt"),
         (["/nowhere.csv"], InputError, "/nowhere.csv: cannot read"),
         (["{trace}", "{recording}"], InputError, "cannot be mixed"),
     ],
@@ -376,9 +335,7 @@ def test_batches_refused_whole_end_with_an_error(trace, tmp_path, monkeypatch):
     done = run(trace, "--central", "h:1", "--tls", str(tmp_path), "--name", "operator")
     assert isinstance(done.exception, InputError)
     assert "  in rejected batches: above_limits, foreign_machine" in done.stdout
-    assert "foreign_machine 3; traces need the certificate of one of central's importers" in str(
-        done.exception
-    )
+    assert "foreign_machine 3; traces need the certificate of one of central's importers" in str(done.exception)
 
 
 def test_where_the_extra_is_missing_the_remedy_is_named(trace, monkeypatch):

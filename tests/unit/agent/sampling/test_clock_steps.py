@@ -1,7 +1,5 @@
 """A host whose wall clock is set: rates do not feel it, windows stay what they are, and it is told once."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -84,9 +82,7 @@ async def test_the_agent_counts_steps_and_tells_of_them_once_a_minute(tmp_path):
     clock = FakeClock()
 
     def take():
-        return SourceSample(
-            "simulated", clock.mono, clock.unix, {"u1": vm_sample(clock.mono / S)}, None, (identity(),)
-        )
+        return SourceSample("simulated", clock.mono, clock.unix, {"u1": vm_sample(clock.mono / S)}, None, (identity(),))
 
     daemon = Daemon(config(tmp_path), clock, [SourcePlan("simulated", "auto", FakeSource("simulated", take))])
     state = daemon.state

@@ -1,7 +1,5 @@
 """Control groups beside the VMs as suspects: which, how much they use, and of which job they are."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -37,12 +35,7 @@ def test_jobs_are_without_instances(name, job):
 
 
 def test_usage_since_the_last_window_most_first(tmp_path):
-    for path in (
-        "user.slice",
-        "system.slice/ceph-osd@3.service",
-        "system.slice/idle.service",
-        "machine.slice",
-    ):
+    for path in ("user.slice", "system.slice/ceph-osd@3.service", "system.slice/idle.service", "machine.slice"):
         use(tmp_path, path, 1_000_000)
     use(tmp_path, "system.slice", 9)
     suspects = HostSuspects(str(tmp_path), 8)
@@ -63,10 +56,7 @@ def test_groups_with_a_process_of_a_vm_are_left_out(tmp_path):
     root, proc = tmp_path / "cgroup", tmp_path / "proc"
     for path in ("user.slice", "system.slice/qemu-7.service", "system.slice/backup.service"):
         use(root, path, 0)
-    for pid, group in (
-        (11, "/user.slice/user-0.slice/session-1.scope"),
-        (12, "/system.slice/qemu-7.service"),
-    ):
+    for pid, group in ((11, "/user.slice/user-0.slice/session-1.scope"), (12, "/system.slice/qemu-7.service")):
         (proc / str(pid)).mkdir(parents=True)
         (proc / str(pid) / "cgroup").write_text(f"0::{group}\n")
     suspects = HostSuspects(str(root), 8, str(proc))

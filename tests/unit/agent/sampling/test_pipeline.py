@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -108,9 +106,7 @@ def test_without_a_host_sample_the_sources_trouble_is_the_reason(clock):
 
 
 def test_the_metric_table_is_the_rates_fields():
-    by_scope = {
-        scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "traffic", "host", "agent")
-    }
+    by_scope = {scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "traffic", "host", "agent")}
     assert tuple(by_scope["traffic"]) == TRAFFIC
     assert tuple(by_scope["vm"]) == VmRates._fields
     assert tuple(by_scope["host"]) == HostRates._fields
@@ -166,21 +162,14 @@ def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
         2 * S,
     )
     host = view.host()
-    assert (host.host, host.platform, host.agent_version, host.window_ms) == (
-        "host1",
-        "cpu model",
-        "1.2.3",
-        10_000,
-    )
+    assert (host.host, host.platform, host.agent_version, host.window_ms) == ("host1", "cpu model", "1.2.3", 10_000)
     assert (host.now_unix_ns, host.started_unix_ns, host.uplink) == (clock.unix, UNIX0, UplinkView())
-    assert [metric.name for metric in host.metrics] == [
-        m.name for m in METRICS if m.scope in {"host", "agent"}
-    ]
+    assert [metric.name for metric in host.metrics] == [m.name for m in METRICS if m.scope in {"host", "agent"}]
     told = [metric for metric in host.metrics if metric.reason is not Reason.NOT_PRESENT]
     assert all(metric.value is not None and math.isfinite(metric.value) for metric in told)
-    assert {m.name for m in host.metrics if m not in told} == {
-        m.name for m in METRICS if m.scope == "host"
-    } - {name for name in HostRates._fields if name.startswith("host_cpu")}
+    assert {m.name for m in host.metrics if m not in told} == {m.name for m in METRICS if m.scope == "host"} - {
+        name for name in HostRates._fields if name.startswith("host_cpu")
+    }
     assert host.rss_bytes > 1 << 20
     assert host.cpu_seconds > 0
 
@@ -241,12 +230,8 @@ SETTINGS = [
 @pytest.mark.parametrize("phase", [0.0, 0.1, 0.3, 0.5, 0.618, 0.9])
 @pytest.mark.parametrize("between_ticks", [False, True])
 @pytest.mark.parametrize(("tick_s", "window_s", "disk_poll_s"), SETTINGS)
-def test_no_setting_and_no_moment_of_the_polls_loses_disks(
-    tick_s, window_s, disk_poll_s, phase, between_ticks
-):
-    sources = Sources(
-        libvirt=LibvirtSection(disk_poll_s=disk_poll_s), qemu=QemuSection(disk_poll_s=disk_poll_s)
-    )
+def test_no_setting_and_no_moment_of_the_polls_loses_disks(tick_s, window_s, disk_poll_s, phase, between_ticks):
+    sources = Sources(libvirt=LibvirtSection(disk_poll_s=disk_poll_s), qemu=QemuSection(disk_poll_s=disk_poll_s))
     config = AgentConfig(AgentSection(tick_s=tick_s, window_s=window_s), sources)
     poll_ns = round(timely_sources(config).libvirt.disk_poll_s * S)
     clock, read = FakeClock(), {}

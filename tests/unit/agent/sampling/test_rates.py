@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -9,12 +7,7 @@ from hypothesis import strategies as st
 
 from agent.sampling.changes import CpuDelta, PerfDelta, Reading
 from agent.sampling.deltas import delta
-from agent.sampling.rates import (
-    Limits,
-    VmRates,
-    derive,
-    derive_host,
-)
+from agent.sampling.rates import Limits, VmRates, derive, derive_host
 from collector.base import (
     CgroupCounters,
     DiskCounters,
@@ -155,9 +148,7 @@ def test_what_no_hardware_does_is_invalid(huge):
     rates = derive(
         now._replace(
             threads=now.threads._replace(value={t: ThreadCounters(huge, huge, 0, 7) for t in (101, 102)}),
-            perf=now.perf._replace(
-                value=perf_of({t: PerfGroup(1, 6 * S, 6 * S, (huge, huge)) for t in (101, 102)})
-            ),
+            perf=now.perf._replace(value=perf_of({t: PerfGroup(1, 6 * S, 6 * S, (huge, huge)) for t in (101, 102)})),
             disks=now.disks._replace(value={"vda": DiskCounters(huge, huge, huge, huge)}),
             interfaces=now.interfaces._replace(value={"vnet0": InterfaceCounters(*[huge] * 6)}),
         ),
@@ -225,8 +216,7 @@ def test_a_sleeping_vm_has_gips_0_and_no_cpi():
 def test_cpi_is_suppressed_below_the_activity_floor():
     now, last = joined(12), joined(10)
     quiet = [
-        part._replace(value=threads(seconds, usage=0.004))
-        for part, seconds in ((now.threads, 12), (last.threads, 10))
+        part._replace(value=threads(seconds, usage=0.004)) for part, seconds in ((now.threads, 12), (last.threads, 10))
     ]
     rates = derive(now._replace(threads=quiet[0]), last._replace(threads=quiet[1]))
     assert rates.cpu_usage_cores == pytest.approx(0.008)
@@ -282,12 +272,7 @@ def slices(a_s: float, b_s: float) -> PerfCounters:
     a, b = round(a_s * S), round(b_s * S)
     return PerfCounters(
         (LAYOUT_A, LAYOUT_B),
-        {
-            101: (
-                PerfGroup(1, a, a, (2 * a, a, a, a // 100, a // 1000)),
-                PerfGroup(2, b, b, (2 * b, b, b // 2, b)),
-            )
-        },
+        {101: (PerfGroup(1, a, a, (2 * a, a, a, a // 100, a // 1000)), PerfGroup(2, b, b, (2 * b, b, b // 2, b)))},
         missing={"core_stall_cycles": Reason.NO_EVENT},
     )
 
@@ -334,8 +319,7 @@ def part(value, second):
 
 def with_part(name, new, old, seconds=2):
     return derive(
-        joined(10 + seconds)._replace(**{name: part(new, 10 + seconds)}),
-        joined(10)._replace(**{name: part(old, 10)}),
+        joined(10 + seconds)._replace(**{name: part(new, 10 + seconds)}), joined(10)._replace(**{name: part(old, 10)})
     )
 
 
@@ -348,9 +332,7 @@ def test_no_thread_has_much_more_time_than_passed(field, over_ns):
     old = {tid: ThreadCounters(0, 0, 0, 7) for tid in (101, 102)}
     new = old | {101: replace(old[101], **{field: MOST_NS + over_ns})}
     rates = with_part("threads", new, old)
-    found = {"guest_ns": rates.guest_ratio, "cpu_ns": rates.cpu_usage_cores}.get(
-        field, rates.run_queue_wait_ratio
-    )
+    found = {"guest_ns": rates.guest_ratio, "cpu_ns": rates.cpu_usage_cores}.get(field, rates.run_queue_wait_ratio)
     cores = MOST_NS / (2 * S)
     allowed = cores if field == "cpu_ns" else cores / 2  # ratios are per vCPU, of which there are two
     assert found == (Reason.INVALID_VALUE if over_ns else pytest.approx(allowed))
@@ -398,15 +380,10 @@ def test_the_process_tells_guest_time_storage_and_the_emulators_share():
 def test_how_many_vcpus_run_is_told_as_it_is_now():
     old, new = ProcessCounters(10 * S, 7), ProcessCounters(13 * S, 7, vcpus_running=2)  # of 2 vCPUs
     assert with_part("process", new, old).vcpus_running == 2
-    assert (
-        with_part("process", replace(new, vcpus_running=0), replace(old, vcpus_running=2)).vcpus_running == 0
-    )
+    assert with_part("process", replace(new, vcpus_running=0), replace(old, vcpus_running=2)).vcpus_running == 0
     assert with_part("process", replace(new, vcpus_running=None), new).vcpus_running is Reason.NOT_PRESENT
     for absurd in (3, -1):
-        assert (
-            with_part("process", replace(new, vcpus_running=absurd), old).vcpus_running
-            is Reason.INVALID_VALUE
-        )
+        assert with_part("process", replace(new, vcpus_running=absurd), old).vcpus_running is Reason.INVALID_VALUE
     assert with_part("process", new, replace(old, start_ticks=8)).vcpus_running is Reason.COUNTER_RESET
 
 
@@ -465,13 +442,7 @@ LAYOUT = ("cycles", "instructions", "llc_misses")
 some = counter | st.none()
 reasons = st.sampled_from([Reason.NOT_PRESENT, Reason.RDT_UNAVAILABLE])
 process = st.builds(
-    ProcessCounters,
-    counter,
-    st.integers(1, 2),
-    some,
-    some,
-    some,
-    vcpus_running=st.none() | st.integers(-2, 9),
+    ProcessCounters, counter, st.integers(1, 2), some, some, some, vcpus_running=st.none() | st.integers(-2, 9)
 )
 cgroup = st.builds(CgroupCounters, st.integers(1, 2), some, some, some, some, some, some)
 domain = st.builds(RdtDomain, some, some, some, reasons)
@@ -500,9 +471,7 @@ def anything(draw):
         reading(st.dictionaries(st.sampled_from(["a", "b"]), port)),
         reading(process),
         reading(cgroup),
-        reading(
-            st.builds(RdtCounters, st.integers(1, 2), st.dictionaries(st.sampled_from(["00", "01"]), domain))
-        ),
+        reading(st.builds(RdtCounters, st.integers(1, 2), st.dictionaries(st.sampled_from(["00", "01"]), domain))),
     )
     return joined(0)._replace(
         epoch=draw(st.sampled_from(["e1", "e1", "e2"])),

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -73,20 +71,11 @@ def test_a_kick_brings_a_sample_into_the_slot(clock, started):
     eventually(lambda: slot.latest() is not None)
     clock.advance(3 * S)
     view = slot.view()
-    assert (view.name, view.state, view.age_ns, view.samples, view.failures) == (
-        "s",
-        "available",
-        3 * S,
-        1,
-        0,
-    )
+    assert (view.name, view.state, view.age_ns, view.samples, view.failures) == ("s", "available", 3 * S, 1, 0)
 
 
 def test_a_stuck_source_is_marked_stops_nobody_and_recovers(clock, started):
-    hangs, works = (
-        FakeSource("hangs", lambda: sample(clock, "hangs")),
-        FakeSource("works", lambda: sample(clock)),
-    )
+    hangs, works = (FakeSource("hangs", lambda: sample(clock, "hangs")), FakeSource("works", lambda: sample(clock)))
     slow = started(hangs, clock, deadline_ns=2 * S)
     fine = started(works, clock, deadline_ns=2 * S)
     eventually(idle(slow))
@@ -150,11 +139,7 @@ def test_an_unavailable_source_is_tried_again_later(clock, started):
         "s", lambda: sample(clock), Probe(available=False, detail="no socket", reason=Reason.NOT_PRESENT)
     )
     slot = started(source, clock)
-    assert (slot.view().state, slot.view().detail, slot.trouble) == (
-        "unavailable",
-        "no socket",
-        Reason.NOT_PRESENT,
-    )
+    assert (slot.view().state, slot.view().detail, slot.trouble) == ("unavailable", "no socket", Reason.NOT_PRESENT)
     eventually(idle(slot))
     source.said = Probe(available=True, detail="")
     slot.kick()
@@ -188,9 +173,7 @@ def test_what_a_source_tells_is_fit_to_be_shown_and_sent(clock, started):
 
 def test_off_and_broken_sources_have_no_thread(clock):
     off = Slot(SourcePlan("perf", "off", None), clock)
-    broken = Slot(
-        SourcePlan("libvirt", "auto", None, broken=SourceError("lacks libvirt", Reason.NOT_PRESENT)), clock
-    )
+    broken = Slot(SourcePlan("libvirt", "auto", None, broken=SourceError("lacks libvirt", Reason.NOT_PRESENT)), clock)
     for slot in (off, broken):
         slot.start()
         slot.kick()
@@ -333,12 +316,7 @@ print('hang:', slots.stop(0.2, time.monotonic))
 """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        env=environment,
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=20, env=environment
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "hang: ['s']"), done.stderr
 

@@ -1,7 +1,5 @@
 """What a source hands on as the very same object makes what an equal one makes, only cheaper."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -36,9 +34,7 @@ def perf_of(n: int) -> PerfCounters:
     """Groups in turns: one moves when the other does not."""
     first, second = (n + 1) // 2, n // 2
     groups = {
-        tid: tuple(
-            PerfGroup(1, k * 10**8, k * 10**8, (k * 10**8, k * 10**7, k * 10**5)) for k in (first, second)
-        )
+        tid: tuple(PerfGroup(1, k * 10**8, k * 10**8, (k * 10**8, k * 10**7, k * 10**5)) for k in (first, second))
         for tid in (101, 102)
     }
     return PerfCounters(LAYOUT, groups)
@@ -55,9 +51,7 @@ MAKE = {
     "process": lambda n: ProcessCounters(
         n * 2 * 10**8, 7, n * 10**6, n * 4096, None, Reason.NO_PERMISSION, (None, 0, 1, 2)[n % 4]
     ),
-    "cgroup": lambda n: CgroupCounters(
-        n // 4, n * 10**6, None, None, n * 10**5, n, n, n / 2 or None, n * 100
-    ),
+    "cgroup": lambda n: CgroupCounters(n // 4, n * 10**6, None, None, n * 10**5, n, n, n / 2 or None, n * 100),
     "rdt": lambda n: RdtCounters(n // 4, {"00": RdtDomain(n * 64, n * 128, None, Reason.NO_RDT)}),
     "numa": lambda n: NumaPlacement({0: n * 100, 1: 50}, {0: 1, 1: 1}),
 }
@@ -133,11 +127,7 @@ def test_of_a_vm_that_stands_still_differences_are_made_once_and_rates_stay(monk
         vms.update([sample], sample.mono_ns)
     (vm,) = vms
     rates = vm.rates
-    assert (rates.cpu_usage_cores, rates.network_receive_bytes_per_s, rates.memory_charged_bytes) == (
-        0,
-        0,
-        100,
-    )
+    assert (rates.cpu_usage_cores, rates.network_receive_bytes_per_s, rates.memory_charged_bytes) == (0, 0, 100)
 
     def not_again(*_):
         raise AssertionError("subtracted again")
@@ -155,14 +145,7 @@ def test_of_a_vm_that_stands_still_differences_are_made_once_and_rates_stay(monk
     "steps",
     [
         ("stays", "stays", "moves", "stays", "moves"),
-        (
-            "stays",
-            "stays",
-            "stays",
-            "goes",
-            "stays",
-            "stays",
-        ),  # as it was before, and yet not known in between
+        ("stays", "stays", "stays", "goes", "stays", "stays"),  # as it was before, and yet not known in between
         ("stays", "stays", "goes", "goes", "moves"),
         ("moves", "is not read", "stays", "stays", "is not read", "moves"),
         ("moves",) * 3 + ("stays",) * 9,  # what is held of counters in turns becomes stale
@@ -172,9 +155,7 @@ def test_of_a_vm_that_stands_still_differences_are_made_once_and_rates_stay(monk
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_moves_or_goes_tells_so(part, steps):
     feed, handed_on, copied = Feed(), table(), table()
-    others = {
-        p: "goes" if p == "perf" else "stays" for p in PARTS
-    }  # beside counters in turns all is made anew
+    others = {p: "goes" if p == "perf" else "stays" for p in PARTS}  # beside counters in turns all is made anew
     for doing in steps:
         sample = feed.next(tuple({**others, part: doing}.values()), 1, "")
         handed_on.update([sample], sample.mono_ns)

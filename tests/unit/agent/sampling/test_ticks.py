@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,9 +33,7 @@ def test_a_period_must_be_positive():
 
 
 @given(
-    st.integers(1, 10**11),
-    st.integers(-(10**15), 10**15),
-    st.lists(st.integers(0, 10**12), min_size=1, max_size=50),
+    st.integers(1, 10**11), st.integers(-(10**15), 10**15), st.lists(st.integers(0, 10**12), min_size=1, max_size=50)
 )
 def test_every_grid_point_runs_or_is_missed_just_once(period, first, waits):
     schedule = TickSchedule(period, first)

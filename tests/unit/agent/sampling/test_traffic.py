@@ -1,7 +1,5 @@
 """Totals of what a VM has moved: what two scrapes differ by is what was moved between them, whatever happened."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -66,11 +64,7 @@ def whole(second: float, *uuids: str, epoch: str = "e1", since: float = 0) -> So
         ("web-1", {"nova:project": "shop"}, ("web-1", False, "shop")),
         ("web-1", {}, ("web-1", False, "")),
         ("opt-", {}, ("opt-", False, "")),  # the template came out empty: not this rule
-        (
-            "own-",
-            {"nova:project": "shop"},
-            ("mine", False, "shop"),
-        ),  # the owner's came out empty: Nova's project
+        ("own-", {"nova:project": "shop"}, ("mine", False, "shop")),  # the owner's came out empty: Nova's project
     ],
 )
 def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
@@ -186,9 +180,7 @@ def test_parts_come_from_several_sources_each_with_its_own_time():
                 source="libvirt",
             ),
             sample(second, {"u1": VmSample("e1", perf=vm_sample(second).perf)}, source="perf"),
-            sample(
-                second, {"u1": VmSample("e1", threads=vm_sample(second).threads)}, identity(), source="procfs"
-            ),
+            sample(second, {"u1": VmSample("e1", threads=vm_sample(second).threads)}, identity(), source="procfs"),
         )
     vm = host.vms["u1"]
     assert [part.source for part in vm.now[2:6]] == ["procfs", "perf", "libvirt", "libvirt"]
@@ -344,9 +336,7 @@ def test_a_part_that_is_polled_slowly_has_its_own_moment_and_rates():
 
     def at(second, polled):
         base = vm_sample(second)
-        vm = replace(
-            base, disks=vm_sample(polled).disks, stamps={"disks": Stamp(polled * S, UNIX0 + polled * S)}
-        )
+        vm = replace(base, disks=vm_sample(polled).disks, stamps={"disks": Stamp(polled * S, UNIX0 + polled * S)})
         host.at(second, sample(second, {"u1": vm}, identity()))
         return host.vms["u1"]
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -153,14 +151,10 @@ def with_waits(change: VmDelta, stalled: float | None, waited_ns: int | Reason) 
 
 def test_memory_stalls_and_waits_for_a_disk_are_shares_of_what_was_watched():
     windows = accumulator()
-    for index, (stalled, waited_ns) in enumerate(
-        [(0.2 * S, S // 4), (None, Reason.COUNTER_RESET), (0.4 * S, S // 2)]
-    ):
+    for index, (stalled, waited_ns) in enumerate([(0.2 * S, S // 4), (None, Reason.COUNTER_RESET), (0.4 * S, S // 2)]):
         add(windows, with_waits(second(index), stalled, waited_ns))
     (window,) = windows.flush()
-    assert window.memory_stall_ratio == pytest.approx(
-        0.6 / 2
-    )  # of the cycles beside it, in two of three ticks
+    assert window.memory_stall_ratio == pytest.approx(0.6 / 2)  # of the cycles beside it, in two of three ticks
     assert window.io_wait_ratio == 0.375
 
 
@@ -228,12 +222,7 @@ def test_counters_that_ran_too_little_are_multiplexed():
     change = second(0)
     add(windows, change._replace(perf=change.perf._replace(running_ns=change.perf.enabled_ns * 0.19)))
     (window,) = windows.flush()
-    assert (window.cpi, window.cpi_reason, window.cycles, window.instructions) == (
-        None,
-        Reason.MULTIPLEXED,
-        None,
-        None,
-    )
+    assert (window.cpi, window.cpi_reason, window.cycles, window.instructions) == (None, Reason.MULTIPLEXED, None, None)
     assert window.running_ratio == pytest.approx(0.19)
 
 
@@ -246,11 +235,7 @@ def test_ticks_in_which_no_counter_ran_are_scaled_for_and_lower_the_ratio():
             change = change._replace(perf=starved)
         add(windows, change)
     (window,) = windows.flush()
-    assert (window.cycles, window.running_ratio, window.cpi) == (
-        8 * S,
-        pytest.approx(0.75),
-        pytest.approx(1.6),
-    )
+    assert (window.cycles, window.running_ratio, window.cpi) == (8 * S, pytest.approx(0.75), pytest.approx(1.6))
 
 
 def test_counts_that_lack_a_thread_are_not_told_but_their_quotient_is():

@@ -28,9 +28,7 @@ async def test_victims_come_first_with_how_much_and_by_whom():
         await top.tell(frame())
         lines = top.lines()
         assert lines[0].startswith(" node1  5 VMs  ▼ 1 victim  ▽ 0 affected  ▲ 1 inflicting  CPU 75%  ")
-        assert len(lines[0]) == len(
-            " node1  5 VMs  ▼ 1 victim  ▽ 0 affected  ▲ 1 inflicting  CPU 75%  22:13:20"
-        )
+        assert len(lines[0]) == len(" node1  5 VMs  ▼ 1 victim  ▽ 0 affected  ▲ 1 inflicting  CPU 75%  22:13:20")
         assert lines[1] == " ● live  sorted by VERDICT ↓"
         assert lines[2] == " 1 victim on this host now; first suspect scan-1"
         assert lines[3].split() == ["NAME", "VERDICT", "SLOW-DOWN", "BY", "CPU", "GIPS", "CPI", "RUNQ%"]
@@ -217,9 +215,7 @@ async def test_why_explains_the_selected_vm_in_the_words_of_explain():
         cells = [line.split() for line in shown]
         assert ["ipc", "0.4", "1.1", "1", "0.9"] in cells
         assert ["scan-1", "scan", "0.50", "6.00", "3.00", "yes"] in cells
-        assert any(
-            line.startswith("CPU       ▄") and line.endswith("(2.00 to 2.00 in 2 ticks)") for line in shown
-        )
+        assert any(line.startswith("CPU       ▄") and line.endswith("(2.00 to 2.00 in 2 ticks)") for line in shown)
         await top.press("down")
         assert top.feed.wanted[-1] == "uuid-scan-1"
         assert "victim: IPC" not in top.text()  # not of this VM
@@ -289,9 +285,7 @@ async def test_an_agent_that_is_gone_leaves_a_mark_and_the_last_picture():
     async with Shown() as top:
         await top.tell(frame())
         await top.tell(Gone("no agent answers at /run/x.sock: start it"))
-        assert top.lines()[1].startswith(
-            " ✗ STALE: less than 1 s old: no agent answers at /run/x.sock: start it"
-        )
+        assert top.lines()[1].startswith(" ✗ STALE: less than 1 s old: no agent answers at /run/x.sock: start it")
         assert top.names() == BY_NEED
         await top.tell(frame(FEW[:2], at=9))
         assert top.lines()[1].startswith(" ● live")
@@ -354,9 +348,7 @@ async def test_no_color_writes_no_colour_and_says_all_the_same(monkeypatch):
         assert all(colour is None or colour.is_default for pair in colours(top) for colour in pair)
         assert "▼ victim" in top.text()
         strips = top.app.screen._compositor.render_strips(top.app.size)
-        assert any(
-            segment.style and segment.style.reverse for segment in strips[top.titled() + 1]
-        )  # the selected VM
+        assert any(segment.style and segment.style.reverse for segment in strips[top.titled() + 1])  # the selected VM
     monkeypatch.delenv("NO_COLOR")
     async with Shown() as top:
         await top.tell(frame())

@@ -268,10 +268,7 @@ def run(monkeypatch):
 @pytest.mark.parametrize("how", [{"is_terminal": False}, {"term": "dumb"}, {"term": ""}])
 def test_without_a_terminal_it_says_what_to_take(run, how):
     error = run("top", **how)
-    assert (str(error), error.exit_code) == (
-        "top needs a terminal, and this is none: take `whitepanda vms --json`",
-        4,
-    )
+    assert (str(error), error.exit_code) == ("top needs a terminal, and this is none: take `whitepanda vms --json`", 4)
 
 
 @pytest.mark.parametrize(("stdout", "stderr"), [(False, True), (True, False)])
@@ -283,9 +280,7 @@ def test_what_it_draws_to_must_be_a_terminal(monkeypatch, stdout, stderr):
 
 
 def test_without_the_extra_it_says_what_to_install(run, monkeypatch):
-    for name in [
-        name for name in sys.modules if name.split(".")[0] == "textual" or name.startswith("agent.top.")
-    ]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "textual" or name.startswith("agent.top.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
     error = run("top")

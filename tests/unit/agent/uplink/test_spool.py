@@ -106,8 +106,7 @@ def test_live_before_backlog_and_the_last_session_before_earlier_ones(tmp_path):
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(0, 25), st.integers(0, 2**64 - 1) | st.integers(0, 25)), max_size=3),
-        max_size=5,
+        st.lists(st.tuples(st.integers(0, 25), st.integers(0, 2**64 - 1) | st.integers(0, 25)), max_size=3), max_size=5
     )
 )
 def test_acknowledging_removes_just_that(tmp_path_factory, acknowledgements):
@@ -269,9 +268,7 @@ def test_a_second_agent_is_told_that_the_spool_is_in_use(tmp_path, spool):
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UnavailableError, match=r"^agent\.state_dir .*/file cannot be used: it is no folder; set it to"
-    ):
+    with pytest.raises(UnavailableError, match=r"^agent\.state_dir .*/file cannot be used: it is no folder; set it to"):
         opened(tmp_path / "file")
 
 

@@ -126,20 +126,12 @@ async def test_hello_batches_and_acknowledgements(tmp_path, central):
         await until(lambda: agent.view.acknowledged_batches == 1 and agent.view.spooled_batches == 0)
         hello = central.streams[0].hello
         assert (hello.host, hello.spool_id, hello.platform) == ("host-1", agent.spool.spool_id, "cpu")
-        assert (hello.protocol_version, hello.min_protocol_version) == (
-            PROTOCOL_VERSION,
-            MIN_PROTOCOL_VERSION,
-        )
+        assert (hello.protocol_version, hello.min_protocol_version) == (PROTOCOL_VERSION, MIN_PROTOCOL_VERSION)
         assert hello.sent_unix_ns > 0
         [batch] = central.batches()
         assert (batch.sequence, list(batch.start_unix_ns), batch.backlog) == (1, [5] * 3, False)
         view = agent.view
-        assert (view.state, view.spooled_batches, view.acknowledged_windows, view.last_error) == (
-            "connected",
-            0,
-            3,
-            "",
-        )
+        assert (view.state, view.spooled_batches, view.acknowledged_windows, view.last_error) == ("connected", 0, 3, "")
         assert agent.uplink.totals.accepted_rows == 3
 
 
@@ -170,9 +162,7 @@ async def test_live_batches_go_before_the_backlog(tmp_path, central):
     assert [batch.backlog for batch in central.batches() if batch.start_unix_ns[0] != 100] == [True] * 8
 
 
-async def test_no_more_than_the_window_is_in_flight_and_any_order_of_acknowledgements_will_do(
-    tmp_path, central
-):
+async def test_no_more_than_the_window_is_in_flight_and_any_order_of_acknowledgements_will_do(tmp_path, central):
     most = 0
 
     async def script(stream):
@@ -267,10 +257,7 @@ async def test_a_stream_dropped_time_and_again_loses_nothing_and_changes_no_numb
         await agent.drained()
     meaning = {}
     for batch in central.batches():
-        assert (
-            meaning.setdefault((batch.spool_id, batch.sequence), batch.start_unix_ns[0])
-            == batch.start_unix_ns[0]
-        )
+        assert meaning.setdefault((batch.spool_id, batch.sequence), batch.start_unix_ns[0]) == batch.start_unix_ns[0]
     assert sorted(meaning.values()) == list(range(20))
     assert agent.uplink.totals.acknowledged_batches == 20
     assert len(central.streams) >= 5
@@ -327,18 +314,12 @@ class Proxy:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def test_a_peer_that_vanishes_without_a_word_is_noticed_though_nothing_is_sent(
-    tmp_path, central, monkeypatch
-):
+async def test_a_peer_that_vanishes_without_a_word_is_noticed_though_nothing_is_sent(tmp_path, central, monkeypatch):
     options = dict(uplink_module.CLIENT_CHANNEL_OPTIONS)
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 60_000
     # Three settings, because gRPC waits for 60 s if it is not told twice how long a ping may take.
     assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
-    quick = {
-        "grpc.keepalive_time_ms": 1000,
-        "grpc.keepalive_timeout_ms": 500,
-        "grpc.http2.ping_timeout_ms": 500,
-    }
+    quick = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 500, "grpc.http2.ping_timeout_ms": 500}
     options |= {name: quick.get(name, value) for name, value in options.items()}
     monkeypatch.setattr(uplink_module, "CLIENT_CHANNEL_OPTIONS", tuple(options.items()))
     proxy = await Proxy(central.address).start()
@@ -514,10 +495,7 @@ async def test_rejections_are_counted_by_reason_and_told_once(tmp_path, central,
         assert (totals.accepted_rows, totals.acknowledged_rows, totals.rejected_batch_rows) == (9, 20, 5)
         assert (agent.view.rejected_batches, agent.view.rejected_rows) == (1, 11)
         assert (agent.view.acknowledged_batches, agent.view.acknowledged_windows) == (3, 9)
-    assert [log["reason"] for log in logs if log["event"] == "central rejects data"] == [
-        "absurd_cpi",
-        "oversized",
-    ]
+    assert [log["reason"] for log in logs if log["event"] == "central rejects data"] == ["absurd_cpi", "oversized"]
 
 
 async def test_a_batch_is_rejected_once_however_often_central_says_so(tmp_path, central):
@@ -569,9 +547,7 @@ async def test_limits_below_what_a_window_needs_are_not_obeyed(tmp_path, central
         await agent.drained()
         assert (agent.view.acknowledged_windows, agent.view.rejected_rows) == (3, 0)
     assert [len(batch.task_index) for batch in central.batches()] == [1, 1, 1]
-    floors = [
-        log for log in logs if log["event"] == "central's limit is below what a window needs; not obeyed"
-    ]
+    floors = [log for log in logs if log["event"] == "central's limit is below what a window needs; not obeyed"]
     assert [(log["max_batch_bytes"], log["used"]) for log in floors] == [(1, 1 << 16)]
 
 
@@ -655,9 +631,7 @@ async def test_certificates_that_do_not_fit_are_one_clear_line(tmp_path, central
     cases = {
         "is not of the CA in": {"tls": TlsFiles(ca=foreign.ca, certificate=good.certificate, key=good.key)},
         "does not name": {"server_name": "elsewhere.example"},
-        "cannot read": {
-            "tls": TlsFiles(ca=str(tmp_path / "no.crt"), certificate=good.certificate, key=good.key)
-        },
+        "cannot read": {"tls": TlsFiles(ca=str(tmp_path / "no.crt"), certificate=good.certificate, key=good.key)},
     }
     for n, (text, options) in enumerate(cases.items()):
         async with Agent(tmp_path / str(n), central, **options) as agent:
@@ -688,9 +662,7 @@ async def test_a_certificate_of_another_ca_is_no_normal_outage(tmp_path, central
             await agent.task
 
 
-async def test_nothing_knocks_at_a_central_that_refuses_us_during_the_pauses(
-    tmp_path, central, logs, monkeypatch
-):
+async def test_nothing_knocks_at_a_central_that_refuses_us_during_the_pauses(tmp_path, central, logs, monkeypatch):
     """A channel that anything of the last stream still held would connect on by itself."""
     stranger = tmp_path / "stranger"
     make_ca(stranger)
@@ -771,9 +743,7 @@ def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificat
     outage = stream_module.explain("c:1", unavailable, "Socket closed", heard=True, certificate="/t/h.crt")
     assert outage.message == "central c:1 is away: unavailable: Socket closed"
     assert not outage.broke_off
-    details = (
-        "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get"
-    )
+    details = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get"
     outage = stream_module.explain("c:1", unavailable, details + " local issuer certificate", ca="/t/ca.crt")
     assert outage.message == (
         "the certificate of central c:1 is not of the CA in /t/ca.crt; is it of another fleet? Give the CA that issued "
@@ -798,9 +768,7 @@ async def test_a_tool_tells_why_it_gave_up_only_once(tmp_path, central, logs):
         agent.uplink._give_up_after_s = 0.0  # the hour is over
         with pytest.raises(UnavailableError, match="is away: unavailable"):
             await agent.task
-    assert logs == [
-        {"event": "no stream to central yet, trying on", "give_up_after_s": 3600.0},
-    ]
+    assert logs == [{"event": "no stream to central yet, trying on", "give_up_after_s": 3600.0}]
 
 
 async def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path, central):
@@ -946,12 +914,7 @@ def test_full_jitter():
 @pytest.mark.parametrize(
     ("code", "details", "refused", "text"),
     [
-        (
-            grpc.StatusCode.UNAVAILABLE,
-            "connection refused",
-            False,
-            "c:1 is away: unavailable: connection refused",
-        ),
+        (grpc.StatusCode.UNAVAILABLE, "connection refused", False, "c:1 is away: unavailable: connection refused"),
         (grpc.StatusCode.OK, "", False, "central c:1 ended the stream"),
         (None, "", False, "central c:1 ended the stream"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "over quota", False, "central c:1 refuses for now: over quota"),
@@ -966,12 +929,7 @@ def test_full_jitter():
         (grpc.StatusCode.ABORTED, "replaced", True, "under the same name"),
         (grpc.StatusCode.INVALID_ARGUMENT, "malformed", True, "refuses what was sent: malformed"),
         (grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed", True, "whitepanda pki show"),
-        (
-            grpc.StatusCode.UNAVAILABLE,
-            "Handshake read failed (Endpoint closing)",
-            False,
-            "whitepanda pki show",
-        ),
+        (grpc.StatusCode.UNAVAILABLE, "Handshake read failed (Endpoint closing)", False, "whitepanda pki show"),
         (grpc.StatusCode.UNAVAILABLE, "x\nCERTIFICATE_VERIFY_FAILED\ny", True, "does not verify"),
         # Central's HTTP port, on loopback and elsewhere, in gRPC's words.
         (

@@ -1,7 +1,5 @@
 """The fleet API over real mTLS gRPC: who may ask, pages, and the numbers of its status."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -30,8 +28,8 @@ from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
 from central.incidents.store import IncidentStore, StoreError
 from central.ingest.sessions import HostStream, StreamRegistry
-from central.journal.tables import Submission
-from central.journal.writer import HostRecord, Journal
+from central.journal.tables import HostRecord, Submission
+from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
@@ -79,9 +77,7 @@ def publish(builder: Builder, jobs: int) -> None:
         code_version="0",
     )
     builder.follower.current = builder.versions.write(
-        manifest,
-        pa.Table.from_pylist(statistics, JOB_STATISTICS),
-        pa.Table.from_pylist(coefficients, COEFFICIENTS),
+        manifest, pa.Table.from_pylist(statistics, JOB_STATISTICS), pa.Table.from_pylist(coefficients, COEFFICIENTS)
     )
 
 
@@ -101,19 +97,10 @@ class Served:
 
     async def start(self) -> None:
         self.fleet = Fleet(
-            self.journal,
-            self.registry,
-            self.lake,
-            self.builder,
-            self.incidents,
-            clock_unix_ns=lambda: 77,
+            self.journal, self.registry, self.lake, self.builder, self.incidents, clock_unix_ns=lambda: 77
         )
-        self._server.add_generic_rpc_handlers(
-            handlers(self.door, Servicer(self.fleet), health.HealthServicer(), ())
-        )
-        self.port = self._server.add_secure_port(
-            "127.0.0.1:0", server_credentials(self.certificates["central"])
-        )
+        self._server.add_generic_rpc_handlers(handlers(self.door, Servicer(self.fleet), health.HealthServicer(), ()))
+        self.port = self._server.add_secure_port("127.0.0.1:0", server_credentials(self.certificates["central"]))
         await self._server.start()
 
     async def stop(self) -> None:
@@ -143,9 +130,7 @@ async def served(tmp_path, certificates):
 
 async def test_a_certificate_that_is_not_for_the_name_is_told_with_its_names(served):
     def ask(**changes):
-        with asking(
-            Asked(f"127.0.0.1:{served.port}", served.certificates["operator"], **changes), 10
-        ) as asks:
+        with asking(Asked(f"127.0.0.1:{served.port}", served.certificates["operator"], **changes), 10) as asks:
             return asks("ListHosts", fleet_pb2.ListHostsRequest())
 
     await asyncio.to_thread(ask)
@@ -195,9 +180,7 @@ async def test_an_error_names_the_field_and_the_command_line_knows_it_from_grpcs
     with pytest.raises(UnavailableError) as refused:
         await asyncio.to_thread(ask)
     where = f"central at 127.0.0.1:{served.port}"
-    assert str(refused.value) == (
-        f"{where}: incident history does not answer: connection refused; is its database up?"
-    )
+    assert str(refused.value) == (f"{where}: incident history does not answer: connection refused; is its database up?")
 
 
 METHODS = {
@@ -218,9 +201,7 @@ DECISIONS = {
 async def test_only_operators_may_ask(served, method):
     code, details = await served.refusal(method, METHODS[method](), "host-1")
     assert code == "PERMISSION_DENIED"
-    assert (
-        details == "only operators may ask; none of this certificate's names (host-1) is in central.operators"
-    )
+    assert details == "only operators may ask; none of this certificate's names (host-1) is in central.operators"
     await served.ask(method, METHODS[method]())
 
 
@@ -243,12 +224,7 @@ async def test_decisions_are_refused_with_a_code_and_a_line(served):
         ("PlanObservation", jobs, "NOT_FOUND", "no data yet: central's lake is empty; "),
         ("CompareSides", sides, "NOT_FOUND", "no data yet: central's lake is empty; "),
         ("CompareSides", None, "INVALID_ARGUMENT", "current and new are the same samples"),
-        (
-            "PredictRuntime",
-            runtime,
-            "FAILED_PRECONDITION",
-            "no model of runtimes: make one with `whitepanda runtime",
-        ),
+        ("PredictRuntime", runtime, "FAILED_PRECONDITION", "no model of runtimes: make one with `whitepanda runtime"),
         ("PredictRuntime", None, "INVALID_ARGUMENT", "name the job"),
     ):
         code, details = await served.refusal(method, request or DECISIONS[method](), "operator")
@@ -300,18 +276,11 @@ async def test_hosts_in_pages(served):
     first = await served.ask("ListHosts", fleet_pb2.ListHostsRequest(page_size=2))
     assert [host.host for host in first.hosts] == ["host-1", "host-2"]
     served.journal.note_host(HostRecord("host-0"))  # a host that comes meanwhile moves nobody to another page
-    second = await served.ask(
-        "ListHosts", fleet_pb2.ListHostsRequest(page_size=2, page_token=first.next_page_token)
-    )
+    second = await served.ask("ListHosts", fleet_pb2.ListHostsRequest(page_size=2, page_token=first.next_page_token))
     assert [host.host for host in second.hosts] == ["host-3"]
     assert second.next_page_token == ""
     away, here = first.hosts
-    assert (away.connected, list(away.jobs), away.clock_offset_ns, away.last_seen_unix_ns) == (
-        False,
-        ["old"],
-        -5,
-        1,
-    )
+    assert (away.connected, list(away.jobs), away.clock_offset_ns, away.last_seen_unix_ns) == (False, ["old"], -5, 1)
     assert (here.connected, list(here.jobs), here.coefficient_version) == (True, ["db", "web"], 4)
 
 
@@ -363,13 +332,8 @@ async def test_a_version_that_is_gone(served, how):
 async def test_one_job(served):
     publish(served.builder, 3)
     statistics = await served.ask("ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(job="job-0001"))
-    assert [(row.job, row.platform) for row in statistics.statistics] == [
-        ("job-0001", "amd"),
-        ("job-0001", "intel"),
-    ]
-    page = await served.ask(
-        "ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(job="job-0001", page_size=1)
-    )
+    assert [(row.job, row.platform) for row in statistics.statistics] == [("job-0001", "amd"), ("job-0001", "intel")]
+    page = await served.ask("ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(job="job-0001", page_size=1))
     request = fleet_pb2.ListJobStatisticsRequest(job="job-0001", page_size=1, page_token=page.next_page_token)
     assert [row.platform for row in (await served.ask("ListJobStatistics", request)).statistics] == ["intel"]
     coefficient = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(job="job-0002"))
@@ -425,9 +389,7 @@ async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
             {"job": "job-1498", "coefficient": 149.8, "samples": 7, "standard_error": None},
         ],
     }
-    code, shown = await run_show(
-        served, capsys, monkeypatch, "--central", central, "--limit", "5000", "--json"
-    )
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", central, "--limit", "5000", "--json")
     assert len({row["job"] for row in json.loads(shown.out)["coefficients"]}) == 1500
     code, shown = await run_show(served, capsys, monkeypatch, "--central", central, "--job", "job-0003")
     assert "Version 1" in shown.out
@@ -502,9 +464,7 @@ async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monk
     served.registry.vm_names.note([("h", "uuid-1", "vm-1")])
     row = EventRow("node1", 9, 9, "uuid-2", "vm-2", 0, 0, agent_pb2.VmEvent(vm="uuid-2").SerializeToString())
     done = asyncio.get_running_loop().create_future()
-    served.journal.submit(
-        Submission("node1", "P", "s", 1, 9, b"", 0, 0, {}, None, done.set_result, "", (row,))
-    )
+    served.journal.submit(Submission("node1", "P", "s", 1, 9, b"", 0, 0, {}, None, done.set_result, "", (row,)))
     await done
     trigger = agent_pb2.Trigger(
         unix_ns=10**18,
@@ -513,12 +473,7 @@ async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monk
     )
     reports = [TriggerRow("gone", "s", 1, 0, "gone", 10**18, trigger.SerializeToString())]
     served.incidents.take(reports, gap_ns=10**9, oldest_unix_ns=0)
-    known = [
-        "--central",
-        f"127.0.0.1:{served.port}",
-        "--tls",
-        str(Path(served.certificates["operator"].ca).parent),
-    ]
+    known = ["--central", f"127.0.0.1:{served.port}", "--tls", str(Path(served.certificates["operator"].ca).parent)]
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["whitepanda", *words, *known])

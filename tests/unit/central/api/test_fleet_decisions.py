@@ -1,7 +1,5 @@
 """WSMeter and Pitot in the fleet API: the numbers of the command line, values by hand, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -16,7 +14,7 @@ import pytest
 from central.api.requests import ApiError
 from central.api.runtimes import ModelFile
 from central.api.work import Turns, Worker
-from central.journal.writer import HostRecord
+from central.journal.tables import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty, Pool, Scatter
@@ -88,25 +86,16 @@ async def test_a_plan_has_the_numbers_of_the_command_line(asked, local, lake, ru
     rows = read_side(Lake(lake), Side("all", from_ns=0, until_ns=2 * DAY_NS), "ipc")
     weight = dict(zip(rows.weights.job, rows.weights.weight, strict=True))
     seen = rows.observed
-    columns = {
-        "machine": seen.machine,
-        "job": seen.job,
-        "ipc": seen.value,
-        "weight": [weight[j] for j in seen.job],
-    }
+    columns = {"machine": seen.machine, "job": seen.job, "ipc": seen.value, "weight": [weight[j] for j in seen.job]}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     assert run("jobs", tmp_path / "rows.parquet", "--out", tmp_path / "jobs.parquet")[0] == 0
     code, out, _ = run("plan", tmp_path / "jobs.parquet", "--margin-percent", 0.5, "--t", 1.9, "--json")
     told = json.loads(out)
-    status, found = await get(
-        local, f"/v1/observation-plan?margin_percent=0.5&t=1.9&until_unix_ns={2 * DAY_NS}"
-    )
+    status, found = await get(local, f"/v1/observation-plan?margin_percent=0.5&t=1.9&until_unix_ns={2 * DAY_NS}")
     assert (code, status) == (0, 200)
     same = ("cost", "is_optimal", "lower_bound", "gap_ratio", "instances", "coverage")
     more = ("expected_margin_percent", "metric_mean")
-    assert {name: found[name] for name in (*same, *more)} == pytest.approx(
-        {n: told[n] for n in (*same, *more)}
-    )
+    assert {name: found[name] for name in (*same, *more)} == pytest.approx({n: told[n] for n in (*same, *more)})
     assert [(job["job"], job["observe"]) for job in found["jobs"]] == [
         (job["job"], job["observe"]) for job in told["jobs"]
     ]
@@ -121,20 +110,12 @@ TOO_FEW = (
     "longer time or more hosts, or lower min_coverage or min_instances (parameters of the API, options of `whitepanda"
 )
 WRONG_QUESTIONS = [
-    (
-        "/v1/observation-plan",
-        400,
-        "margin_percent is missing: half the width of the interval, in % of the mean",
-    ),
+    ("/v1/observation-plan", 400, "margin_percent is missing: half the width of the interval, in % of the mean"),
     ("/v1/observation-plan?margin_percent=x", 400, "margin_percent must be a number (value 'x')"),
     ("/v1/observation-plan?margin_percent=nan", 400, "margin_percent must be a number"),
     ("/v1/observation-plan?margin_percent=1&t=-1", 400, "t must be 0.01 to 100, or 0 for 2 (value -1)"),
     ("/v1/observation-plan?margin_percent=1&min_instances=1", 400, "min_instances must be 2 or more"),
-    (
-        "/v1/observation-plan?margin_percent=1&metric=x",
-        400,
-        "metric 'x' is not in the lake; it has ipc, mips",
-    ),
+    ("/v1/observation-plan?margin_percent=1&metric=x", 400, "metric 'x' is not in the lake; it has ipc, mips"),
     ("/v1/observation-plan?margin_percent=1", 404, "nothing was measured from 20"),
     (
         f"/v1/observation-plan?margin_percent=1&until_unix_ns={100 * DAY_NS}&since_unix_ns=1",
@@ -146,11 +127,7 @@ WRONG_QUESTIONS = [
         400,
         "no job has 99 VMs with ipc there, the largest has 40; take a longer time or more hosts, or lower",
     ),
-    (
-        f"/v1/observation-plan?margin_percent=1e-6&until_unix_ns={DAY_NS}",
-        400,
-        "margin 1e-06 % cannot be reached",
-    ),
+    (f"/v1/observation-plan?margin_percent=1e-6&until_unix_ns={DAY_NS}", 400, "margin 1e-06 % cannot be reached"),
     ("/v1/comparison", 400, "current and new are the same samples; give hosts, platform or times"),
     ("/v1/comparison?current_rest=true", 400, "current_rest needs new_hosts and no current_hosts"),
     ("/v1/comparison?current_rest=yes", 400, "current_rest must be true or false (value 'yes')"),
@@ -187,11 +164,7 @@ WRONG_QUESTIONS = [
         400,
         f"new_since_unix_ns is in the future: 2116-02-20 23:53 UTC (value {2**62})",
     ),
-    (
-        f"/v1/comparison?{UPGRADED}&{ENDS}&min_instances=40",
-        400,
-        TOO_FEW,
-    ),
+    (f"/v1/comparison?{UPGRADED}&{ENDS}&min_instances=40", 400, TOO_FEW),
 ]
 
 
@@ -366,11 +339,7 @@ WRONG_PREDICTIONS = [
     ("job=web&platform=p" + "&beside=db" * 65, 400, "beside takes at most 64 values by HTTP"),
     ("job=web&platform=p" + "&epsilons=0.1" * 17, 400, "epsilons takes at most 16 values by HTTP"),
     ("job=web&platform=p&epsilons=0.6", 400, "epsilons must be above 0 and up to 0.5 (value 0.6)"),
-    (
-        "job=web&platform=p&epsilons=0.001",
-        400,
-        "epsilons: with 0 co-runners: 100 calibration rows cannot bound",
-    ),
+    ("job=web&platform=p&epsilons=0.001", 400, "epsilons: with 0 co-runners: 100 calibration rows cannot bound"),
     ("job=no&platform=p", 404, "the model knows no job 'no'; `whitepanda runtime update` adds it"),
     ("job=web&platform=no", 404, "the model knows no platform 'no'"),
     ("job=web&platform=p&beside=no", 404, "the model knows no job 'no'"),
@@ -401,10 +370,5 @@ async def test_the_model_file_is_read_again_and_its_lack_is_told(modelled, local
     assert (status, answer["error"]) == (410, f"runtime.model {file}: No such file or directory")
     modelled.fleet.runtimes.models = ModelFile("")
     with pytest.raises(ApiError) as caught:
-        await modelled.fleet.answer(
-            "PredictRuntime", fleet_pb2.PredictRuntimeRequest(job="web", platform="p")
-        )
-    assert (caught.value.code, str(caught.value)) == (
-        grpc.StatusCode.FAILED_PRECONDITION,
-        NO_MODEL,
-    )
+        await modelled.fleet.answer("PredictRuntime", fleet_pb2.PredictRuntimeRequest(job="web", platform="p"))
+    assert (caught.value.code, str(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, NO_MODEL)

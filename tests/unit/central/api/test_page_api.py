@@ -1,7 +1,5 @@
 """What the page asks for: the fleet at a glance, a job, a host's lines, how whole the data is; and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -17,11 +15,11 @@ from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import PlacementSection
 from central.incidents.store import IncidentQuery, StoreError
 from central.ingest.sessions import HostStream
-from central.journal.tables import Submission
-from central.journal.writer import HostRecord
+from central.journal.tables import HostRecord, Submission
+from central.lake.errors import LakeError
 from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.validation.events import EventRow
 from central.web.server import HttpApi
 from tests.unit.central.incidents.test_incidents import GAP, over, row, slower, told
@@ -70,13 +68,7 @@ def version(lake, coefficients, at=NOW):
     )
     table = pa.Table.from_pylist(
         [
-            {
-                "job": job,
-                "samples": 9,
-                "sum_usage_squared": 1.0,
-                "coefficient": value,
-                "standard_error": error,
-            }
+            {"job": job, "samples": 9, "sum_usage_squared": 1.0, "coefficient": value, "standard_error": error}
             for job, value, error in coefficients
         ],
         COEFFICIENTS,
@@ -131,12 +123,7 @@ async def test_the_fleet_at_a_glance(fleet, local):
         oldest_unix_ns=0,
     )
     _, found = await get(local, "/v1/overview")
-    assert (found["hosts"], found["connected_hosts"], found["late_hosts"], found["gone_hosts"]) == (
-        3,
-        2,
-        1,
-        1,
-    )
+    assert (found["hosts"], found["connected_hosts"], found["late_hosts"], found["gone_hosts"]) == (3, 2, 1, 1)
     assert (found["incidents"], found["open_incidents"], found["contended_hosts"]) == (4, 2, 3)
     assert [(i["host"], i["reports"]) for i in found["open"]] == [("h1", 2), ("h2", 1)]
     worst = found["open"][0]
@@ -192,9 +179,7 @@ async def test_a_job_by_hand(fleet, local):
     (distribution,) = found["distributions"]
     assert (distribution["platform"], distribution["low_cpi"]) == ("p", 4.0)
     assert distribution["high_cpi"] == pytest.approx(5.99) and distribution["vms"] == [1, 0, 0, 1]
-    assert found["hosts"] == [
-        {"host": "h1", "platform": "p", "vms": 2, "mean_cpi": 5.0, "cpu_usage_cores": 4.5}
-    ]
+    assert found["hosts"] == [{"host": "h1", "platform": "p", "vms": 2, "mean_cpi": 5.0, "cpu_usage_cores": 4.5}]
     assert (found["vms"], found["hosts_in_all"], found["recurrence"]["incidents"]) == (2, 1, 1)
     _, web = await get(local, "/v1/job?job=web&top=1")
     assert [s["mean_cpi"] for s in web["statistics"]] == [1.0] and web["recurrence"] is None
@@ -210,29 +195,18 @@ async def test_a_job_by_hand(fleet, local):
 async def test_a_hosts_lines_by_hand(fleet, local):
     fleet.store.take([row(1, NOW - 5 * MINUTE, host="h1")], gap_ns=GAP, oldest_unix_ns=0)
     connect(fleet, "h1", NOW)
-    _, found = await get(
-        local, f"/v1/host-timeline?host=h1&since_unix_ns={NOW - 180 * S}&until_unix_ns={NOW}&points=3"
-    )
+    _, found = await get(local, f"/v1/host-timeline?host=h1&since_unix_ns={NOW - 180 * S}&until_unix_ns={NOW}&points=3")
     assert (found["step_ns"], found["since_unix_ns"], found["until_unix_ns"]) == (MINUTE, NOW - 180 * S, NOW)
     lines = {vm["vm"]: vm for vm in found["vms"]}
     assert list(lines) == ["s2", "s1", "w1", "w2"], "the most CPU first, then by name"
     assert (lines["w1"]["cpi"], lines["w1"]["cpu_usage_cores"]) == ([None, 1.0, 2.0], [None, 1.0, 3.0])
     assert (lines["w1"]["mean_cpi"], lines["w1"]["mean_cpu_usage_cores"]) == (1.5, 2.0)
     assert (lines["w1"]["job_mean_cpi"], lines["w1"]["job_std_cpi"]) == (1.0, 0.5)
-    assert (lines["w2"]["cpi"], lines["w2"]["mean_cpi"], lines["w2"]["job_mean_cpi"]) == (
-        [None] * 3,
-        None,
-        None,
-    )
+    assert (lines["w2"]["cpi"], lines["w2"]["mean_cpi"], lines["w2"]["job_mean_cpi"]) == ([None] * 3, None, None)
     assert (lines["w1"]["latency_sensitive"], lines["s1"]["latency_sensitive"]) == (True, False)
     assert found["summary"]["connected"] and len(found["incidents"]) == 0
     _, hour = await get(local, "/v1/host-timeline?host=h1&top=2")
-    assert (hour["step_ns"], hour["vms_in_all"], len(hour["vms"]), len(hour["incidents"])) == (
-        30 * S,
-        5,
-        2,
-        1,
-    )
+    assert (hour["step_ns"], hour["vms_in_all"], len(hour["vms"]), len(hour["incidents"])) == (30 * S, 5, 2, 1)
     assert hour["until_unix_ns"] - hour["since_unix_ns"] == 3600 * S
     _, many = await get(local, "/v1/host-timeline?host=h1&top=1000")
     assert many["step_ns"] == 36 * S  # as many points as an answer may have of so many VMs
@@ -245,9 +219,7 @@ async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
     fleet.store.take(seen, gap_ns=GAP, oldest_unix_ns=0)
     (victim,) = fleet.store.find(IncidentQuery(), limit=1)[0].victims
     write(fleet.lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
-    fleet.registry.vm_names.note(
-        [("h1", "w1", "web-one"), ("bad", "w1", "evil"), ("bad", "nameless", "evil")]
-    )
+    fleet.registry.vm_names.note([("h1", "w1", "web-one"), ("bad", "w1", "evil"), ("bad", "nameless", "evil")])
     fleet.journal.start()
 
     def event(vm, ago_s, behaviour, before, ratio):
@@ -287,10 +259,7 @@ async def test_an_importer_is_no_host_that_is_late_or_gone(tmp_path):
         _, health = await get(api, "/v1/data-health")
         assert (health["gone_hosts"], health["silent"], health["spooled_batches"]) == (0, [], 5)
         _, hosts = await get(api, "/v1/hosts")
-        assert [(host["host"], host["importer"]) for host in hosts["hosts"]] == [
-            ("gone", True),
-            ("h1", False),
-        ]
+        assert [(host["host"], host["importer"]) for host in hosts["hosts"]] == [("gone", True), ("h1", False)]
     finally:
         await api.stop()
         await central.close()
@@ -369,17 +338,9 @@ async def test_what_cannot_be_answered_is_told_in_one_line(local):
         ("/v1/job?job=x&bins=201", 400, "bins must be an integer from 0 to 200 (value '201')"),
         ("/v1/host-timeline", 400, "host is missing: name one, as /v1/hosts has them"),
         ("/v1/host-timeline?host=h&points=501", 400, "points must be an integer from 0 to 500"),
-        (
-            "/v1/host-timeline?host=h&points=500&top=201",
-            400,
-            "points must be at most 500, and points * top 100000",
-        ),
+        ("/v1/host-timeline?host=h&points=500&top=201", 400, "points must be at most 500, and points * top 100000"),
         ("/v1/host-timeline?host=h&since_unix_ns=9&until_unix_ns=9", 400, "until_unix_ns must be after"),
-        (
-            "/v1/host-timeline?host=h&since_unix_ns=1&until_unix_ns=86400000000002",
-            400,
-            "until_unix_ns must be after",
-        ),
+        ("/v1/host-timeline?host=h&since_unix_ns=1&until_unix_ns=86400000000002", 400, "until_unix_ns must be after"),
         ("/v1/host-timeline?host=nope", 404, "nothing is known of host 'nope' in this time; /v1/hosts lists"),
     ]
     for path, status, said in refused:
@@ -419,9 +380,7 @@ def test_who_runs_now_is_asked_again_when_it_is_old(tmp_path):
     assert found.known() == (None, True)
     first = found.read()
     vms = first.vms.to_pydict()
-    assert (vms["vm"], vms["machine"]) == (["s1", "s2", "w1", "w2"], ["h1"] * 4), (
-        "w1 counts where it was last"
-    )
+    assert (vms["vm"], vms["machine"]) == (["s1", "s2", "w1", "w2"], ["h1"] * 4), "w1 counts where it was last"
     assert found.known() == (first, False) and found.read() is first
     now[0] += 61 * S
     assert found.known() == (first, True)
@@ -507,13 +466,9 @@ async def test_what_takes_too_long_is_broken_off(fleet, local, monkeypatch):
     monkeypatch.setattr(Lake, "samples", endless)
     status, answer = await get(local, "/v1/host-timeline?host=h1")
     assert status == 503
-    assert answer["error"].startswith(
-        "windows of 'h1' in the lake: took longer than 0.01 s; ask for a shorter time"
-    )
+    assert answer["error"].startswith("windows of 'h1' in the lake: took longer than 0.01 s; ask for a shorter time")
     status, answer = await get(local, "/v1/job?job=web")
-    assert status == 503 and answer["error"].startswith(
-        "who runs now, in the lake: took longer than 0.01 s; the"
-    )
+    assert status == 503 and answer["error"].startswith("who runs now, in the lake: took longer than 0.01 s; the")
 
 
 def test_a_coefficients_history_is_read_once_per_version(tmp_path, monkeypatch):
@@ -526,9 +481,7 @@ def test_a_coefficients_history_is_read_once_per_version(tmp_path, monkeypatch):
     assert (first.version, first.value, first.created_unix_ns) == (1, 0.5, NOW)
     read, real = [], VersionStore.coefficient
     monkeypatch.setattr(
-        VersionStore,
-        "coefficient",
-        lambda self, number, job: (read.append(number), real(self, number, job))[1],
+        VersionStore, "coefficient", lambda self, number, job: (read.append(number), real(self, number, job))[1]
     )
     version(lake, [("scan", 0.7, None)])
     assert [x.version for x in history.of("scan")] == [1, 3] and read == [3]

@@ -1,7 +1,5 @@
 """The list of revoked serials: what a line may be, and one clear line where it is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from central.authorisation.revoked import Revoked, read_serials

@@ -1,7 +1,5 @@
 """Who may call what, over a real central: each RPC has a role; without one it is refused, as are callers without it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -68,9 +66,7 @@ async def served(central: Central, files: TlsFiles) -> dict[str, bool]:
     """Every RPC of every service that central's reflection lists, and whether one side of it is a stream."""
     async with channel(central, files) as opened:
         stub = reflection_pb2_grpc.ServerReflectionStub(opened)
-        call = stub.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20
-        )
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)
         answer = await call.read()
     pool = descriptor_pool.Default()
     return {
@@ -123,9 +119,7 @@ async def test_operators_alone_ask_the_fleet(central: Central, pki: dict[str, Tl
         if name != "operator":
             assert (await called(central, pki[name], rpc, is_stream=True))[0] == "PERMISSION_DENIED"
     told = f"only operators may ask; none of this certificate's names ({name}) is in central.operators"
-    for rpc in (
-        rpc for rpc, role in ROLES.items() if role is Role.OPERATOR and rpc not in (WATCH, REFLECTION)
-    ):
+    for rpc in (rpc for rpc, role in ROLES.items() if role is Role.OPERATOR and rpc not in (WATCH, REFLECTION)):
         found = await called(central, pki[name], rpc)
         assert (found == ("PERMISSION_DENIED", told)) == (name != "operator"), (rpc, found)
 

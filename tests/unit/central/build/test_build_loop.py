@@ -1,7 +1,5 @@
 """The daemon's loop: it builds, announces versions, survives failures, and warns of replicas with other settings."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -30,9 +28,7 @@ RARE = BuildSection(interval_s=3600.0, memory_limit_mib=256)
 class InThread(BuildProcess):
     """Builds in this process, by what the other one would do."""
 
-    def __init__(
-        self, folder, lake, section, *, first_look_s=60.0, holder="central-0", clock_unix_ns=time.time_ns
-    ):
+    def __init__(self, folder, lake, section, *, first_look_s=60.0, holder="central-0", clock_unix_ns=time.time_ns):
         config = CentralConfig(
             central=CentralSection(state_dir=str(folder), tls=TlsFiles("a", "b", "c")),
             build=section,
@@ -141,9 +137,7 @@ async def test_a_first_build_that_fails_is_not_tried_at_every_look(tmp_path, lak
         await loop
 
 
-async def test_replicas_that_build_by_other_settings_are_told_so_once_before_they_build(
-    tmp_path, lake, capsys
-):
+async def test_replicas_that_build_by_other_settings_are_told_so_once_before_they_build(tmp_path, lake, capsys):
     log.configure("info")
     now = [1_800_000_000 * 10**9]
     clock = partial(now.__getitem__, 0)
@@ -180,9 +174,7 @@ def test_versions_of_its_own_or_built_alike_are_not_warned_of(lake, capsys):
     builder.build_once()
     one = others(SECTION, lake, "central-0")
     manifest = msgspec.structs.replace(builder.versions.manifest(1), slot_s=60.0)
-    tables = [
-        pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in (JOB_STATISTICS, COEFFICIENTS)
-    ]
+    tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in (JOB_STATISTICS, COEFFICIENTS)]
     capsys.readouterr()
     builder.versions.write(manifest, *tables)
     one.look()

@@ -1,7 +1,5 @@
 """Builds by a process of their own: the same versions by way of the lake, failures told, stopped and killed soundly."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -42,9 +40,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake")
 
 
-async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
-    tmp_path: Path, lake: Lake
-) -> None:
+async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(tmp_path: Path, lake: Lake) -> None:
     builder = made(tmp_path, lake, days=2, interval_s=1.0)
     told: list[int] = []
     builder.follower.on_version.append(lambda built: told.append(built.version))
@@ -69,9 +65,7 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
     first = builder._process
     assert first is not None
     await builder.build_and_announce()
-    assert (told, builder._process) == ([1], first), (
-        "builds that follow soon share a process; nothing new, no version"
-    )
+    assert (told, builder._process) == ([1], first), "builds that follow soon share a process; nothing new, no version"
     write_day(lake, 4, 4)
     newest = max(lake.segments(), key=lambda segment: segment.day)
     newest.path.write_bytes(b"no parquet")
@@ -83,9 +77,7 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
     assert first.poll() is not None
 
 
-async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(
-    tmp_path: Path, lake: Lake
-) -> None:
+async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(tmp_path: Path, lake: Lake) -> None:
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     builder.start()
@@ -103,9 +95,7 @@ async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(
 async def test_a_stop_ends_a_build_and_gives_the_lease_back(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "central.build.client._STOP_S", 60.0
-    )  # builds wait for whatever else this machine does
+    monkeypatch.setattr("central.build.client._STOP_S", 60.0)  # builds wait for whatever else this machine does
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     running = asyncio.create_task(builder.run())
@@ -236,9 +226,7 @@ def test_the_daemon_loads_neither_engines_nor_a_builder(tmp_path: Path, lake: La
     version, *loaded = told.splitlines()[-1].split()
     assert version == "1"
     assert {"central.daemon", "central.build.client"} < set(loaded)
-    assert not {"ibis", "duckdb", "pyspark", "scipy", "central.build.builder", "central.build.engine"} & set(
-        loaded
-    )
+    assert not {"ibis", "duckdb", "pyspark", "scipy", "central.build.builder", "central.build.engine"} & set(loaded)
 
 
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
@@ -258,8 +246,7 @@ def test_a_host_with_30_000_job_names_costs_no_other_host_its_statistics(
         "job": names,
         "platform": ["cpu"] * count,
         "latency_sensitive": np.ones(count, np.bool_),
-        "start_unix_ns": (min(lake.days()) - date(1970, 1, 1)).days * DAY_NS
-        + rng.integers(0, 24, count) * 300 * 10**9,
+        "start_unix_ns": (min(lake.days()) - date(1970, 1, 1)).days * DAY_NS + rng.integers(0, 24, count) * 300 * 10**9,
         "duration_ns": np.full(count, 10 * 10**9),
         "cpi": rng.lognormal(0, 0.1, count),
         "cpu_usage_cores": rng.gamma(2.0, 0.5, count),

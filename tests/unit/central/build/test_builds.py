@@ -1,7 +1,5 @@
 """Builds: only changed days are computed, versions never go back, a failure leaves the last one in force."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -23,10 +21,11 @@ from central.build.methods import METHODS
 from central.build.status import BuildStoppedError, LeftOut
 from central.coefficients.versions import VersionStore
 from central.config import BuildSection
+from central.lake.errors import LakeError
 from central.lake.lease import FencedError
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
-from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
 from tests.support import panda_reference
@@ -183,9 +182,7 @@ def test_another_method_is_a_new_version_of_the_same_days_and_the_number_goes_on
         builder = Builder(section, lake)
         assert builder.build_once() == number
         row = builder.current.coefficient("job-5")
-        found.append(
-            (builder.current.version, row.method, builder.current.statistics("job-1")[0].scale_log_cpi > 0)
-        )
+        found.append((builder.current.version, row.method, builder.current.statistics("job-1")[0].scale_log_cpi > 0))
     ours, panda_s = ("whitepanda", True), ("", False)
     assert found == [(1, *panda_s), (2, *ours), (2, *ours), (3, *panda_s), (4, *ours)]
 
@@ -402,10 +399,7 @@ def test_of_two_builders_at_the_same_number_each_gets_one(lake):
     tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     write_day(lake, 0, 1)
     Builder(SECTION, lake).build_once()
-    manifest, store = (
-        VersionStore(lake.root / "versions").latest().manifest,
-        VersionStore(lake.root / "versions"),
-    )
+    manifest, store = (VersionStore(lake.root / "versions").latest().manifest, VersionStore(lake.root / "versions"))
     inner = []
 
     def other():  # publishes just before this one does, once
@@ -520,9 +514,7 @@ def test_builds_on_spark_equal_those_on_duckdb(tmp_path, method):
     built = {}
     for name in ("duckdb", "spark"):
         lake = Lake(tmp_path / name)
-        section = BuildSection(
-            method=method, engine=name, spark_master="local[2]", memory_limit_mib=512, threads=1
-        )
+        section = BuildSection(method=method, engine=name, spark_master="local[2]", memory_limit_mib=512, threads=1)
         builder = Builder(section, lake)
         for day in range(2):  # the second one is added to the state of the first
             write_day(lake, day, day + 1)
@@ -538,9 +530,7 @@ def test_builds_on_spark_equal_those_on_duckdb(tmp_path, method):
         assert found.standard_error == pytest.approx(expected.standard_error, rel=1e-9, nan_ok=True)
         (found,), (expected,) = (built[name].statistics(job) for name in ("spark", "duckdb"))
         for number in ("samples", "mean_cpi", "std_cpi", "location_log_cpi", "scale_log_cpi"):
-            assert getattr(found, number) == pytest.approx(
-                getattr(expected, number), rel=1e-9, nan_ok=True
-            ), number
+            assert getattr(found, number) == pytest.approx(getattr(expected, number), rel=1e-9, nan_ok=True), number
 
 
 def test_each_method_can_be_set():

@@ -1,7 +1,5 @@
 """Work on several engines: results in order, as many at once as there are engines, and the rest when one fails."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """central.build.panda_state on DuckDB against plain numpy written for these tests, and against the model."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -65,10 +63,7 @@ def plain_slots(table):
         if row["cpi"] is not None:
             sums[2] += row["cpi"] * row["duration_ns"]
             sums[3] += row["duration_ns"]
-    return {
-        key: (usage / used, cpi / known if known else None)
-        for key, (usage, used, cpi, known) in merged.items()
-    }
+    return {key: (usage / used, cpi / known if known else None) for key, (usage, used, cpi, known) in merged.items()}
 
 
 def plain_fit(slots):
@@ -175,9 +170,7 @@ def test_engine_and_model_agree(duckdb, tmp_path):
         "latency_sensitive": rows.column("latency_sensitive").to_numpy(zero_copy_only=False),
     }
     model = panda_reference.fit(**columns)
-    statistics = (
-        panda_state.job_statistics(panda_state.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
-    )
+    statistics = panda_state.job_statistics(panda_state.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
     assert statistics.column("job").to_pylist() == model.statistics.job.tolist()
     assert statistics.column("samples").to_pylist() == model.statistics.samples.tolist()
     np.testing.assert_allclose(statistics["mean_cpi"].to_numpy(), model.statistics.mean_cpi, rtol=1e-14)
@@ -266,9 +259,7 @@ def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
 
 def test_parquet_in_the_wanted_columns(duckdb, tmp_path):
     table = read(
-        duckdb,
-        pa.table({"samples": [3], "extra": [1], "job": ["j"], "sum_usage_squared": [2.0]}),
-        tmp_path / "in",
+        duckdb, pa.table({"samples": [3], "extra": [1], "job": ["j"], "sum_usage_squared": [2.0]}), tmp_path / "in"
     )
     assert duckdb.write(with_schema(table, panda_state.STATE["usage"]), tmp_path / "out") == 1
     assert pq.read_table(tmp_path / "out").schema.names == ["job", "sum_usage_squared", "samples"]

@@ -1,7 +1,5 @@
 """Our estimator and PANDA on DuckDB and on real PySpark against plain numpy."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import shutil
@@ -136,9 +134,7 @@ def test_states_without_rows_add_nothing(duckdb, tmp_path):
         pq.write_table(table_of(part), tmp_path / f"{name}.parquet")
         folders.append(tmp_path / name)
         folders[-1].mkdir()
-        whitepanda_state.write_state(
-            duckdb, duckdb.read([tmp_path / f"{name}.parquet"]), SLOT_NS, folders[-1]
-        )
+        whitepanda_state.write_state(duckdb, duckdb.read([tmp_path / f"{name}.parquet"]), SLOT_NS, folders[-1])
     check_ours(whitepanda_state.coefficients(folders), rows)
     assert len(whitepanda_state.coefficients(folders[:1]).job) == 0
 

@@ -1,7 +1,5 @@
 """`whitepanda antagonists fit` on traces with a known answer and on bad ones; `show` against a real server."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -150,9 +148,7 @@ def test_coefficients_equal_plain_numpy(tmp_path, monkeypatch, capsys, suffix):
     }
     assert summary["jobs"] == len(found) == 15
     assert summary["top"][0]["coefficient"] == values[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["fit.parquet", *(f.name for f in files)]
-    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fit.parquet", *(f.name for f in files)])
 
 
 def test_statistics_of_the_jobs(tmp_path, monkeypatch, capsys):
@@ -180,21 +176,14 @@ def test_statistics_of_the_jobs(tmp_path, monkeypatch, capsys):
         row(4, 2, 1, 1.0, 1.0, False),  # never beside a latency-sensitive task: none either
     ]
     out = tmp_path / "fit.parquet"
-    assert (
-        run(monkeypatch, "fit", write(rows, tmp_path / "t.parquet"), "--out", out, "--method", "panda") == 0
-    )
+    assert run(monkeypatch, "fit", write(rows, tmp_path / "t.parquet"), "--out", out, "--method", "panda") == 0
     batch, victim = pq.read_table(out).to_pylist()
     # u = 1, 2 beside mnCPI -1, 1: A = (-1 + 2) / 5, residuals 2 - 1/5 over 1 degree of freedom
     assert (batch["job"], batch["samples"], batch["cpi_samples"]) == ("2", 2, 1)
     assert batch["coefficient"] == pytest.approx(0.2, abs=1e-15)
     assert batch["standard_error"] == pytest.approx(math.sqrt((2 - 0.2) / 1 / 5))
     assert (batch["sum_usage_squared"], batch["mean_cpi"], batch["std_cpi"]) == (5.0, 5.0, 0.0)
-    assert (victim["job"], victim["coefficient"], victim["mean_cpi"], victim["std_cpi"]) == (
-        "1",
-        0.0,
-        2.0,
-        1.0,
-    )
+    assert (victim["job"], victim["coefficient"], victim["mean_cpi"], victim["std_cpi"]) == ("1", 0.0, 2.0, 1.0)
     assert (victim["latency_sensitive_ratio"], batch["latency_sensitive_ratio"]) == (1.0, 0.0)
     shown = capsys.readouterr().out
     usable = "1 with an unusable CPI: 1 without any, 0 absurd; their usage counts"
@@ -204,23 +193,11 @@ def test_statistics_of_the_jobs(tmp_path, monkeypatch, capsys):
 
 def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, capsys):
     rows = trace(machines=4, slots=20)
-    bad = [
-        dict(rows[0], machine_id=-1),
-        dict(rows[1]),
-    ]
+    bad = [dict(rows[0], machine_id=-1), dict(rows[1])]
     bad.append(dict(rows[3], start_time=8, avg_cpu=-1.0))
     out = tmp_path / "fit.parquet"
     assert (
-        run(
-            monkeypatch,
-            "fit",
-            write(rows + bad, tmp_path / "t.parquet"),
-            "--out",
-            out,
-            "--method",
-            "panda",
-            "--json",
-        )
+        run(monkeypatch, "fit", write(rows + bad, tmp_path / "t.parquet"), "--out", out, "--method", "panda", "--json")
         == 0
     )
     counts = json.loads(capsys.readouterr().out)["rows"]
@@ -235,15 +212,12 @@ def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
-def test_a_cpi_that_cannot_be_one_counts_for_nobody_but_its_usage_is_pressure(
-    tmp_path, monkeypatch, capsys, method
-):
+def test_a_cpi_that_cannot_be_one_counts_for_nobody_but_its_usage_is_pressure(tmp_path, monkeypatch, capsys, method):
     rng = np.random.default_rng(5)
     absurd = [0.0, -1.0, 1e6, 1e-3, math.inf, math.nan]
     rows = trace(machines=6, slots=60)
     spoilt = [
-        dict(row, cycles_per_instruction=absurd[int(rng.integers(6))]) if rng.random() < 0.2 else row
-        for row in rows
+        dict(row, cycles_per_instruction=absurd[int(rng.integers(6))]) if rng.random() < 0.2 else row for row in rows
     ]
     none = [
         dict(row, cycles_per_instruction=cpi if cpi is not None and 0.01 <= cpi <= 100 else None)
@@ -352,10 +326,7 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
         ((good, "--out", tmp_path / "no" / "x"), "x: cannot write: No such file or directory"),
         ((good, "--out", tmp_path), "is a folder; give the name of a file"),
         ((good, "--out", good), "good.parquet: is the trace itself"),
-        (
-            (good, "--out", out, "--method", "guess"),
-            "no method 'guess' to fit with; there are whitepanda, panda",
-        ),
+        ((good, "--out", out, "--method", "guess"), "no method 'guess' to fit with; there are whitepanda, panda"),
         ((good, "--out", out, "--engine", "abacus"), "no engine 'abacus'; there are duckdb, spark"),
         ((good, "--out", out, "--slot-s", "60"), "method whitepanda: slots are 300 s long (value 60)"),
         ((good, "--out", out, "--slot-s", "0"), "a slot must be 0.001 s to 86400.0 s long (value 0.0)"),
@@ -571,10 +542,7 @@ def evaluation_of(tmp_path):
 def test_a_trace_that_ends_before_until_day_is_told(tmp_path, monkeypatch, capsys):
     source = write(trace(machines=2, slots=5), tmp_path / "t.parquet")
     arguments = ("fit", source, "--out", tmp_path / "fit.parquet", "--json", "--until-day")
-    for day, said in (
-        (1, ""),
-        (99, "warning: --until-day 99: the last day before it that the trace has is 0\n"),
-    ):
+    for day, said in ((1, ""), (99, "warning: --until-day 99: the last day before it that the trace has is 0\n")):
         assert run(monkeypatch, *arguments, day) == 0
         shown = capsys.readouterr()
         assert (json.loads(shown.out)["last_day"], shown.err) == (0, said)
@@ -605,9 +573,7 @@ def assert_alike(one, other):
 def run_evaluate(tmp_path, monkeypatch, source, jobs, *more):
     truth = tmp_path / "truth.json"
     truth.write_text(json.dumps({"antagonists": jobs}))
-    return run(
-        monkeypatch, "evaluate", source, "--truth", truth, "--from-day", "1", "--methods", "cpi2", *more
-    )
+    return run(monkeypatch, "evaluate", source, "--truth", truth, "--from-day", "1", "--methods", "cpi2", *more)
 
 
 def test_evaluate_as_a_table(tmp_path, monkeypatch, capsys):
@@ -627,31 +593,20 @@ def test_why_nothing_could_be_ranked_is_told(tmp_path, monkeypatch, capsys):
     for file, jobs, triggers, why in (
         (source, [1], 2, "every antagonist in the trace is latency-sensitive throughout, so never a suspect"),
         (source, [9], 2, "2 triggers, none with a true antagonist and another suspect there"),
-        (
-            quiet,
-            [6],
-            0,
-            "no machine triggered: no mnCPI above its 99th percentile with victims in 3 slots in a row",
-        ),
+        (quiet, [6], 0, "no machine triggered: no mnCPI above its 99th percentile with victims in 3 slots in a row"),
     ):
         assert run_evaluate(tmp_path, monkeypatch, file, jobs, "--json") == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["events"], found["triggers"], found["no_event_because"]) == (0, triggers, why)
     assert run_evaluate(tmp_path, monkeypatch, quiet, [6]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(
-        f"nothing to rank: {why}\n0 events of 0 triggers, on 0 machines in 1 of 2 days; 1 of"
-    )
+    assert shown.startswith(f"nothing to rank: {why}\n0 events of 0 triggers, on 0 machines in 1 of 2 days; 1 of")
 
 
 def test_a_trace_that_cannot_answer_is_one_line(tmp_path, monkeypatch, capsys):
     source = triggering(tmp_path / "t.parquet")
     for jobs, more, line in (
-        (
-            [77, 99],
-            (),
-            "t.parquet: none of the truth's antagonists is in the trace (the first is 77); is it the truth",
-        ),
+        ([77, 99], (), "t.parquet: none of the truth's antagonists is in the trace (the first is 77); is it the truth"),
         (
             [6],
             ("--priority", "1000"),
@@ -686,35 +641,15 @@ def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsy
         ('{"antagonists": []}', (), "names no antagonist, so there is nothing to rank"),
         ('{"antagonists": [true]}', (), "job ids must be integers"),
         ('{"antagonists": [1], "coefficients": {"1": "x"}}', (), "coefficients finite numbers: could not"),
-        (
-            '{"antagonists": [1], "coefficients": {"1": NaN}}',
-            (),
-            "coefficients finite numbers: coefficient nan",
-        ),
-        (
-            '{"antagonists": [1], "coefficients": [2]}',
-            (),
-            '"coefficients" must be {job id: value} (value [2])',
-        ),
+        ('{"antagonists": [1], "coefficients": {"1": NaN}}', (), "coefficients finite numbers: coefficient nan"),
+        ('{"antagonists": [1], "coefficients": [2]}', (), '"coefficients" must be {job id: value} (value [2])'),
         ('{"antagonists": [1], "coefficients": {"1": 1e999}}', (), "finite numbers: coefficient inf"),
         ('{"antagonists": [1], "coefficients": {"1": true}}', (), "finite numbers: coefficient True"),
-        (
-            '{"antagonists": [1], "coefficients": {"1": 1' + 400 * "0" + "}}",
-            (),
-            "finite numbers: int too large",
-        ),
-        (
-            '{"antagonists": [9223372036854775808]}',
-            (),
-            "integers of 64 bits and coefficients finite numbers: job 92",
-        ),
+        ('{"antagonists": [1], "coefficients": {"1": 1' + 400 * "0" + "}}", (), "finite numbers: int too large"),
+        ('{"antagonists": [9223372036854775808]}', (), "integers of 64 bits and coefficients finite numbers: job 92"),
         ('{"antagonists": ["-9223372036854775809"]}', (), "finite numbers: job '-92"),
         (100_000 * "[", (), "truth.json: is not JSON: "),
-        (
-            '{"antagonists": [1]}',
-            ("--methods", " ,"),
-            "--methods names none (value ' ,'); leave it out for all",
-        ),
+        ('{"antagonists": [1]}', ("--methods", " ,"), "--methods names none (value ' ,'); leave it out for all"),
         ('{"antagonists": [1]}', ("--methods", "guess"), "no method 'guess'; there are panda, panda_local"),
         ('{"antagonists": [1]}', ("--methods", "oracle"), "method oracle: the truth has no"),
         ('{"antagonists": [1]}', (), "no day to evaluate: days 0 to 0, evaluated from day 20"),

@@ -1,7 +1,5 @@
 """`whitepanda degradation`: fit, predict and evaluate from file to file, with what is told and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -66,9 +64,7 @@ def study(path, *, seed=1, scenarios=("cache", "disk", "both"), quiet=12, stress
                 for vm, (levels, (constant, *slopes)) in VMS.items():
                     for at_s in range(quiet + stress):
                         is_quiet = at_s < quiet
-                        forms = (
-                            np.ones(5) if is_quiet else rng.uniform((0.6, 1, 1, 1, 1), (1, 2, 1.6, 1.6, 1.2))
-                        )
+                        forms = np.ones(5) if is_quiet else rng.uniform((0.6, 1, 1, 1, 1), (1, 2, 1.6, 1.6, 1.2))
                         if narrow and not is_quiet:
                             forms = np.array((0.7, 1.8, 1.5, 1.5, 1.1))
                         forms = forms * rng.normal(1, 0.005, 5)
@@ -134,9 +130,7 @@ def test_the_agent_chooses_by_the_baseline_what_was_fitted_for_it(fitted):
 def test_of_the_rows_that_a_model_was_fitted_to_none_is_unlike_training(tmp_path, method, stress):
     """One scenario, little data, and the quiet rows far from the stressed ones, which alone calibrate intervals."""
     path = study(tmp_path / "runs.csv", scenarios=("cache",), quiet=6, stress=stress, narrow=True)
-    columns = Columns(
-        "p95_latency_s", "phase = 'quiet'", ("scenario", "repetition", "vm"), FEATURES[:2], "scenario"
-    )
+    columns = Columns("p95_latency_s", "phase = 'quiet'", ("scenario", "repetition", "vm"), FEATURES[:2], "scenario")
     runs = make_runs(Table(path), columns)
     model = parse(fit_model(runs, FitOptions(methods=(method,))))
     assert set(model.predict(*inputs_of(runs, model)).reasons) == {""}
@@ -207,9 +201,7 @@ def test_predict_takes_baselines_of_unknown_groups_from_the_rows(tmp_path, capsy
     rows = study(tmp_path / "other.csv", seed=2, scenarios=("network",))
     out = tmp_path / "out.csv"
     where = ("--baseline-where", "phase = 'quiet'")
-    code, text, _ = run(
-        capsys, monkeypatch, "predict", rows, "--model", model, "--out", out, *where, "--json"
-    )
+    code, text, _ = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", out, *where, "--json")
     assert code == 0
     assert json.loads(text)["estimated"] >= 280
     code, text, _ = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", out, "--json")
@@ -345,30 +337,14 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
         ({"--target": "phase"}, "column phase must be numbers (row 1: 'quiet')", 3),
         ({"--target": "p95"}, "no column p95 (wanted by --target)", 3),
         ({"--baseline-where": "phase = 'never'"}, "no row is a baseline", 3),
-        (
-            {"--baseline-where": "1=1"},
-            "every row is a baseline (--baseline-where 1=1); there is nothing to fit to",
-            3,
-        ),
+        ({"--baseline-where": "1=1"}, "every row is a baseline (--baseline-where 1=1); there is nothing to fit to", 3),
         ({"--baseline-where": " "}, "--baseline-where: must be a condition on the columns, such as", 3),
-        (
-            {"--group-by": "phase"},
-            "at least 20 are needed (of 384 rows: 240 without a baseline of their group)",
-            3,
-        ),
+        ({"--group-by": "phase"}, "at least 20 are needed (of 384 rows: 240 without a baseline of their group)", 3),
         ({"--where": "1=0"}, "no usable row of 384 (384 not wanted (--where))", 3),
         ({"--methods": "oracle"}, "--methods: no method oracle; known: gamma-inverse", 3),
-        (
-            {"--where": "at_s < 13 AND scenario = 'disk'"},
-            "4 usable rows that are no baselines are too few",
-            3,
-        ),
+        ({"--where": "at_s < 13 AND scenario = 'disk'"}, "4 usable rows that are no baselines are too few", 3),
         ({"--scenario": "host"}, "no column host (wanted by --scenario)", 3),
-        (
-            {"--out": "/nowhere/model.json"},
-            "/nowhere/model.json: cannot write: there is no folder /nowhere",
-            3,
-        ),
+        ({"--out": "/nowhere/model.json"}, "/nowhere/model.json: cannot write: there is no folder /nowhere", 3),
     ],
 )
 def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message, code):
@@ -410,10 +386,7 @@ def test_files_that_are_no_runs_are_told_apart(tmp_path, capsys, monkeypatch, fi
         (tmp_path / name).write_text(text)
         cases.append((tmp_path / name, why))
     for file, why in cases:
-        for arguments in (
-            ("fit", file, *FIT, "--out", tmp_path / "m.json"),
-            ("evaluate", file, "--model", model),
-        ):
+        for arguments in (("fit", file, *FIT, "--out", tmp_path / "m.json"), ("evaluate", file, "--model", model)):
             status, out, err = run(capsys, monkeypatch, *arguments)
             assert (status, out) == (3, "")
             assert err.startswith(f"error: {file}: {why}")
@@ -444,10 +417,7 @@ def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, 
         (("evaluate", runs, "--model", model, "--method", "gamma-log"), "give --by-scenario or --folds too"),
         (("evaluate", runs, "--model", model, "--plot", runs), "--plot is RUNS itself"),
         (("evaluate", runs, "--model", model, "--plot", model), "--plot is --model itself"),
-        (
-            ("evaluate", runs, "--model", model, "--where", "phase = 'quiet'"),
-            "every usable row is a baseline",
-        ),
+        (("evaluate", runs, "--model", model, "--where", "phase = 'quiet'"), "every usable row is a baseline"),
         (("evaluate", runs, "--model", model, "--by-scenario", "--scenario", ""), "one scenario only"),
     ]
     for arguments, message in cases:
@@ -484,9 +454,7 @@ def test_trees_are_rivals_and_travel_in_the_file(tmp_path, capsys, monkeypatch):
     assert code == 0
     data = json.loads(out.read_text())
     assert {row["method"] for row in data["choice"]["errors"]} == {"gamma-log", "extra-trees"}
-    assert (
-        data["choice"]["method"] == min(data["choice"]["errors"], key=lambda row: row["mean_ape"])["method"]
-    )
+    assert data["choice"]["method"] == min(data["choice"]["errors"], key=lambda row: row["mean_ape"])["method"]
     code, text, _ = run(capsys, monkeypatch, "evaluate", runs, "--model", out, "--json")
     assert code == 0
     assert json.loads(text)["mean_ape"] < 0.05

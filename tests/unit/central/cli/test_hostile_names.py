@@ -1,7 +1,5 @@
 """Names that others chose never drive a terminal or turn the reading direction, wherever people see them."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """`whitepanda lake` where things are not as they should be: a line that says so, nothing wrong in silence."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -48,18 +46,14 @@ def verified(lake: Lake, *, is_quick: bool = False) -> list[str]:
         return list(problems(lake, connection, is_quick=is_quick))
 
 
-def test_a_dead_builder_is_outwaited_and_a_living_one_is_not(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_builder_is_outwaited_and_a_living_one_is_not(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     rolled(lake)
     assert Lease(lake.objects, "central-7", 0.2).acquire()  # and is never heard of again
     told = run("compact", lake.root, "--min-segments", "2", "--json")
     line, _, answer = told.partition("{")
     assert "central-7 is building, or died while it did" in line
     assert "at most 0.2 s" in line
-    assert json.loads("{" + answer)["compacted"] == {
-        DAY.isoformat(): {"sources": 3, "written": 1, "rows": 12}
-    }
+    assert json.loads("{" + answer)["compacted"] == {DAY.isoformat(): {"sources": 3, "written": 1, "rows": 12}}
 
     living = Lease(lake.objects, "central-7", 60.0)
     assert living.acquire()
@@ -97,18 +91,14 @@ def test_a_lease_that_cannot_be_read_is_named_and_outwaited(
 
 @pytest.mark.parametrize("command", ["verify", "stats", "compact"])
 def test_what_is_no_lake_is_said_and_left_as_it_is(tmp_path: Path, command: str) -> None:
-    with pytest.raises(
-        UnavailableError, match=r"no lake here, or an empty one: .*; central.lake_dir, or lake in"
-    ):
+    with pytest.raises(UnavailableError, match=r"no lake here, or an empty one: .*; central.lake_dir, or lake in"):
         run(command, tmp_path)
     (tmp_path / "lake").mkdir()
     (tmp_path / "journal.sqlite").touch()
     with pytest.raises(UnavailableError, match=rf"; is it {tmp_path}/lake\?"):
         run(command, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.sqlite", "lake"]
-    with pytest.raises(
-        UnavailableError, match=r"journal\.sqlite: is a file, no folder; central\.lake_dir, or"
-    ):
+    with pytest.raises(UnavailableError, match=r"journal\.sqlite: is a file, no folder; central\.lake_dir, or"):
         run(command, tmp_path / "journal.sqlite")
     (tmp_path / "samples").touch()
     with pytest.raises(UnavailableError, match=r"cannot be used: .*Not a directory.*samples"):
@@ -116,9 +106,7 @@ def test_what_is_no_lake_is_said_and_left_as_it_is(tmp_path: Path, command: str)
 
 
 @pytest.mark.parametrize("command", ["verify", "stats", "compact"])
-def test_a_lake_that_cannot_be_read_is_one_line(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_lake_that_cannot_be_read_is_one_line(lake: Lake, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     original = os.scandir
 
     def refused(path: object = ".") -> object:
@@ -127,9 +115,7 @@ def test_a_lake_that_cannot_be_read_is_one_line(
         return original(path)  # type: ignore[call-overload]
 
     monkeypatch.setattr(os, "scandir", refused)
-    with pytest.raises(
-        UnavailableError, match=r"^lake \S+ cannot be used: .*Permission denied: '\S+/samples'$"
-    ):
+    with pytest.raises(UnavailableError, match=r"^lake \S+ cannot be used: .*Permission denied: '\S+/samples'$"):
         run(command, lake.root)
 
 
@@ -181,9 +167,7 @@ def test_the_slots_that_are_there_are_taken(lake: Lake) -> None:
         run("stats", lake.root, "--slot-s", "300")
     rolled(lake)
     for command in ("stats", "compact"):
-        with pytest.raises(
-            InputError, match=r"has slots of 60 and 300 s; say which, --slot-s: central's build"
-        ):
+        with pytest.raises(InputError, match=r"has slots of 60 and 300 s; say which, --slot-s: central's build"):
             run(command, lake.root)
     told = json.loads(run("compact", lake.root, "--slot-s", "60", "--min-segments", "2", "--json"))
     assert told["compacted"][DAY.isoformat()]["written"] == 1
@@ -212,13 +196,9 @@ def test_a_folder_that_is_none_of_slots_is_a_line(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("kind", ["quick", "full"])
-def test_what_central_does_meanwhile_is_no_problem(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_what_central_does_meanwhile_is_no_problem(lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """After each listing of samples and slots, and before slots are opened, central does all that it does, once."""
-    monkeypatch.setattr(
-        "central.roll_ups.store._MAX_PARTS", 1
-    )  # so each roll-up makes the part before it superfluous
+    monkeypatch.setattr("central.roll_ups.store._MAX_PARTS", 1)  # so each roll-up makes the part before it superfluous
     rolled(lake)
     left = {"samples": 2, "slots": 2, "open": 1}
     originals = Folder.entries, Folder.open

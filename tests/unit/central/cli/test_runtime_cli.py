@@ -1,7 +1,5 @@
 """`whitepanda runtime`: fit, predict, evaluate from file to file on synthetic runtimes, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -100,23 +98,17 @@ def fit_arguments(folder, out, observations="fit.csv"):
 def model(study):
     """A fitted model's file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sys, "argv", ["whitepanda", "runtime", *map(str, fit_arguments(study, study / "model"))]
-        )
+        patch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, fit_arguments(study, study / "model"))])
         patch.setattr(command, "console", PlainConsole(file=io.StringIO()))
         with pytest.raises(SystemExit, match="0"):
             cli.main()
     return study / "model"
 
 
-def test_predictions_of_rows_not_fitted_are_near_and_bounds_cover(
-    study, model, tmp_path, capsys, monkeypatch
-):
+def test_predictions_of_rows_not_fitted_are_near_and_bounds_cover(study, model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out.csv"
     rows = study / "new.csv"
-    code, _, err = run(
-        capsys, monkeypatch, "predict", rows, "--model", model, "--epsilon", "0.1,0.05", "--out", out
-    )
+    code, _, err = run(capsys, monkeypatch, "predict", rows, "--model", model, "--epsilon", "0.1,0.05", "--out", out)
     assert (code, err) == (0, "")
     with out.open() as file:
         rows = list(csv.DictReader(file))
@@ -143,23 +135,13 @@ def test_evaluate_says_what_the_predictions_are(study, model, tmp_path, capsys, 
     assert code == 0
     found = json.loads(out)["co_runners"]
     run(
-        capsys,
-        monkeypatch,
-        "predict",
-        study / "new.csv",
-        "--model",
-        model,
-        "--epsilon",
-        "0.1",
-        "--out",
-        tmp_path / "o",
+        capsys, monkeypatch, "predict", study / "new.csv", "--model", model, "--epsilon", "0.1", "--out", tmp_path / "o"
     )
     rows = list(csv.DictReader((tmp_path / "o").open()))
     for count, line in found.items():
         here = [row for row in rows if bool(row["interferer"]) == (count == "1")]
         t, t_hat, bound = (
-            np.array([float(row[name]) for row in here])
-            for name in ("runtime_us", "predicted_us", "bound_us_0.1")
+            np.array([float(row[name]) for row in here]) for name in ("runtime_us", "predicted_us", "bound_us_0.1")
         )
         told = line["bounds"]["0.1"]
         assert line["rows"] == len(here)
@@ -203,16 +185,7 @@ def test_several_interferers_are_predicted_without_a_bound_that_nothing_calibrat
     ]
     path = write(tmp_path / "rows.csv", rows)
     code, out, _ = run(
-        capsys,
-        monkeypatch,
-        "predict",
-        path,
-        "--model",
-        model,
-        "--epsilon",
-        "0.1",
-        "--out",
-        tmp_path / "o.parquet",
+        capsys, monkeypatch, "predict", path, "--model", model, "--epsilon", "0.1", "--out", tmp_path / "o.parquet"
     )
     assert code == 0
     assert "no bound beside 2 others, of which the fit had none: 1 rows" in out
@@ -241,9 +214,7 @@ def test_interferers_are_read_from_lists_texts_and_columns(kind, tmp_path):
 @pytest.mark.parametrize("what", ["workload", "platform"])
 def test_a_dozen_runs_tell_of_a_new_name_without_a_fit(what, study, model, tmp_path, capsys, monkeypatch):
     new = tmp_path / "grown"
-    code, out, err = run(
-        capsys, monkeypatch, "update", study / f"{what}.csv", "--model", model, "--out", new, "--json"
-    )
+    code, out, err = run(capsys, monkeypatch, "update", study / f"{what}.csv", "--model", model, "--out", new, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found[f"{what}s"] == [f"w{WORKLOADS}" if what == "workload" else f"p{PLATFORMS}"]
@@ -300,14 +271,8 @@ def test_wrong_observations_get_one_line(rows, said, study, tmp_path, capsys, mo
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (
-            [("platform", "x"), ("p1", "1"), ("p1", "2")],
-            "platform 'p1' has several rows; give each its features once",
-        ),
-        (
-            [("platform", "x"), ("p1", "1"), ("p2", "")],
-            "column x has no value in row 2; every feature needs one",
-        ),
+        ([("platform", "x"), ("p1", "1"), ("p1", "2")], "platform 'p1' has several rows; give each its features once"),
+        ([("platform", "x"), ("p1", "1"), ("p2", "")], "column x has no value in row 2; every feature needs one"),
         ([("platform", "x"), ("p1", "big")], "column x must be finite numbers (row 1: big)"),
         ([("platform", "x"), ("p1", "1e300")], "column x is too large in row 1 (1e+300); give its logarithm"),
         ([("name", "x"), ("p1", "1")], "has no column platform; it has "),
@@ -411,9 +376,7 @@ def test_a_share_is_called_by_its_digits_however_it_is_written(given, called):
 
 
 def test_a_share_twice_in_other_letters_is_refused():
-    with pytest.raises(
-        InputError, match=r"^--epsilon: 0\.1 is given twice, each only once \(value 0\.1,1e-1\)$"
-    ):
+    with pytest.raises(InputError, match=r"^--epsilon: 0\.1 is given twice, each only once \(value 0\.1,1e-1\)$"):
         parse_epsilons("0.1,1e-1")
 
 
@@ -461,9 +424,7 @@ def arrays_of(path):
 
 
 def header(arrays, **changes):
-    return np.frombuffer(
-        json.dumps({**json.loads(arrays["header"].tobytes()), **changes}).encode(), dtype=np.uint8
-    )
+    return np.frombuffer(json.dumps({**json.loads(arrays["header"].tobytes()), **changes}).encode(), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(

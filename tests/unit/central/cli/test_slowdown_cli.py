@@ -1,7 +1,5 @@
 """`whitepanda slowdown estimate`: the issue's JSON, and one clear line for each fault."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -50,11 +48,7 @@ def test_the_papers_mapreduce_jobs(written):
 def test_without_times_there_are_dilations_only(written):
     found = estimated(written("job,cpu\nidle,0\nbusy,1\nhalf,0.5\n"))
     assert found == {
-        "jobs": [
-            {"job": "idle", "dilation": 1.0},
-            {"job": "busy", "dilation": 1.5},
-            {"job": "half", "dilation": 1.5},
-        ],
+        "jobs": [{"job": "idle", "dilation": 1.0}, {"job": "busy", "dilation": 1.5}, {"job": "half", "dilation": 1.5}],
         "total_dilation": 4.0,
     }
 
@@ -87,9 +81,7 @@ def test_the_timeline(written, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"^/proc/none/x.png: cannot write: there is no folder /proc/none$"):
         run("estimate", written(MAPREDUCE), "--plot", "/proc/none/x.png")
-    with pytest.raises(
-        InputError, match=r"^--plot x.png: .* has no column tau_s, so it is not known when jobs end$"
-    ):
+    with pytest.raises(InputError, match=r"^--plot x.png: .* has no column tau_s, so it is not known when jobs end$"):
         run("estimate", written("job,cpu\na,1\n"), "--plot", "x.png")
 
 

@@ -1,7 +1,5 @@
 """docs/slowdown.md: its files and commands, and that they print what the page says."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`whitepanda trace`: files as written, read back by the trace reader; errors of one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -98,9 +96,7 @@ def test_json_tells_what_was_written(tmp_path):
     assert told["antagonists"] == json.loads(truth.read_text())["antagonists"]
     ran = set(pq.read_table(out)["collection_id"].to_pylist())
     assert (told["jobs"], told["antagonists_with_rows"]) == (len(ran), len(ran & set(told["antagonists"])))
-    assert told["antagonists_with_rows"] < len(told["antagonists"]), (
-        "else the trace cannot tell the two apart"
-    )
+    assert told["antagonists_with_rows"] < len(told["antagonists"]), "else the trace cannot tell the two apart"
 
 
 def test_presets_lists_presets_and_knobs():

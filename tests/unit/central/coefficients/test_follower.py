@@ -1,7 +1,5 @@
 """The version in force follows the lake's newest one."""
 
-from __future__ import annotations
-
 from central.build.builder import Builder
 from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import VersionStore

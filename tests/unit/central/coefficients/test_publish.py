@@ -1,7 +1,5 @@
 """Push back: just the rows of the jobs that a host runs, in full first, then by what changed."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path
@@ -48,9 +46,7 @@ def version(number: int, statistics, coefficients, *, samples=10, coefficient_sa
 
 
 ONE = version(
-    1,
-    [("db", "arm", 3.0), ("db", "intel", 1.0), ("web", "intel", 2.0)],
-    [("batch", 0.5), ("db", 0.1), ("web", -0.1)],
+    1, [("db", "arm", 3.0), ("db", "intel", 1.0), ("web", "intel", 2.0)], [("batch", 0.5), ("db", 0.1), ("web", -0.1)]
 )
 TWO = version(2, [("db", "intel", 1.5)], [("batch", 0.7), ("db", 0.2)])
 
@@ -128,16 +124,10 @@ async def test_only_the_hosts_that_run_the_jobs(fleet):
 
 @pytest.mark.parametrize(
     ("samples", "coefficient_samples", "sent"),
-    [
-        (10, 9, ([("db", "intel", 1.0)], [])),
-        (9, 10, ([], [("db", 25.12)])),
-        (9, 9, None),
-    ],
+    [(10, 9, ([("db", "intel", 1.0)], [])), (9, 10, ([], [("db", 25.12)])), (9, 9, None)],
 )
 async def test_rows_of_few_samples_are_not_sent(fleet, samples, coefficient_samples, sent):
-    thin = version(
-        1, [("db", "intel", 1.0)], [("db", 25.12)], samples=samples, coefficient_samples=coefficient_samples
-    )
+    thin = version(1, [("db", "intel", 1.0)], [("db", 25.12)], samples=samples, coefficient_samples=coefficient_samples)
     stream = fleet.host("h", "db")
     fleet.built(thin)
     assert [content(update) for update in await received(stream)] == ([] if sent is None else [sent])
@@ -252,9 +242,7 @@ async def test_a_large_fleet_gets_a_version_in_small_parts_with_pauses(fleet, mo
     assert pauses == [(8 / 500, sent) for sent in (8, 16, 24, 32, 40)]
 
 
-THREE = version(
-    3, [("db", "intel", 1.0), ("web", "intel", 2.5)], [("batch", 0.5), ("db", 0.1), ("web", -0.1)]
-)
+THREE = version(3, [("db", "intel", 1.0), ("web", "intel", 2.5)], [("batch", 0.5), ("db", 0.1), ("web", -0.1)])
 
 
 def connect(fleet, store, *jobs, **more) -> HostStream:
@@ -390,9 +378,7 @@ def test_whatever_happened_an_exchange_leaves_just_the_rows_of_the_jobs_that_run
         made = Fleet()
         task = asyncio.create_task(made.publisher.run())
         for number, (means, jobs, is_lost) in enumerate([*steps, ({"a": 1, "b": 2}, {"a", "c"}, False)], 1):
-            made.built(
-                version(number, [(job, "intel", float(mean)) for job, mean in sorted(means.items())], [])
-            )
+            made.built(version(number, [(job, "intel", float(mean)) for job, mean in sorted(means.items())], []))
             updates = await received(connect(made, store, *jobs))
             if is_lost:
                 continue

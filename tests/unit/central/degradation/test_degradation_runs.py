@@ -1,7 +1,5 @@
 """RUNS files: what is read, what is left out and told, what is refused; the paper's two errors."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -106,10 +104,7 @@ def test_not_a_number_in_parquet_is_not_known(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"target": "p99"},
-            "no column p99 (wanted by --target); it has scenario, phase, vm, at_s, p95, ipc, disk",
-        ),
+        ({"target": "p99"}, "no column p99 (wanted by --target); it has scenario, phase, vm, at_s, p95, ipc, disk"),
         ({"features": ("ipc", "cpi")}, "no column cpi (wanted by --features)"),
         ({"group_by": ("host",)}, "no column host (wanted by --group-by)"),
         ({"features": ("phase",)}, "column phase must be numbers (row 1: 'quiet')"),

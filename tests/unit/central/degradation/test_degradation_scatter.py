@@ -1,7 +1,5 @@
 """The scatter of seconds within runs: learnt, kept in the model file, and what a percentile of a run is made of."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -28,9 +26,7 @@ def runs_file(path, rows_per_run=40, seed=1):
             for at_s in range(rows_per_run):
                 mean = 1.0 if phase == "quiet" else off * math.exp(2 * (1 - ipc))
                 p95 = mean * math.exp(std * rng.standard_normal())
-                lines.append(
-                    f"{'ab'[run % 2]},{run},{phase},{at_s},{ipc + 0.01 * rng.standard_normal()},{p95}"
-                )
+                lines.append(f"{'ab'[run % 2]},{run},{phase},{at_s},{ipc + 0.01 * rng.standard_normal()},{p95}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     columns = Columns(
         target="p95",
@@ -117,10 +113,7 @@ def test_the_overall_error_is_told_with_it_and_without():
 
 
 def test_evaluations_tell_both(runs, model):
-    for _, _, summary in (
-        evaluate_as_is(runs, model, 1.0),
-        evaluate_refitted(runs, OPTIONS, "gamma-log", folds=0),
-    ):
+    for _, _, summary in (evaluate_as_is(runs, model, 1.0), evaluate_refitted(runs, OPTIONS, "gamma-log", folds=0)):
         assert 0 < summary["overall_error_with_scatter"] < 1
         assert summary["overall_error_with_scatter"] != summary["overall_error"]
         assert math.isnan(summary["constant"]["overall_error_with_scatter"])

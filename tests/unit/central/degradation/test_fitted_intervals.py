@@ -1,7 +1,5 @@
 """Intervals as they are calibrated: nominal on rows like training, wider where errors are, and where rows are new."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -143,9 +141,7 @@ def test_no_row_that_the_model_was_fitted_to_is_too_novel(count):
     one = np.zeros(count, dtype=np.str_)
     arguments = (values, baseline, degradation, estimated, one)
     without = Intervals.from_json(intervals.fit(*arguments, nominal=0.9))
-    training = Intervals.from_json(
-        intervals.fit(*arguments, nominal=0.9, training=(all_values, all_baselines))
-    )
+    training = Intervals.from_json(intervals.fit(*arguments, nominal=0.9, training=(all_values, all_baselines)))
     guess = np.ones(len(all_values))
     assert without.bounds(values, baseline, estimated)[2].all()
     assert not without.bounds(all_values, all_baselines, guess)[2][count:].all()
@@ -172,9 +168,7 @@ def test_what_lies_between_the_groups_of_training_rows_is_still_new():
 
 
 def test_the_same_seed_gives_the_same_block_and_it_stays_small():
-    first, again, other = (
-        intervals.fit(*rows(3000, 1), scenarios(3000), nominal=0.9, seed=seed) for seed in (0, 0, 1)
-    )
+    first, again, other = (intervals.fit(*rows(3000, 1), scenarios(3000), nominal=0.9, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first != other
     assert len(json.dumps(first, indent=1)) < 3e5
@@ -189,9 +183,7 @@ def test_where_each_scenario_is_to_be_covered_the_worst_one_says_how_wide():
     degradation = estimated * np.exp(rng.normal(0.0, np.where(names == "c", 0.15, 0.03)))
     covered = {}
     for each in (False, True):
-        block = intervals.fit(
-            values, baseline, degradation, estimated, names, nominal=0.9, each_scenario=each
-        )
+        block = intervals.fit(values, baseline, degradation, estimated, names, nominal=0.9, each_scenario=each)
         low, high, _ = Intervals.from_json(block).bounds(values, baseline, estimated)
         inside = (low <= degradation) & (degradation <= high)
         covered[each] = [inside[names == name].mean() for name in ("a", "b", "c")]

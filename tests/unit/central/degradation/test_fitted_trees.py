@@ -1,7 +1,5 @@
 """Fitted trees: what is written equals scikit-learn's own predictions, directions hold, files stay small."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -18,9 +16,7 @@ FEATURES = ("ipc", "others_memory_bandwidth_bytes_per_s", "guest_ratio")
 def rows(count, seed):
     """Latencies that grow with the others' bandwidth, with noise of 5 %, and groups of ten with one baseline each."""
     rng = np.random.default_rng(seed)
-    baseline = np.repeat(rng.uniform((0.5, 1e8, 0.1), (2.0, 2e8, 0.9), (-(-count // 10), 3)), 10, axis=0)[
-        :count
-    ]
+    baseline = np.repeat(rng.uniform((0.5, 1e8, 0.1), (2.0, 2e8, 0.9), (-(-count // 10), 3)), 10, axis=0)[:count]
     values = baseline * np.column_stack(
         (rng.uniform(0.5, 1.0, count), rng.lognormal(2.0, 1.5, count), rng.uniform(0.9, 1.1, count))
     )
@@ -112,9 +108,7 @@ def test_monotone_boosting_holds_its_directions_and_plain_boosting_need_not():
 def test_methods_learn(method):
     values, baseline, degradation = rows(600, 1)
     new, new_baseline, real = rows(300, 2)
-    block = trees.fit(
-        values, baseline, degradation, np.zeros(600, dtype=str), inputs=FEATURES, seed=0, method=method
-    )
+    block = trees.fit(values, baseline, degradation, np.zeros(600, dtype=str), inputs=FEATURES, seed=0, method=method)
     error = np.abs(read(block).predict(new, new_baseline) / real - 1)
     constant = np.abs(np.median(degradation) / real - 1)
     assert np.mean(error) < 0.4 * np.mean(constant)

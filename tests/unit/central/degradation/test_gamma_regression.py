@@ -1,7 +1,5 @@
 """Gamma regressions: equal to R and statsmodels, recovering the published model, with terms chosen as in the paper."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -57,9 +55,7 @@ def test_a_fit_equals_r(link):
 def test_the_agents_numpy_estimates_what_r_does(link):
     features, degradation, answers = golden()
     fitted = glm.regress(features, degradation, NAMES, link)
-    terms = [
-        {"column": i, "coefficient": t.coefficient, "scale": 1.0} for i, t in enumerate(fitted.terms[1:])
-    ]
+    terms = [{"column": i, "coefficient": t.coefficient, "scale": 1.0} for i, t in enumerate(fitted.terms[1:])]
     estimator = Glm.from_json({"link": link, "constant": fitted.terms[0].coefficient, "terms": terms})
     estimated = estimator.predict(features, np.ones_like(features))
     assert estimated == pytest.approx(np.array(answers[link]["fitted"]), rel=1e-8)
@@ -74,9 +70,7 @@ def test_a_fit_equals_statsmodels():
     fitted = glm.regress(features, degradation, NAMES, "log")
     assert [t.coefficient for t in fitted.terms] == pytest.approx(result.params, rel=1e-10)
     assert [t.p for t in fitted.terms] == pytest.approx(result.pvalues, rel=1e-6, abs=1e-12)
-    assert [(t.low, t.high) for t in fitted.terms] == [
-        pytest.approx(row, rel=1e-8) for row in result.conf_int()
-    ]
+    assert [(t.low, t.high) for t in fitted.terms] == [pytest.approx(row, rel=1e-8) for row in result.conf_int()]
     assert fitted.log_likelihood == pytest.approx(result.llf)
 
 
@@ -94,9 +88,7 @@ def test_the_published_coefficients_are_recovered_over_200_seeds():
 def test_insignificant_terms_are_eliminated_and_weak_ones_are_no_candidates():
     rng = np.random.default_rng(5)
     strong, other = rng.uniform(1, 3, 400), rng.uniform(1, 3, 400)
-    echo = strong + rng.normal(
-        0, 0.6, 400
-    )  # correlates with the degradation, and says nothing that `strong` does not
+    echo = strong + rng.normal(0, 0.6, 400)  # correlates with the degradation, and says nothing that `strong` does not
     values = np.column_stack((strong, echo, other))
     degradation = rng.gamma(200, 1 / (200 * (1.2 - 0.2 * strong)))
     block, fitted = glm.fit(values, np.ones_like(values), degradation, ("strong", "echo", "other"), "inverse")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -74,9 +72,7 @@ def test_an_innocent_neighbour_uses_more_cpu_than_the_antagonist(tmp_path: Path)
         live = parse(tomllib.loads(next(h.live_toml for h in made.hosts if h.name == made.target)), "x")
         train = next(vm for vm in live.vms if vm.job == "train")
         assert train.load_ratio.ratio * train.vcpus > live.antagonists[0].cores
-        assert any(
-            vm.job not in {made.antagonist_job, "train"} and vm.job in fleet._ANTAGONISTS for vm in live.vms
-        )
+        assert any(vm.job not in {made.antagonist_job, "train"} and vm.job in fleet._ANTAGONISTS for vm in live.vms)
 
 
 def test_configurations_are_those_of_the_shipped_daemons(tmp_path: Path) -> None:
@@ -99,11 +95,7 @@ def test_configurations_are_those_of_the_shipped_daemons(tmp_path: Path) -> None
 
 
 def test_toml_is_written_as_it_is_read() -> None:
-    table = {
-        "a": 1,
-        "b": {"c": 'x"\\y', "d": [1.5, [2, 3]], "e": {"f": True}},
-        "g": [{"h": 1}, {"i": {"j": "k"}}],
-    }
+    table = {"a": 1, "b": {"c": 'x"\\y', "d": [1.5, [2, 3]], "e": {"f": True}}, "g": [{"h": 1}, {"i": {"j": "k"}}]}
     assert tomllib.loads(fleet.to_toml(table)) == table
 
 
@@ -122,15 +114,7 @@ def test_the_past_is_three_days_of_batches_with_rising_numbers(tmp_path: Path) -
     assert max(starts) + 2 * S <= now_s * S
     assert min(starts) >= (now_s - 3 * 86400 - 300) * S
     assert all(start % (2 * S) == 0 for start in starts)
-    columns = (
-        "duration_ns",
-        "cpi",
-        "cpu_usage_cores",
-        "cycles",
-        "instructions",
-        "running_ratio",
-        "task_index",
-    )
+    columns = ("duration_ns", "cpi", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "task_index")
     for batch in days.batches:
         assert {len(getattr(batch, column)) for column in columns} == {len(batch.start_unix_ns)}
         assert all(not math.isnan(cpi) for cpi in batch.cpi)
@@ -158,12 +142,7 @@ def test_sending_ends_when_all_is_acknowledged() -> None:
             "refused 4 simulated windows: bad_cpi",
         ),
         (
-            [
-                ack(
-                    (1, 3),
-                    rejected_batches=[agent_pb2.RejectedBatch(sequence=2, reason="malformed", detail="no")],
-                )
-            ],
+            [ack((1, 3), rejected_batches=[agent_pb2.RejectedBatch(sequence=2, reason="malformed", detail="no")])],
             "refused simulated batch 2: malformed: no",
         ),
     ],
@@ -183,12 +162,7 @@ def test_truth_is_averaged_over_the_very_slots(tmp_path: Path) -> None:
 
     def line(since_s: float, until_s: float, degradation: float) -> str:
         vms = {"web": {"true_degradation": degradation}}
-        entry = {
-            "since_unix_ns": round(since_s * S),
-            "unix_ns": round(until_s * S),
-            "vms": vms,
-            "antagonists": [],
-        }
+        entry = {"since_unix_ns": round(since_s * S), "unix_ns": round(until_s * S), "vms": vms, "antagonists": []}
         return json.dumps(entry) + "\n"
 
     file.write_text(line(0, 10, 1.0) + line(10, 11, 1.2) + line(11, 12, 1.6) + line(12, 14, 3.0) + '{"half')
@@ -228,9 +202,7 @@ def explanation(start_s: int, cpi: float, newest_cpi: float, degradation: float)
         history=[host_pb2.CpiPoint(start_unix_ns=start_s * S, cpi=cpi)],
         suspects=[
             host_pb2.Suspect(name="scan-1", job="scan", coefficient=0.7, cpu_usage_cores=2, score=1.4),
-            host_pb2.Suspect(
-                name="new-1", job="new", coefficient=math.nan, cpu_usage_cores=9, score=math.nan
-            ),
+            host_pb2.Suspect(name="new-1", job="new", coefficient=math.nan, cpu_usage_cores=9, score=math.nan),
         ],
     )
 
@@ -273,9 +245,7 @@ def test_a_daemon_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     daemons = Daemons()
     daemons.start("agent", ["check-config", str(tmp_path / "none.toml")], tmp_path / "log")
     daemons._running[0].process.wait(timeout=20)
-    with pytest.raises(
-        UnavailableError, match=r"demo: agent ended with exit code 2; its last words: .*none.toml"
-    ):
+    with pytest.raises(UnavailableError, match=r"demo: agent ended with exit code 2; its last words: .*none.toml"):
         daemons.check()
     assert daemons.stop() == []
 
@@ -405,15 +375,11 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
     assert [victim["is_held"] for victim in told["victims"]] == [True, None, False]
     assert (told["injected_antagonist"], told["first_suspect"], told["seconds"]) == ("scan", "scan", 24.0)
     for wrong in ("train", None):
-        with pytest.raises(
-            UnavailableError, match=rf"the first suspect on host-2 is {wrong}, but scan was injected"
-        ):
+        with pytest.raises(UnavailableError, match=rf"the first suspect on host-2 is {wrong}, but scan was injected"):
             _tell(outcome(wrong), as_json=True)
 
 
-@pytest.mark.parametrize(
-    ("first", "words"), [("scan", "the injected antagonist"), ("train", "NOT the injected one")]
-)
+@pytest.mark.parametrize(("first", "words"), [("scan", "the injected antagonist"), ("train", "NOT the injected one")])
 def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> None:
     screen = io.StringIO()
     print_outcome(PlainConsole(file=screen, width=80), outcome(first))
@@ -443,9 +409,7 @@ def test_progress_as_lines_and_as_a_screen() -> None:
     plain.refresh(agents)
     plain.close()
     assert "started [not markup]" in lines.getvalue()
-    assert (
-        "windows acknowledged 77, coefficient versions -/-, mnCPI host-1 4.25  host-2 -" in lines.getvalue()
-    )
+    assert "windows acknowledged 77, coefficient versions -/-, mnCPI host-1 4.25  host-2 -" in lines.getvalue()
     live = LiveShow(PlainConsole(file=screen, width=150, force_terminal=True))
     live.event("something [happened]")
     live.refresh(agents)
@@ -503,9 +467,7 @@ def test_folders_are_removed_but_for_what_is_kept(tmp_path: Path) -> None:
     assert not work.exists()
 
 
-def test_sockets_have_short_paths_however_long_tmpdir_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sockets_have_short_paths_however_long_tmpdir_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -517,9 +479,7 @@ def test_sockets_have_short_paths_however_long_tmpdir_is(
     assert not sockets.exists()
 
 
-def test_a_tmpdir_that_takes_nothing_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tmpdir_that_takes_nothing_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     told = r"cannot make a temporary folder \(.*gone: No such file or directory\); set TMPDIR"
     with pytest.raises(UnavailableError, match=told), _folders(None):
@@ -626,9 +586,7 @@ def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_stops_it_is_told_so_when_all_is_gone(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_who_stops_it_is_told_so_when_all_is_gone(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     class Console:
         def print(self, text: str) -> None:
             said.append((text, played[-1].closed, played[-1].socket().parent.exists()))
@@ -714,9 +672,7 @@ def test_alarms_before_the_injection_or_elsewhere_are_false(tmp_path: Path) -> N
 def test_slots_before_the_antagonist_was_there_are_not_compared(tmp_path: Path) -> None:
     running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     running._injected_unix_ns = 100 * S
-    running._target.slots["web"] = {
-        start * S: SlotEstimate(start * S, 1.5, "victim") for start in (97, 99, 101, 103)
-    }
+    running._target.slots["web"] = {start * S: SlotEstimate(start * S, 1.5, "victim") for start in (97, 99, 101, 103)}
     assert running._starts() == [101 * S, 103 * S]
     running.close()
 

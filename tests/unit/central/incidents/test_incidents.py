@@ -1,7 +1,5 @@
 """Incidents: reports find their incident whatever the order, once each; history is pruned; central moves them on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -27,7 +25,8 @@ from central.incidents import store as incident_store
 from central.incidents import tables
 from central.incidents.recorder import IncidentRecorder
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
-from central.journal.writer import Journal, Roll, Submission
+from central.journal.tables import Roll, Submission
+from central.journal.writer import Journal
 from central.validation.rows import Limits
 from central.validation.triggers import TriggerRow, check_triggers, first_suspect
 from whitepanda.common.cli import PlainConsole
@@ -49,9 +48,7 @@ def slower(ratio: float, low: float = NAN, high: float = NAN, **more) -> agent_p
 
 
 def over(at=NOW, **more) -> agent_pb2.Trigger:
-    return agent_pb2.Trigger(
-        unix_ns=at, slot_ns=300 * S, mn_cpi=NAN, mn_cpi_threshold=NAN, ended=True, **more
-    )
+    return agent_pb2.Trigger(unix_ns=at, slot_ns=300 * S, mn_cpi=NAN, mn_cpi_threshold=NAN, ended=True, **more)
 
 
 def host_only(at=NOW, **more) -> agent_pb2.Trigger:
@@ -66,12 +63,7 @@ def host_only(at=NOW, **more) -> agent_pb2.Trigger:
         found_by=[HOST],
         victims=[
             agent_pb2.TriggerVictim(
-                vm="uuid-web",
-                name="web-1",
-                job="web",
-                slow_down=slower(1.5, 1.25, 1.75),
-                found_by=[HOST],
-                **unknown,
+                vm="uuid-web", name="web-1", job="web", slow_down=slower(1.5, 1.25, 1.75), found_by=[HOST], **unknown
             )
         ],
         suspects=[agent_pb2.TriggerSuspect(vm="uuid-dedup", **culprit)],
@@ -105,9 +97,7 @@ def trigger(
             agent_pb2.TriggerSuspect(
                 vm=f"uuid-{suspect}", name=f"{suspect}-1", job=suspect, coefficient=0.5, score=score
             ),
-            agent_pb2.TriggerSuspect(
-                vm="uuid-odd", name="odd-1", job="odd", coefficient=math.nan, score=math.nan
-            ),
+            agent_pb2.TriggerSuspect(vm="uuid-odd", name="odd-1", job="odd", coefficient=math.nan, score=math.nan),
         ],
         **more,
     )
@@ -143,13 +133,7 @@ def test_contention_of_one_suspect_without_a_pause_is_one_incident(store):
     assert (found.first_unix_ns, found.last_unix_ns) == (NOW, NOW + 1200 * S)
     assert (found.peak_mn_cpi, found.peak_threshold) == (4.0, 2.0)
     (victim,) = found.victims
-    assert (victim.vm, victim.name, victim.job, victim.peak, victim.reports) == (
-        "uuid-web",
-        "web-1",
-        "web",
-        8.0,
-        5,
-    )
+    assert (victim.vm, victim.name, victim.job, victim.peak, victim.reports) == ("uuid-web", "web-1", "web", 8.0, 5)
     assert [(s.job, s.reports) for s in found.suspects] == [("scan", 5), ("odd", 5)]
     assert found.suspects[0].peak == 2.0 and math.isnan(found.suspects[1].peak)
 
@@ -173,21 +157,11 @@ def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp
                 take(store, each)
             (found,) = listed(store)
             jobs = store.suspect_jobs(limit=9)
-        assert (found.suspect.vm, found.suspect.name, found.suspect.job) == (
-            "uuid-encode",
-            "encode-1",
-            "encode",
-        )
+        assert (found.suspect.vm, found.suspect.name, found.suspect.job) == ("uuid-encode", "encode-1", "encode")
         assert (found.suspect_job, found.reports) == ("encode", 5)
         assert found.suspects[0] == found.suspect
-        assert [(s.job, s.first_reports) for s in found.suspects[:3]] == [
-            ("encode", 1),
-            ("scan", 2),
-            ("dedup", 1),
-        ]
-        assert [(j.job, j.hosts, j.incidents) for j in jobs] == [
-            (n, 1, 1) for n in ("dedup", "encode", "scan")
-        ]
+        assert [(s.job, s.first_reports) for s in found.suspects[:3]] == [("encode", 1), ("scan", 2), ("dedup", 1)]
+        assert [(j.job, j.hosts, j.incidents) for j in jobs] == [(n, 1, 1) for n in ("dedup", "encode", "scan")]
 
 
 def test_what_the_last_report_says_does_not_change_who_it_was_all_the_time(store):
@@ -211,9 +185,7 @@ def test_a_finding_of_the_hosts_own_analysis_is_an_incident(store):
     take(store, told(1, host_only()))
     (found,) = listed(store)
     assert (found.suspect_job, found.suspect.vm, list(found.found_by)) == ("dedup", "uuid-dedup", [HOST])
-    assert (
-        math.isnan(found.peak_mn_cpi) and math.isnan(found.peak_threshold) and math.isnan(found.suspect.peak)
-    )
+    assert math.isnan(found.peak_mn_cpi) and math.isnan(found.peak_threshold) and math.isnan(found.suspect.peak)
     (victim,) = found.victims
     assert math.isnan(victim.peak) and victim.slow_down.ratio == 1.5
     assert found.slowest_now.slow_down == victim.slow_down
@@ -334,9 +306,7 @@ def reports(draw) -> list[TriggerRow]:
             made.append(told(number, host_only(at)))
         else:
             score = NAN if kind == "nobody" else 2.0
-            made.append(
-                row(number, at, mn_cpi=3.0 + minute % 7, suspect=suspect, score=score, slow_down=slow)
-            )
+            made.append(row(number, at, mn_cpi=3.0 + minute % 7, suspect=suspect, score=score, slow_down=slow))
     return made
 
 
@@ -395,9 +365,7 @@ def test_recurrence_over_hosts(store):
 
 
 def test_filters_and_pages(store):
-    take(
-        store, *[row(n, NOW + n * DAY, host=f"h{n % 2}", victim=("web", "db")[n % 3 == 0]) for n in range(9)]
-    )
+    take(store, *[row(n, NOW + n * DAY, host=f"h{n % 2}", victim=("web", "db")[n % 3 == 0]) for n in range(9)])
     pages, after = [], None
     while page := listed(store, limit=4, after=after):
         pages.append([(i.first_unix_ns - NOW) // DAY for i in page])
@@ -422,10 +390,7 @@ def test_what_is_past_the_retention_goes_and_does_not_come_back(store):
     take(store, told(4, over(NOW)))
     assert store.prune(NOW + 1) == 1
     assert store.prune(NOW + 1) == 0
-    assert [(i.suspect_job, i.first_unix_ns) for i in listed(store)] == [
-        ("dedup", NOW + DAY),
-        ("scan", NOW + DAY),
-    ]
+    assert [(i.suspect_job, i.first_unix_ns) for i in listed(store)] == [("dedup", NOW + DAY), ("scan", NOW + DAY)]
     assert [(j.job, j.incidents, j.first_unix_ns) for j in store.suspect_jobs(limit=9)] == [
         ("dedup", 1, NOW + DAY),
         ("scan", 1, NOW + DAY),
@@ -532,9 +497,7 @@ def test_a_report_is_known_by_its_batch():
         (trigger(recommendations=[agent_pb2.Recommendation(evidence=["a\nb"])]), "bad_trigger"),
         (trigger(recommendations=[agent_pb2.Recommendation(amount=math.inf)]), "bad_trigger"),
         (
-            trigger(
-                recommendations=[agent_pb2.Recommendation(commands=[agent_pb2.Command(words=["x"] * 33)])]
-            ),
+            trigger(recommendations=[agent_pb2.Recommendation(commands=[agent_pb2.Command(words=["x"] * 33)])]),
             "bad_trigger",
         ),
         (trigger(recommendations=[agent_pb2.Recommendation()] * 17), "bad_trigger"),
@@ -597,9 +560,7 @@ async def test_reports_reach_history_once_over_failures_and_kills(tmp_path, monk
     journal.start()
     store = IncidentStore("", tmp_path)
     recorder = IncidentRecorder(IncidentsSection(), journal, store, slot_s=300, clock_unix_ns=lambda: NOW)
-    await committed(
-        journal, submission(1, row(1)), submission(1, row(1)), submission(2, row(2, NOW - 300 * S))
-    )
+    await committed(journal, submission(1, row(1)), submission(1, row(1)), submission(2, row(2, NOW - 300 * S)))
     assert journal.has_triggers.is_set()
 
     def broken(*_arguments, **_named):
@@ -774,9 +735,7 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     incidents_cli.show("7", "h:1", **FILES)
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith(vm["name"]))
     assert "1.90x [1.60, 2.20]" in line
-    monkeypatch.setattr(
-        incidents_cli, "console", PlainConsole(force_terminal=True, color_system=None, width=90)
-    )
+    monkeypatch.setattr(incidents_cli, "console", PlainConsole(force_terminal=True, color_system=None, width=90))
     incidents_cli.list_("h:1", **FILES)
     _, line, *_ = (x for x in capsys.readouterr().out.splitlines() if "NO" in x or "node0001" in x)
     for part in ("node0001", "open", "1.90x [1.60, 2.20]", "scan-1 of job scan"):
@@ -792,19 +751,7 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     incidents_cli.list_("h:1", **FILES, open_only=True)
     assert answered["asked"][0].open_only
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head == [
-        "NO",
-        "HOST",
-        "STATE",
-        "BEGAN",
-        "(UTC)",
-        "LASTED",
-        "SLOW-DOWN",
-        "VICTIMS",
-        "SUSPECT",
-        "FOUND",
-        "BY",
-    ]
+    assert head == ["NO", "HOST", "STATE", "BEGAN", "(UTC)", "LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND", "BY"]
     day = ["2027-01-15", "08:00:00"]
     assert rows == [
         ["2", "h2", "over", *day, "0", "min", "-", "web-1", "-", "fleet"],
@@ -819,13 +766,8 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     incidents_cli.show("1", "h:1", **FILES)
     shown = capsys.readouterr().out
     assert "lasted 1 min, 1 VM suffers, last reported 2027-01-15 08:01:00 UTC" in shown
-    assert (
-        "first suspect dedup-1 of job dedup; found by the host's own baseline and by the fleet's statistics"
-        in shown
-    )
-    victim, suspect = (
-        next(line for line in shown.splitlines() if line.startswith(name)) for name in ("web", "ded")
-    )
+    assert "first suspect dedup-1 of job dedup; found by the host's own baseline and by the fleet's statistics" in shown
+    victim, suspect = (next(line for line in shown.splitlines() if line.startswith(name)) for name in ("web", "ded"))
     assert victim.split()[2:10] == ["1.90x", "[1.60,", "2.20]", "4", "2", "1.50x", "[1.25,", "1.75]"]
     assert suspect.split() == ["dedup-1", "dedup", "1", "1", "-", "yes", "-", "0"]
     assert "are of the last report" in shown

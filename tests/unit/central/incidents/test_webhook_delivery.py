@@ -1,7 +1,5 @@
 """Webhooks: in which order incidents are told, and what becomes of it when receiver, central or database fail."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -43,9 +41,7 @@ class Clock:
 
 def webhooks(store, *receivers, clock=None, holder="r", **settings) -> Webhooks:
     section = WebhooksSection(urls=tuple(r.url for r in receivers), **settings)
-    return Webhooks(
-        section, store, holder=holder, gap_ns=GAP, clock_unix_ns=clock or (lambda: NOW), timing=QUICK
-    )
+    return Webhooks(section, store, holder=holder, gap_ns=GAP, clock_unix_ns=clock or (lambda: NOW), timing=QUICK)
 
 
 @contextlib.asynccontextmanager
@@ -164,11 +160,7 @@ async def test_one_receiver_does_not_wait_for_another_and_the_oldest_go(store, r
         slow.released.set()
         await until(lambda: len(slow.taken()) == 3)
         first, second = found.status()
-    assert (
-        [number for number, _ in receiver.taken()]
-        == [number for number, _ in slow.taken()]
-        == ["5", "6", "7"]
-    )
+    assert [number for number, _ in receiver.taken()] == [number for number, _ in slow.taken()] == ["5", "6", "7"]
     assert {d.reason: d.count for d in first.dropped}["too_many"] == 4
     assert first.receiver == f"127.0.0.1:{slow.port}" and second.failed_attempts == 0
     slow.close()
@@ -185,9 +177,7 @@ async def test_what_waits_is_told_by_the_next_start(store, receiver):
     with store._engine.begin() as connection:
         connection.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=NOW - 31 * 86_400 * S))
     async with running(webhooks(store)):  # no URL any more
-        await until(
-            lambda: store.write(lambda c: c.scalar(sa.func.count(webhook_tables.receivers.c.receiver))) == 0
-        )
+        await until(lambda: store.write(lambda c: c.scalar(sa.func.count(webhook_tables.receivers.c.receiver))) == 0)
     assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.told))) == 0
 
 
@@ -261,13 +251,7 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
 
     def change(connection):
         return webhook_tables.change(
-            connection,
-            "k",
-            store.messages,
-            open_since_unix_ns=NOW,
-            now_unix_ns=NOW,
-            incident_url="",
-            max_waiting=10**6,
+            connection, "k", store.messages, open_since_unix_ns=NOW, now_unix_ns=NOW, incident_url="", max_waiting=10**6
         )
 
     counts = []
@@ -280,9 +264,7 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
     assert incident_tables.METADATA is webhook_tables.METADATA
 
 
-async def test_what_one_receiver_does_to_us_costs_neither_the_others_nor_central(
-    store, receiver, monkeypatch
-):
+async def test_what_one_receiver_does_to_us_costs_neither_the_others_nor_central(store, receiver, monkeypatch):
     other = Receiver()
     take(store, row(1))
     found = webhooks(store, other, receiver)

@@ -1,7 +1,5 @@
 """Webhooks: what is told of an incident, and how it is posted; over real HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -136,9 +134,7 @@ def test_what_the_host_alone_found_is_told_without_what_is_not_known():
     found.victims.add(vm="u1", name="web-1", job="web", peak=math.nan)
     annotations = json.loads(webhook_messages.firing(found, ""))["alerts"][0]["annotations"]
     assert "nan" not in str(annotations) and "nCPI" not in str(annotations)
-    assert annotations["description"].startswith(
-        "found by the host's own baseline; victims (slow-down): web-1 of"
-    )
+    assert annotations["description"].startswith("found by the host's own baseline; victims (slow-down): web-1 of")
     assert "slow_down" not in annotations
 
 

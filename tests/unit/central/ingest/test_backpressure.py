@@ -1,7 +1,5 @@
 """Backpressure: when agents are asked to send less often, and when no more."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +9,8 @@ from central.config import IngestSection
 from central.ingest.backpressure import Flow, Room
 from central.ingest.peers import Peers
 from central.ingest.sessions import HostStream
-from central.journal.writer import HostRecord, Journal
+from central.journal.tables import HostRecord
+from central.journal.writer import Journal
 
 
 def a_room(max_pending_batches: int) -> tuple[Room, Flow]:

@@ -1,7 +1,5 @@
 """Messages above 64 KiB: another process reads them, with the same result."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os
@@ -47,19 +45,14 @@ def batch(rows: int = 3000, **columns) -> agent_pb2.CpiBatch:
     whole = {
         "spool_id": "s",
         "sequence": 7,
-        "tasks": [
-            agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row % 9}", name=f"n-{row}") for row in range(rows)
-        ],
+        "tasks": [agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row % 9}", name=f"n-{row}") for row in range(rows)],
         "task_index": list(range(rows)),
         "start_unix_ns": [NOW] * rows,
         "duration_ns": [10**10] * rows,
         "cpu_usage_cores": [1.0] * (rows - 1) + [-1.0],
         "events": [
             agent_pb2.VmEvent(
-                vm="vm-1",
-                unix_ns=NOW,
-                behaviour=agent_pb2.BEHAVIOUR_VICTIM,
-                before=agent_pb2.BEHAVIOUR_STEADY,
+                vm="vm-1", unix_ns=NOW, behaviour=agent_pb2.BEHAVIOUR_VICTIM, before=agent_pb2.BEHAVIOUR_STEADY
             ),
             agent_pb2.VmEvent(),
         ],
@@ -73,12 +66,7 @@ def raw_of(made: agent_pb2.CpiBatch) -> bytes:
 
 @pytest.mark.parametrize(
     "columns",
-    [
-        {},
-        {"cpu_usage_cores": [1.0] * 3000, "events": []},
-        {"task_index": [3000] * 3000},
-        {"spool_id": "s" * 99},
-    ],
+    [{}, {"cpu_usage_cores": [1.0] * 3000, "events": []}, {"task_index": [3000] * 3000}, {"spool_id": "s" * 99}],
 )
 async def test_a_batch_is_read_as_on_the_loop(large, peer, columns) -> None:
     raw = raw_of(batch(**columns))
@@ -111,10 +99,7 @@ async def test_of_other_messages_their_jobs_are_counted(large, peer) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (
-            DecodeError("Error parsing message with type 'whitepanda.v1.AgentMessage': alloc failed"),
-            MemoryError,
-        ),
+        (DecodeError("Error parsing message with type 'whitepanda.v1.AgentMessage': alloc failed"), MemoryError),
         (DecodeError("Error parsing message"), Answer("malformed")),
     ],
 )
@@ -122,9 +107,7 @@ def test_an_error_of_the_library_is_of_memory_or_of_the_message(monkeypatch, err
     def parse(_raw: bytes) -> agent_pb2.AgentMessage:
         raise error
 
-    monkeypatch.setattr(
-        large_messages, "agent_pb2", SimpleNamespace(AgentMessage=SimpleNamespace(FromString=parse))
-    )
+    monkeypatch.setattr(large_messages, "agent_pb2", SimpleNamespace(AgentMessage=SimpleNamespace(FromString=parse)))
     if expected is MemoryError:
         with pytest.raises(MemoryError):
             read(b"", SENDER)

@@ -1,7 +1,5 @@
 """Log lines about what others send: by host and reason, with a count of what was left out, in bounded memory."""
 
-from __future__ import annotations
-
 from central.ingest.log_limit import LogLimit
 
 
@@ -12,9 +10,7 @@ class Log:
         self.now_s = 1000.0
         self.lines: list[dict] = []
         self.limit = LogLimit(
-            lambda event, **fields: self.lines.append({"event": event, **fields}),
-            clock_s=lambda: self.now_s,
-            **limits,
+            lambda event, **fields: self.lines.append({"event": event, **fields}), clock_s=lambda: self.now_s, **limits
         )
 
     def __call__(self, host: str, reason: str = "bad", times: int = 1) -> list[dict]:

@@ -1,7 +1,5 @@
 """What one certificate makes central do, it waits for; others do not."""
 
-from __future__ import annotations
-
 import pytest
 
 from central.ingest.peers import Peers

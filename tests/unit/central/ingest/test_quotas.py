@@ -1,7 +1,5 @@
 """What one host may send: each budget at its edge and just below, and that an honest host never meets one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -214,11 +212,7 @@ def test_memory_of_a_usual_host_is_small() -> None:
 
 # Honest hosts. docs/security.md has the same arithmetic.
 
-VMS, WINDOW_S, TIMES = (
-    300,
-    5,
-    10,
-)  # a large host, and the factor between its load and what must still be in quota
+VMS, WINDOW_S, TIMES = (300, 5, 10)  # a large host, and the factor between its load and what must still be in quota
 
 
 def windows(count: int) -> list[CpiWindow]:
@@ -282,9 +276,7 @@ def test_an_agent_that_comes_back_with_a_full_spool_is_slowed_down_and_never_ove
             live_s += WINDOW_S
             live += 1
             door.take(rows=VMS, size=round(per_row * VMS), spool_id="s", sequence=live)
-        asked_ms = door.take(
-            rows=batch_rows, size=round(per_row * batch_rows), spool_id="s", sequence=number + 1
-        )
+        asked_ms = door.take(rows=batch_rows, size=round(per_row * batch_rows), spool_id="s", sequence=number + 1)
         # It sends as fast as it can, and learns of another pace when all that is in flight has been sent.
         unknown = unknown + 1 if asked_ms != pace_ms else 0
         if unknown >= section.in_flight_batches:

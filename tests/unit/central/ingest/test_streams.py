@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -43,9 +41,7 @@ async def test_acknowledgements_wait_a_little_for_others_of_their_stream_and_the
     stream.acknowledge("t", 1, under_way=under_way)
     assert not stream._wake.is_set()
     now_s += 0.002
-    stream.acknowledge(
-        "u", 1, under_way=under_way
-    )  # the first has waited long enough, and the others leave with it
+    stream.acknowledge("u", 1, under_way=under_way)  # the first has waited long enough, and the others leave with it
     assert stream._wake.is_set()
     assert [ack.spool_id for ack in acks(stream)] == ["s", "t", "u"]
     stream.acknowledge("s", 2, under_way=under_way)  # waits for its own time
@@ -93,9 +89,7 @@ def test_a_batch_without_a_number_is_refused_outside_the_ranges() -> None:
 async def test_a_host_that_does_not_read_fills_its_queue_only() -> None:
     stream = HostStream("h")
     message = agent_pb2.CentralMessage(coefficients=agent_pb2.CoefficientUpdate(version=1))
-    assert [stream.send(message) for _ in range(MAX_QUEUED_MESSAGES + 2)] == [True] * MAX_QUEUED_MESSAGES + [
-        False
-    ] * 2
+    assert [stream.send(message) for _ in range(MAX_QUEUED_MESSAGES + 2)] == [True] * MAX_QUEUED_MESSAGES + [False] * 2
     await asyncio.wait_for(stream.wait(), 1)
     assert len(stream.drain()) == MAX_QUEUED_MESSAGES
     assert stream.send(message)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3
@@ -13,8 +11,17 @@ from central.config import IngestSection
 from central.journal import flush_worker, tables
 from central.journal import writer as journal_module
 from central.journal.flush import Roller
-from central.journal.tables import finish_roll, forget_some, forget_spools, read_hosts, read_roll
-from central.journal.writer import HostRecord, Journal, JournalStats, Roll, Submission
+from central.journal.tables import (
+    HostRecord,
+    Roll,
+    Submission,
+    finish_roll,
+    forget_some,
+    forget_spools,
+    read_hosts,
+    read_roll,
+)
+from central.journal.writer import Journal, JournalStats
 from central.lake.segments import DAY_NS, Lake
 from central.validation.reader import Sender as BatchSender
 from central.validation.reader import read_batch
@@ -108,11 +115,7 @@ async def test_what_it_called_back_for_is_there_after_a_crash(tmp_path: Path) ->
     assert (
         again.hosts
         == journal.hosts
-        == {
-            "h": HostRecord(
-                "h", "P", "0.1.0", 2, "boot", 1005, accepted_rows=8, clock_offset_ns=-7, jobs=("a", "b")
-            )
-        }
+        == {"h": HostRecord("h", "P", "0.1.0", 2, "boot", 1005, accepted_rows=8, clock_offset_ns=-7, jobs=("a", "b"))}
     )
     other = Sender(again)
     for sequence in (1, 2, 3, 5, 6):  # a duplicate is known, also of a refused batch
@@ -217,9 +220,7 @@ async def test_duplicates_are_known_after_their_rows_left(tmp_path: Path) -> Non
     await journal.close()
 
 
-async def test_what_hosts_say_waits_for_a_batch_or_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_hosts_say_waits_for_a_batch_or_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 3600.0)
     journal = opened(tmp_path)
     groups: list[list[str]] = []
@@ -390,11 +391,7 @@ async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path
     assert [s.path.stem[-12:] for s in lake.segments()] == ["000000000001", "000000000003", "000000000005"]
     assert [s.rows for s in lake.segments()] == [6, 6, 3]
     assert lake.segments()[0].path.read_bytes() == before
-    assert (journal.stats.journal_rows, journal.stats.journal_batches, journal.stats.rolled_rows) == (
-        0,
-        0,
-        15,
-    )
+    assert (journal.stats.journal_rows, journal.stats.journal_batches, journal.stats.rolled_rows) == (0, 0, 15)
     assert await journal.begin_roll(1) is None
     metadata = lake.segments()[0].footer.metadata
     assert metadata[b"whitepanda.schema"] == b"1"
@@ -408,9 +405,7 @@ async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path
     await journal.close()
 
 
-async def test_rows_of_a_finished_roll_are_deleted_a_few_at_a_time_and_never_rolled_again(
-    tmp_path: Path,
-) -> None:
+async def test_rows_of_a_finished_roll_are_deleted_a_few_at_a_time_and_never_rolled_again(tmp_path: Path) -> None:
     journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
     sender = Sender(journal)
     for sequence in range(1, 6):
@@ -507,9 +502,7 @@ async def test_what_was_taken_of_silent_spools_is_forgotten(tmp_path: Path) -> N
     await journal.close()
 
 
-async def test_silent_spools_are_not_worth_the_reserve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_spools_are_not_worth_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def full(*_arguments: object) -> None:
@@ -517,9 +510,7 @@ async def test_silent_spools_are_not_worth_the_reserve(
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(journal_module, "forget_spools", full)
-    journal = Journal(
-        tmp_path, replica="central-0", commit_interval_s=0.001, spool_days=40.0, reserve_bytes=1 << 20
-    )
+    journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001, spool_days=40.0, reserve_bytes=1 << 20)
     journal.start()
     sender = Sender(journal)
     sender.submit(1)
@@ -553,9 +544,7 @@ def test_a_batch_of_a_forgotten_spool_has_no_row_that_counts() -> None:
     received = max(batch.start_unix_ns)
     raw = batch.SerializeToString()
     for is_importer, refused in ((False, {"old_time": 3}), (True, {})):
-        sender = BatchSender(
-            "h", "P", is_importer, limits, received + int(limits.max_past_days + 31) * DAY_NS
-        )
+        sender = BatchSender("h", "P", is_importer, limits, received + int(limits.max_past_days + 31) * DAY_NS)
         assert read_batch(a_batch(3), raw, sender).rejected_rows == refused
 
 
@@ -577,9 +566,7 @@ async def test_a_lake_that_cannot_be_written_keeps_the_rows_in_the_journal(tmp_p
 
 async def test_one_process_at_a_time(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    with pytest.raises(
-        UnavailableError, match=r"another central holds the journal in .*journal\.lock is locked"
-    ):
+    with pytest.raises(UnavailableError, match=r"another central holds the journal in .*journal\.lock is locked"):
         Journal(tmp_path, replica="central-1", commit_interval_s=0.001)
     await journal.close()
     await opened(tmp_path).close()

@@ -1,7 +1,5 @@
 """How large the journal's reserve is."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,21 +27,14 @@ MIB = 1 << 20
     ],
 )
 def test_its_size(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mib: int,
-    message_mib: int,
-    disk_mib: int,
-    expected_mib: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib: int, message_mib: int, disk_mib: int, expected_mib: int
 ) -> None:
     disk = SimpleNamespace(f_blocks=disk_mib * 256, f_frsize=4096, f_bavail=0)
     monkeypatch.setattr(os, "statvfs", lambda _folder: disk)
     assert reserve_bytes(tmp_path, mib, message_mib * MIB) == expected_mib * MIB
 
 
-def test_a_file_system_that_cannot_be_asked_bounds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_cannot_be_asked_bounds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_folder: object) -> None:
         raise PermissionError
 
@@ -70,9 +61,7 @@ def test_a_larger_reserve_does_not_give_up_the_one_that_is_held(
 ) -> None:
     path = tmp_path / "journal.reserve"
     assert Reserve(path, 4 * MIB).take()
-    monkeypatch.setattr(
-        reserve, "free_bytes", lambda _folder: 3 * MIB
-    )  # less than a quarter of the larger one
+    monkeypatch.setattr(reserve, "free_bytes", lambda _folder: 3 * MIB)  # less than a quarter of the larger one
     larger = Reserve(path, 16 * MIB)
     larger.prepare()
     assert larger.is_held

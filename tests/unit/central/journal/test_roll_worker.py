@@ -1,7 +1,5 @@
 """Segments written by a process of its own: the same files, and never two writers."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -18,7 +16,8 @@ from central.config import IngestSection
 from central.journal import flush_worker
 from central.journal.flush import Roller
 from central.journal.flush_worker import RollWorker
-from central.journal.writer import Journal, Submission
+from central.journal.tables import Submission
+from central.journal.writer import Journal
 from central.lake.segments import Lake
 from tests.unit.central.journal.test_journal import Sender, opened
 from tests.unit.central.validation.test_validate import a_batch
@@ -153,9 +152,7 @@ async def test_batches_that_cannot_be_written_are_set_aside_and_named_and_the_ot
     await journal.close()
 
 
-async def test_a_batch_at_which_the_process_dies_is_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_at_which_the_process_dies_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
     [(pack, batches)] = journal._connection.execute("SELECT id, batches FROM packs").fetchall()
     assert batches == 3
@@ -229,9 +226,7 @@ def test_it_dies_with_central_and_holds_the_journal_until_then(tmp_path: Path) -
     while _holds_back_signals(worker):  # until it is tied to its parent
         assert time.monotonic() < until
         time.sleep(0.02)
-    assert str(lock) in {str(each.readlink()) for each in Path(f"/proc/{worker}/fd").iterdir()}, (
-        "it inherits the lock"
-    )
+    assert str(lock) in {str(each.readlink()) for each in Path(f"/proc/{worker}/fd").iterdir()}, "it inherits the lock"
     os.kill(worker, signal.SIGSTOP)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()

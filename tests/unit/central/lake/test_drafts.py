@@ -1,7 +1,5 @@
 """Temporary folders have owners: those of a process that is gone are removed, and no other."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -43,9 +41,7 @@ def aged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("boot", ["", "0badb001"])
-def test_what_a_killed_process_copied_of_an_object_store_goes_with_the_next_one(
-    tmp_path: Path, boot: str
-) -> None:
+def test_what_a_killed_process_copied_of_an_object_store_goes_with_the_next_one(tmp_path: Path, boot: str) -> None:
     process = other_process(tmp_path)
     try:
         [folder] = [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -126,9 +124,7 @@ def test_a_full_disk_leaves_no_half_segment(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows = table(*[("h", int(n), int(n) % (2 * DAY_NS)) for n in rng.integers(0, 2**62, 50_000)])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (100_000, before[1])
-    )  # a disk that is full in the middle of a file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # a disk that is full in the middle of a file
     try:
         with pytest.raises(OSError, match="File too large"):
             lake.write_segment(rows, A)
@@ -171,9 +167,7 @@ def test_pieces_of_a_roll_are_row_groups_of_one_file_per_day(tmp_path: Path) -> 
     assert first.path.read_bytes() == content
 
 
-def test_a_roll_of_many_days_never_has_many_files_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_roll_of_many_days_never_has_many_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_module, "_OPEN_FILES", 3)
     most = 0
 

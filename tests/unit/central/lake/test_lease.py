@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -44,9 +42,7 @@ def test_a_silent_holder_is_overtaken_and_a_renewing_one_is_not(tmp_path: Path) 
     assert new.acquire() is False
     clock.now_s += 1.0
     assert (new.acquire(), new.token) == (True, 2)
-    with pytest.raises(
-        FencedError, match="token 1 of a was overtaken by 2; nothing of this build is published"
-    ):
+    with pytest.raises(FencedError, match="token 1 of a was overtaken by 2; nothing of this build is published"):
         old.check()
     old.renew()  # a stalled write of its own file: changes nothing
     new.check()
@@ -132,9 +128,7 @@ def test_old_tokens_go(tmp_path: Path) -> None:
     assert sorted(int(path.stem) for path in (tmp_path / "lease").iterdir()) == [5, 6, 7, 8, 9]
 
 
-def test_days_computed_beside_each_other_renew_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_days_computed_beside_each_other_renew_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     (lease,) = leases(tmp_path, clock, "a")
     assert lease.acquire()

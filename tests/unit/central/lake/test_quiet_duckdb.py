@@ -1,7 +1,5 @@
 """DuckDB says nothing on a terminal, and is opened in one place only."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pty

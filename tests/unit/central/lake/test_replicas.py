@@ -1,7 +1,5 @@
 """Two replicas on one lake, each with its own incidents or both of one name: it is noticed at the start."""
 
-from __future__ import annotations
-
 import os
 import time
 from datetime import date
@@ -23,9 +21,7 @@ DAY = date(2027, 1, 15)  # NOW_S is on it
 OWN = f"central-0-{0:08x}"
 
 
-def put(
-    lake: Lake, replica: str, day: date, age_s: float, last: int | None = None, journal: str = "0" * 8
-) -> None:
+def put(lake: Lake, replica: str, day: date, age_s: float, last: int | None = None, journal: str = "0" * 8) -> None:
     stem = segment_stem(replica, journal, 1) + ("" if last is None else f"_{last:012d}")
     path = lake.segment(day, stem).path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,11 +40,7 @@ def test_only_what_is_recent_and_anothers_counts(tmp_path: Path) -> None:
     put(lake, "central-2", DAY, 1.0)
     put(lake, "central-1", date(2027, 1, 14), RECENT_S)
     put(lake, "central-0", DAY, 1.0, journal="feedbeef")
-    assert other_journals(lake, OWN, NOW_S) == [
-        "central-0-feedbeef",
-        "central-1-00000000",
-        "central-2-00000000",
-    ]
+    assert other_journals(lake, OWN, NOW_S) == ["central-0-feedbeef", "central-1-00000000", "central-2-00000000"]
 
 
 async def warned(
@@ -83,10 +75,7 @@ async def test_central_warns_of_another_one_of_its_name(
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     told, own = await warned(tmp_path, capsys, [("central-0", "feedbeef")], url)
     [line] = told.splitlines()
-    assert (
-        "another central writes into this lake under the name of this one; set a central.replica of its own"
-        in line
-    )
+    assert "another central writes into this lake under the name of this one; set a central.replica of its own" in line
     assert f"journal={own}" in line
     assert "others=['central-0-feedbeef']" in line
     assert str(tmp_path / "lake") in line

@@ -1,7 +1,5 @@
 """A VM's windows from the lake's segments: which are read, and that every batch counts once."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -10,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from central.lake.errors import LakeError
 from central.lake.schema import SAMPLES
-from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.lake.vm_windows import SlowError, VmWindows
 
 A, B = segment_stem("central-0", "0000000a", 1), segment_stem("central-1", "0000000b", 1)
@@ -73,10 +72,7 @@ def test_a_batch_that_two_journals_took_counts_once(tmp_path: Path) -> None:
 
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from("vw"), st.integers(1, 3), st.integers(0, 60)),
-    min_size=1,
-    max_size=12,
-    unique=True,
+    st.tuples(st.sampled_from("vw"), st.integers(1, 3), st.integers(0, 60)), min_size=1, max_size=12, unique=True
 )
 
 

@@ -1,7 +1,5 @@
 """D-Factor against every number of the paper that follows from its inputs, and against its own properties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Loading vectors fitted to pairs: gradients, recovery of what made the data, and the bounds of either form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime

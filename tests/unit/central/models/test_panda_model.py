@@ -1,7 +1,5 @@
 """central.models.antagonists.panda against numbers worked out by hand and against plain loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -116,8 +114,7 @@ def plain(rows):
             samples.setdefault((job, platform), []).append(cpi)
     mean = {key: math.fsum(values) / len(values) for key, values in samples.items()}
     std = {
-        key: math.sqrt(math.fsum((v - mean[key]) ** 2 for v in values) / len(values))
-        for key, values in samples.items()
+        key: math.sqrt(math.fsum((v - mean[key]) ** 2 for v in values) / len(values)) for key, values in samples.items()
     }
     n_cpi: dict = {}
     for machine, slot, job, platform, sensitive, _, cpi in rows:

@@ -1,7 +1,5 @@
 """Pitot's arithmetic: baseline, embeddings, interference, difficulty, conformal bounds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,17 +9,7 @@ from hypothesis import strategies as st
 
 from central.models import pitot
 from central.models.pitot import ALONE, Members, Rows, Shape, linear_baseline, log_runtimes
-from central.models.pitot_bounds import (
-    HEADS,
-    PLAIN,
-    Difficulty,
-    Pool,
-    Scatter,
-    disagreement,
-    gap,
-    margin,
-    pools,
-)
+from central.models.pitot_bounds import HEADS, PLAIN, Difficulty, Pool, Scatter, disagreement, gap, margin, pools
 from central.models.pitot_update import new_platform, new_workload
 
 
@@ -82,9 +70,7 @@ def by_hand(members, rows):
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_predictions_are_the_equations(is_dense, seed, size, most):
     random = np.random.default_rng(seed)
-    rows = Rows(
-        random.integers(0, 5, size), random.integers(0, 4, size), random.integers(ALONE, 5, (size, most))
-    )
+    rows = Rows(random.integers(0, 5, size), random.integers(0, 4, size), random.integers(ALONE, 5, (size, most)))
     members = members_of(seed, Shape(3, 2, 2), 5, 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pitot, "_MOST_PAIRS", 1_000_000 if is_dense else 0)
@@ -94,9 +80,7 @@ def test_predictions_are_the_equations(is_dense, seed, size, most):
 
 def test_difficulty_finds_what_scatters():
     random = np.random.default_rng(3)
-    rows = Rows(
-        random.integers(0, 20, 6000), random.integers(0, 10, 6000), random.integers(ALONE, 20, (6000, 1))
-    )
+    rows = Rows(random.integers(0, 20, 6000), random.integers(0, 10, 6000), random.integers(ALONE, 20, (6000, 1)))
     scale = np.ones(6000)
     scale[rows.workload == 7] *= 4
     scale[rows.platform == 2] *= 3
@@ -133,9 +117,7 @@ def test_the_bound_is_the_conformal_rank_and_not_the_plain_quantile():
     residuals = np.arange(1, 20) / 100
     assert pool_of(residuals).head(0.1).factor == pytest.approx(0.18)
     assert pool_of(residuals).head(0.05).factor == pytest.approx(0.19)
-    with pytest.raises(
-        ValueError, match=r"18 calibration rows cannot bound epsilon 0\.05, only 0\.0526 or more"
-    ):
+    with pytest.raises(ValueError, match=r"18 calibration rows cannot bound epsilon 0\.05, only 0\.0526 or more"):
         pool_of(residuals[:-1]).head(0.05)
 
 
@@ -180,9 +162,7 @@ def test_enough_runs_find_the_embedding_of_a_new_name_as_predictions_need_it(wha
     place = random.integers(0, 40, 160)
     new = np.full(160, 60)
     # How much a new platform lets workloads disturb is not linear: that is estimated, not found exactly.
-    beside = np.where(
-        random.random((160, 1)) < 0.5 * (what == "workload"), random.integers(0, 40, (160, 1)), ALONE
-    )
+    beside = np.where(random.random((160, 1)) < 0.5 * (what == "workload"), random.integers(0, 40, (160, 1)), ALONE)
     rows = Rows(*((new, place) if what == "workload" else (place, new)), beside)
     truth = log_runtimes(members, rows)[0].astype(float)
     known = Members(

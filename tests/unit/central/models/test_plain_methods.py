@@ -1,7 +1,5 @@
 """PANDA, PANDA-Local, CPI2 and Proctor against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -53,9 +51,9 @@ def test_panda_by_hand():
     # (1), (2): mnCPI is -sqrt 2, sqrt 2 on machine 0 and 0, 0 on machine 1
     assert found.machine_cpi.mn_cpi == pytest.approx([-root, root, 0, 0], abs=1e-15)
     # (3): (1 * -sqrt 2 + 2 * sqrt 2 + 4 * 0) / (1 + 4 + 16)
-    assert dict(zip(found.coefficients.job.tolist(), found.coefficients.value, strict=True))[
-        9
-    ] == pytest.approx(root / 21, rel=1e-14)
+    assert dict(zip(found.coefficients.job.tolist(), found.coefficients.value, strict=True))[9] == pytest.approx(
+        root / 21, rel=1e-14
+    )
     # (4): ranks 1, 2.5, 2.5, 4 of 4
     assert percentile_ranks([3.0, 1.0, 1.0, 0.0]) == [1.0, 0.5, 0.5, 0.0]
 
@@ -66,9 +64,7 @@ def test_panda_local_by_hand_and_in_parts():
     parts = LocalState.of(ROWS.take(ROWS.slot == 1)).merge(LocalState.of(ROWS.take(ROWS.slot == 0)))
     for state in (whole, parts):
         found = state.coefficients(statistics)
-        value = dict(
-            zip(zip(found.machine.tolist(), found.job.tolist(), strict=True), found.value, strict=True)
-        )
+        value = dict(zip(zip(found.machine.tolist(), found.job.tolist(), strict=True), found.value, strict=True))
         assert value[0, 9] == pytest.approx(math.sqrt(2) / 5, rel=1e-14)  # (-1 + 2) sqrt 2 / (1 + 4)
         assert value[1, 9] == pytest.approx(0, abs=1e-15)
 

@@ -1,7 +1,5 @@
 """Our estimator: its sums by hand, exact merges, what it is robust against; and PANDA's merge over 31 days."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np
@@ -141,10 +139,7 @@ def test_who_rides_along_is_not_blamed():
                 cpi = np.exp(0.1 * used[0] + 0.1 * rng.standard_normal() + 0.3 * (machine % 3))
                 rows.append((machine, slot, task, job, 0, True, 0.1, cpi))
             if has:
-                rows += [
-                    (machine, slot, 10, 3, 0, False, used[0], 1.0),
-                    (machine, slot, 11, 4, 0, False, used[1], 1.0),
-                ]
+                rows += [(machine, slot, 10, 3, 0, False, used[0], 1.0), (machine, slot, 11, 4, 0, False, used[1], 1.0)]
     data = TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
     ours = WhitepandaState.of(data).coefficients()
     plain = panda_reference.fit(**data.columns()).coefficients
@@ -182,16 +177,7 @@ def throttled(seed, fall):
                 rows.append((machine, at, 0, 0, 0, True, 0.2, cpi))
                 usage = np.where(job == 4, 1.0, rng.gamma(4.0, 0.25, batch)) / (1 + fall * pressure)
                 rows += [
-                    (
-                        machine,
-                        at,
-                        1 + n,
-                        job[n],
-                        0,
-                        False,
-                        usage[n] * np.exp(0.05 * rng.standard_normal()),
-                        np.nan,
-                    )
+                    (machine, at, 1 + n, job[n], 0, False, usage[n] * np.exp(0.05 * rng.standard_normal()), np.nan)
                     for n in range(batch)
                 ]
     return TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
@@ -241,9 +227,7 @@ def test_conjugate_gradients_equal_the_dense_solution(monkeypatch):
     dense = state.coefficients()
     monkeypatch.setattr(whitepanda_solve, "MAX_DENSE_JOBS", 0)
     sparse = state.coefficients()
-    np.testing.assert_allclose(
-        sparse.estimate, dense.estimate, rtol=1e-7, atol=1e-7 * np.abs(dense.estimate).max()
-    )
+    np.testing.assert_allclose(sparse.estimate, dense.estimate, rtol=1e-7, atol=1e-7 * np.abs(dense.estimate).max())
     assert (sparse.standard_error <= dense.standard_error * (1 + 1e-9)).all()
 
 
@@ -258,10 +242,7 @@ def test_no_data_no_coefficients():
 def test_jobs_may_have_names():
     rows = make(6)
     named = TaskSlots(
-        *(
-            np.char.add("job-", rows.job.astype(str)) if f.name == "job" else getattr(rows, f.name)
-            for f in fields(rows)
-        )
+        *(np.char.add("job-", rows.job.astype(str)) if f.name == "job" else getattr(rows, f.name) for f in fields(rows))
     )
     a, b = WhitepandaState.of(rows).coefficients(), WhitepandaState.of(named).coefficients()
     np.testing.assert_allclose(a.value, b.value, rtol=1e-9)

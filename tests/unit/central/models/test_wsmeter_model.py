@@ -1,7 +1,5 @@
 """WSMeter's comparison: the paper's Table 3, the variance by machines against its matrix form, and coverage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -82,9 +80,7 @@ def test_instances_of_a_machine_that_are_equal_count_once() -> None:
     one = MachineMeans(np.arange(30), np.zeros(30, dtype=np.int64), luck, 1)
     five = MachineMeans(np.repeat(np.arange(30), 5), np.zeros(150, dtype=np.int64), np.repeat(luck, 5), 1)
     coefficient, part = np.ones(1), np.zeros(1, dtype=np.int64)
-    assert five.variances(coefficient, part, 1)[0][0] == pytest.approx(
-        one.variances(coefficient, part, 1)[0][0]
-    )
+    assert five.variances(coefficient, part, 1)[0][0] == pytest.approx(one.variances(coefficient, part, 1)[0][0])
     assert five.variances(coefficient, part, 1)[1][0] == pytest.approx(29)
 
 
@@ -101,9 +97,7 @@ SHARES = Shares(np.array(["a", "b", "c"]), np.array([5.0, 3.0, 2.0]))
 
 def test_a_comparison_has_the_weighted_means_and_what_they_cover() -> None:
     current, new = two_sides(np.random.default_rng(1), gain=1.07)
-    gone = Observed(
-        np.append(current.machine, 0), np.append(current.job, "gone"), np.append(current.value, 1.0)
-    )
+    gone = Observed(np.append(current.machine, 0), np.append(current.job, "gone"), np.append(current.value, 1.0))
     weights = Shares(np.array(["a", "b", "c", "gone"]), np.array([5.0, 3.0, 1.5, 0.5]))
     found = compare(gone, new, weights)
     means = [current.value[current.job == name].mean() for name in "abc"]
@@ -161,9 +155,7 @@ def test_adjusted_p_values_are_those_of_scipy() -> None:
 
 
 def test_intervals_by_machines_cover_where_the_papers_do_not() -> None:
-    settings = replace(
-        CPU_UPGRADE, machines=300, jobs=40, instances=5_000, widening=2.2, effect=0.0, effect_spread=0.0
-    )
+    settings = replace(CPU_UPGRADE, machines=300, jobs=40, instances=5_000, widening=2.2, effect=0.0, effect_spread=0.0)
     ours = papers = 0
     draws = 200
     for seed in range(5):
@@ -172,9 +164,7 @@ def test_intervals_by_machines_cover_where_the_papers_do_not() -> None:
         for _ in range(draws // 5):
             chosen = rng.choice(300, 40, replace=False)
             found = compare(
-                fleet.measure(rng, is_upgraded=False),
-                fleet.measure(rng, chosen, is_upgraded=True),
-                fleet.shares(),
+                fleet.measure(rng, is_upgraded=False), fleet.measure(rng, chosen, is_upgraded=True), fleet.shares()
             )
             ours += found.difference.low <= 0 <= found.difference.high
             papers += found.independent.low <= 0 <= found.independent.high

@@ -1,7 +1,5 @@
 """WSMeter's plan: the paper's example, every optimum against enumeration and against HiGHS, and what ends a search."""
 
-from __future__ import annotations
-
 import itertools
 
 import hypothesis

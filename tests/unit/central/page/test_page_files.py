@@ -1,7 +1,5 @@
 """The page's files: complete, nothing foreign in them, and served so that a browser lets nothing foreign in."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import http.client
@@ -103,9 +101,7 @@ def test_the_page_has_nothing_inline_and_makes_no_markup_of_text():
     for file in OURS:
         if file.path.endswith(".js"):
             text = file.content.decode()
-            assert not re.search(
-                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text
-            )
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)
 
 
 def test_the_vendored_charts_have_their_licence():

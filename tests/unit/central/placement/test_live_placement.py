@@ -1,7 +1,5 @@
 """Loading vectors of the live fleet: from the lake's windows, by the API and the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -83,10 +81,7 @@ def test_a_snapshot_by_hand(lake):
     assert list(found.jobs) == ["db", "moved", "old", "web"]
     web = found.jobs["web"]
     assert (web.vms, web.windows) == (2, 3)
-    assert web.loading.tolist() == [
-        1.0,
-        0.3,
-    ]  # means of VMs 1.5 and 0.5 cores; the disk of the one that has a value
+    assert web.loading.tolist() == [1.0, 0.3]  # means of VMs 1.5 and 0.5 cores; the disk of the one that has a value
     assert web.standard_error[0] == pytest.approx(0.5, rel=1e-12)
     assert math.isnan(web.standard_error[1])
     assert (found.since_unix_ns, found.until_unix_ns) == (NOW - 600 * S, NOW)
@@ -266,24 +261,12 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
         ("/v1/placement", 400, "name either the VM's job, or its loading as cpu=0.5,disk=0.2"),
         ("/v1/placement?job=a&loading=cpu%3D1", 400, "name either the VM's job"),
         ("/v1/placement?job=db&top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),
-        (
-            "/v1/placement?job=none",
-            404,
-            "no VM of job 'none' was seen in the last 600 s; give its loading instead",
-        ),
-        (
-            "/v1/placement?loading=cpu%3D5",
-            400,
-            "loading cpu=5: must be within 0..1, the share of the VM's time at cpu",
-        ),
+        ("/v1/placement?job=none", 404, "no VM of job 'none' was seen in the last 600 s; give its loading instead"),
+        ("/v1/placement?loading=cpu%3D5", 400, "loading cpu=5: must be within 0..1, the share of the VM's time at cpu"),
         ("/v1/placement?loading=cpu%3D-0.1", 400, "loading cpu=-0.1: must be within 0..1"),
         ("/v1/placement?loading=cpu%3Dnan", 400, "loading cpu=nan: must be within 0..1"),
         ("/v1/placement?loading=cpu", 400, "loading cpu: must be NAME=NUMBER, as in cpu=0.5"),
-        (
-            "/v1/placement?loading=gpu%3D1",
-            400,
-            "loading: no resource 'gpu' here; there are cpu, disk",
-        ),
+        ("/v1/placement?loading=gpu%3D1", 400, "loading: no resource 'gpu' here; there are cpu, disk"),
         (
             "/v1/placement?loading=network_wait%3D1",
             400,

@@ -1,7 +1,5 @@
 """Placement: the paper's schedule, ranking by p'.P against a naive loop, limits, ties, and what each choice says."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -155,9 +153,7 @@ def test_the_papers_schedule_on_the_command_line(files):
         2.0,
         {"cpu": 1.0, "disk": 0.0},
     )
-    assert (
-        w4["why"] == "machine-1: 2 times as long as alone (cpu 1); ties with machine-2; the first in the file"
-    )
+    assert w4["why"] == "machine-1: 2 times as long as alone (cpu 1); ties with machine-2; the first in the file"
     assert found["compare"]["graham"]["makespan_s"] == pytest.approx(290.56)
     assert found["compare"]["dfactor"]["makespan_s"] == pytest.approx(221.12)
     assert found["compare"]["dfactor"]["mean_dilation"] == pytest.approx(
@@ -189,10 +185,7 @@ def test_ties_are_told_of_dfactor_only(files):
     three = "job,cpu,disk\nv,1,0\n"
     hosts = "host,cpu,disk\na,0.5,0\nb,0.3,0\nc,0.3,0.9\nd,0.1,0\n"
     for held, words in (
-        (
-            hosts.replace("d,0.1", "d,0.3"),
-            "b: 1.3 times as long as alone (cpu 0.3); ties with c and others; the first",
-        ),
+        (hosts.replace("d,0.1", "d,0.3"), "b: 1.3 times as long as alone (cpu 0.3); ties with c and others; the first"),
         (
             hosts.replace("d,0.1", "d,0.4"),
             "b: 1.3 times as long as alone (cpu 0.3); ties with c; the first in the file",
@@ -208,10 +201,7 @@ def test_a_batch_takes_what_was_placed_before_into_account(files):
     words = files("job,cpu,disk\nx,1,0\ny,1,0\nz,0,1\n", "host\na\nb\n")
     found = placed(*words)
     assert [row["host"] for row in found["placements"]] == ["a", "b", "a"]
-    assert (
-        found["placements"][2]["why"]
-        == "a: nothing there wants what it wants; ties with b; the first in the file"
-    )
+    assert found["placements"][2]["why"] == "a: nothing there wants what it wants; ties with b; the first in the file"
     shown = run(*words, "--compare").stdout
     assert "3 of 3 placed; added dilation 0 (over 1" in shown
     assert "least-loaded" in shown and "graham" not in shown
@@ -253,18 +243,9 @@ def test_the_vm_of_the_live_fleet_is_named_once():
             {"vms": "job,cpu,memory_gib\na,1,8\n", "words": ["--fit", "mem=4"]},
             "FOLDER/vms.csv: has no column mem; it has job, cpu, memory_gib",
         ),
-        (
-            {"words": ["--job", "web"]},
-            "--job: is for the live fleet; the VMs are those of VMS.csv",
-        ),
-        (
-            {"words": ["--loading", "cpu=1"]},
-            "--loading: is for the live fleet; the VMs are those of VMS.csv",
-        ),
-        (
-            {"words": ["--rule", "best"]},
-            "--rule best: must be one of dfactor, graham, first-fit, least-loaded",
-        ),
+        ({"words": ["--job", "web"]}, "--job: is for the live fleet; the VMs are those of VMS.csv"),
+        ({"words": ["--loading", "cpu=1"]}, "--loading: is for the live fleet; the VMs are those of VMS.csv"),
+        ({"words": ["--rule", "best"]}, "--rule best: must be one of dfactor, graham, first-fit, least-loaded"),
         ({"words": ["--order", "any"]}, "--order any: must be given or largest"),
         ({"words": ["--limit", "gpu=1"]}, "--limit gpu: is no resource of the VMs; they are cpu, disk"),
         (

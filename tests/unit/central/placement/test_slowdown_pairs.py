@@ -1,7 +1,5 @@
 """`whitepanda slowdown pairs`: measured pairs from a file to held-out errors and predictions, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 
@@ -46,9 +44,7 @@ def slow():
     """The slow-down of each (victim, beside, platform), all of them."""
     victim, beside, platform = (
         part.ravel()
-        for part in np.meshgrid(
-            np.arange(WORKLOADS), np.arange(WORKLOADS), np.arange(PLATFORMS), indexing="ij"
-        )
+        for part in np.meshgrid(np.arange(WORKLOADS), np.arange(WORKLOADS), np.arange(PLATFORMS), indexing="ij")
     )
     blank = Pairs(victim, beside, platform, np.ones(len(victim)))
     found = truth().predict(blank)
@@ -67,9 +63,7 @@ def write(path, rows, header=("workload", "platform", "interferer", "runtime_us"
 @pytest.fixture
 def measured(slow, tmp_path):
     """All pairs but two, and the runs alone; times alone are 100 us per number of the workload and platform."""
-    rows = [
-        [f"w{w}", f"p{p}", "", 100 * (1 + w) * (1 + p)] for w in range(WORKLOADS) for p in range(PLATFORMS)
-    ]
+    rows = [[f"w{w}", f"p{p}", "", 100 * (1 + w) * (1 + p)] for w in range(WORKLOADS) for p in range(PLATFORMS)]
     rows += [
         [victim, platform, beside, 100 * (1 + int(victim[1])) * (1 + int(platform[1])) * value]
         for (victim, beside, platform), value in slow.items()
@@ -113,9 +107,7 @@ def test_the_table_for_people_and_one_seed_one_result(measured):
 
 
 def test_slow_downs_as_given_are_those_of_times(measured, slow, tmp_path):
-    given = [
-        [v, p, b, value] for (v, b, p), value in slow.items() if (v, b) not in (("w1", "w2"), ("w5", "w0"))
-    ]
+    given = [[v, p, b, value] for (v, b, p), value in slow.items() if (v, b) not in (("w1", "w2"), ("w5", "w0"))]
     path = write(tmp_path / "slow.csv", given, ("workload", "platform", "interferer", "slowdown"))
     of_times, of_given = library.read_pairs(measured), library.read_pairs(path)
     assert of_times.pairs.slowdown == pytest.approx(of_given.pairs.slowdown, rel=1e-12)
@@ -144,12 +136,7 @@ def test_what_was_measured_twice_is_on_one_side(measured, monkeypatch):
     monkeypatch.setattr(library, "fit_extended", fit)
     known = library.read_pairs(measured)
     twice = library.Measured(
-        known.pairs.where(np.tile(np.arange(124), 2)),
-        known.workloads,
-        known.platforms,
-        np.tile(known.same, 2),
-        0,
-        0,
+        known.pairs.where(np.tile(np.arange(124), 2)), known.workloads, known.platforms, np.tile(known.same, 2), 0, 0
     )
     found = library.hold_out(twice, 0, lambda _: None)
     assert (len(found.measured), len(seen["fitted"].slowdown)) == (50, 198)
@@ -177,16 +164,8 @@ def test_an_interval_is_the_wider_of_those_by_workloads_and_by_platforms():
     [
         ("workload,interferer,runtime_us", ["a,b,1"], "has no column platform; it has "),
         ("workload,platform,interferer", ["a,p,b"], "has no column runtime_us; it has "),
-        (
-            "workload,platform,interferer,runtime_us",
-            ["a,p,b,0"],
-            "runtime_us must be more than 0 in every row",
-        ),
-        (
-            "workload,platform,interferer,slowdown",
-            ["a,p,,", "a,p,b,-1"],
-            "slowdown must be more than 0 beside ",
-        ),
+        ("workload,platform,interferer,runtime_us", ["a,p,b,0"], "runtime_us must be more than 0 in every row"),
+        ("workload,platform,interferer,slowdown", ["a,p,,", "a,p,b,-1"], "slowdown must be more than 0 beside "),
         (
             "workload,platform,interferer,runtime_us",
             ["a,p,,1", "a,p,b,2", "b,p,a,2"],
@@ -205,33 +184,15 @@ def test_files_of_pairs_that_are_refused(header, rows, line, tmp_path):
 @pytest.mark.parametrize(
     ("header", "row", "line"),
     [
-        (
-            "workload,platform,interferer",
-            "w9,p0,w1",
-            "workload 'w9' is not known (row 1); measure it in pairs",
-        ),
+        ("workload,platform,interferer", "w9,p0,w1", "workload 'w9' is not known (row 1); measure it in pairs"),
         ("workload,platform,interferer,slowdown", "w1,p0,w2,1", "has a column slowdown already, which "),
-        (
-            "workload,platform,interferers",
-            "w1,p0,w2;w3",
-            "row 1 is beside 2 others, and pairs tell of one; use ",
-        ),
-        (
-            "workload,platform,interferer",
-            "w7,p0,w0",
-            "row 1: 'w7' is the workload of no measured pair; measure ",
-        ),
+        ("workload,platform,interferers", "w1,p0,w2;w3", "row 1 is beside 2 others, and pairs tell of one; use "),
+        ("workload,platform,interferer", "w7,p0,w0", "row 1: 'w7' is the workload of no measured pair; measure "),
         ("workload,platform,interferer", "w0,p0,w7", "row 1: 'w7' is the interferer of no measured pair; "),
-        (
-            "workload,platform,interferer",
-            "w0,p2,w1",
-            "row 1: 'p2' is the platform of no measured pair; measure ",
-        ),
+        ("workload,platform,interferer", "w0,p2,w1", "row 1: 'p2' is the platform of no measured pair; measure "),
     ],
 )
-def test_rows_that_cannot_be_predicted_are_refused_before_any_fit(
-    header, row, line, slow, tmp_path, monkeypatch
-):
+def test_rows_that_cannot_be_predicted_are_refused_before_any_fit(header, row, line, slow, tmp_path, monkeypatch):
     def fit(*_, **__):
         raise AssertionError("fitted")
 
@@ -250,9 +211,7 @@ def test_rows_that_cannot_be_predicted_are_refused_before_any_fit(
 
 
 def test_outputs_are_checked_first(measured, tmp_path):
-    with pytest.raises(
-        InputError, match=r"^--rows and --out go together: what to predict, and where to write it$"
-    ):
+    with pytest.raises(InputError, match=r"^--rows and --out go together: what to predict, and where to write it$"):
         run(measured, "--out", tmp_path / "out.csv")
     with pytest.raises(InputError, match=r"--out is MEASURED itself; give the name of another file$"):
         run(measured, "--rows", measured, "--out", measured)

@@ -1,7 +1,5 @@
 """`whitepanda slowdown profile`: loading vectors from runs and shares, their intervals, and what cannot be told."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -102,19 +100,14 @@ def test_copies_give_two_candidates(written):
     told = profiled(path, "--larger", "disk", "--rest", "cpu")["jobs"][0]
     assert told["loading"] == pytest.approx({"disk": 0.9, "cpu": 0.1}, rel=1e-8)
     shown = run("profile", path).stdout
-    assert (
-        "varmail: resource-1 0.9, resource-2 0.1" in shown and "unknown" in shown
-    )  # the interval of an exact fit
+    assert "varmail: resource-1 0.9, resource-2 0.1" in shown and "unknown" in shown  # the interval of an exact fit
 
 
 def test_copies_that_are_no_busy_job_of_two_resources(written):
     path = written("job,copies,time_s\nidle,1,100\nidle,3,160\nworse,1,100\nworse,2,230\n")
     result = CliRunner().invoke(app, ["profile", str(path), "--json"])
     idle, worse = json.loads(result.stdout)["jobs"]
-    assert (idle["candidates"], idle["notes"]) == (
-        [],
-        ["|p|^2 0.3 is below 0.5: no busy job of two resources"],
-    )
+    assert (idle["candidates"], idle["notes"]) == ([], ["|p|^2 0.3 is below 0.5: no busy job of two resources"])
     assert worse["notes"] == ["|p|^2 1.3 is above 1: more than jobs of one resource would suffer"]
 
 
@@ -123,9 +116,7 @@ def test_measured_shares_of_vms_count_alike(written, tmp_path):
     found = profiled(written(text), "--out", tmp_path / "out.csv")
     web, db = found["jobs"]
     assert (web["n"], db["n"]) == (2, 1)
-    half = (
-        12.706204736432095 * 0.3 / math.sqrt(2) / math.sqrt(2)
-    )  # t of one degree of freedom, std of 0.3 and 0.6
+    half = 12.706204736432095 * 0.3 / math.sqrt(2) / math.sqrt(2)  # t of one degree of freedom, std of 0.3 and 0.6
     assert web["measured"]["cpu"] == pytest.approx({"value": 0.45, "low": 0.45 - half, "high": 0.45 + half})
     assert db["measured"]["cpu"] == {"value": 0.5, "low": None, "high": None}
     assert (tmp_path / "out.csv").read_text() == "job,cpu,disk_wait\nweb,0.45,0.3\ndb,0.5,0.25\n"
@@ -183,11 +174,7 @@ def test_profiles_of_simulated_runs_come_back():
     [
         ("job,time_s\na,1\n", [], "FILE: has no column of a resource beside job, time_s"),
         ("job,copies\na,1\n", [], "FILE: has no column time_s; it has job, copies"),
-        (
-            "job,cpu,time_s\na,1,5\n",
-            [],
-            "FILE: job a: 1 runs cannot tell 2 unknowns (time alone, and 1 shares)",
-        ),
+        ("job,cpu,time_s\na,1,5\n", [], "FILE: job a: 1 runs cannot tell 2 unknowns (time alone, and 1 shares)"),
         (
             "job,cpu,time_s\na,1,5\na,1,6\n",
             [],
@@ -221,11 +208,7 @@ def test_profiles_of_simulated_runs_come_back():
                 "the model cannot tell which of the two it is; say --larger and --rest"
             ),
         ),
-        (
-            "job,cpu\na,1\n",
-            ["--out", "/proc/no/file"],
-            "/proc/no/file: cannot write: there is no folder /proc/no",
-        ),
+        ("job,cpu\na,1\n", ["--out", "/proc/no/file"], "/proc/no/file: cannot write: there is no folder /proc/no"),
         (
             "job,cpu,tau_s\na,0.5,10\n",
             [],
@@ -268,9 +251,7 @@ def test_runs_are_not_written_over(written, tmp_path):
 
 
 def test_rounding_above_one_is_nothing_to_tell(written):
-    (job,) = profiled(written("job,cpu,disk,net\na,0.7,0.2,0.1\na,0.1,0.2,0.7\na,0.3,0.6,0.1000000000001\n"))[
-        "jobs"
-    ]
+    (job,) = profiled(written("job,cpu,disk,net\na,0.7,0.2,0.1\na,0.1,0.2,0.7\na,0.3,0.6,0.1000000000001\n"))["jobs"]
     assert sum(job["measured"][name]["value"] for name in job["measured"]) > 1
     assert (sum(job["loading"].values()) <= 1 + 1e-15, job["notes"]) == (True, [])
 

@@ -1,7 +1,5 @@
 """What central does for its lake once a day: what of it, when, and that it costs neither a row nor a version."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import date, timedelta
@@ -17,11 +15,11 @@ from central.build.builder import Builder
 from central.build.status import BuildStoppedError
 from central.config import BuildSection, LakeSection
 from central.lake import checksums
-from central.lake.errors import DamagedError
+from central.lake.errors import DamagedError, LakeError
 from central.lake.lease import FencedError
 from central.lake.manifests import ManifestCommit
 from central.lake.objects import Folder
-from central.lake.segments import DAY_NS, Lake, LakeError
+from central.lake.segments import DAY_NS, Lake
 from central.roll_ups import maintenance as care
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import Compacted, compact_day, drop_slots
@@ -97,11 +95,7 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     assert after_build(one) == 1
     assert segments(lake) == [1, 1, 1, 5]  # the last one is not finished
     assert "the lake was taken care of" in capsys.readouterr().err
-    assert (
-        (lake.root / "care/2026-11-04.json")
-        .read_text()
-        .startswith('{"days_compacted":3,"segments_merged":15,')
-    )
+    assert (lake.root / "care/2026-11-04.json").read_text().startswith('{"days_compacted":3,"segments_merged":15,')
     for number in range(20, 25):  # late ones of the first day
         write_day(lake, 0, number + 1)
     assert [after_build(other), after_build(other), after_build(one)] == [1, 2, 2]
@@ -111,10 +105,7 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     assert after_build(other) is None  # nothing new to build, but the next day
     assert segments(lake) == [1, 1, 1, 5]
     assert after_build(one) is None
-    assert sorted(path.name for path in (lake.root / "care").iterdir()) == [
-        "2026-11-04.json",
-        "2026-11-05.json",
-    ]
+    assert sorted(path.name for path in (lake.root / "care").iterdir()) == ["2026-11-04.json", "2026-11-05.json"]
     assert one.current.manifest.rows == 25 * 600
     assert verified(lake) == []
 
@@ -334,18 +325,14 @@ def test_verify_reads_files_of_batches(lake, clock):
     assert whole.to_pylist() == [{"host": "h", "spool_id": "s", "first": 1, "last": 5}]
     pq.write_table(pa.concat_tables([whole, whole]), path)
     reseal(lake)
-    assert verified(lake) == [
-        "slots of 2026-11-01: 1 ranges of batches overlap; some windows are in the slots twice"
-    ]
+    assert verified(lake) == ["slots of 2026-11-01: 1 ranges of batches overlap; some windows are in the slots twice"]
     other = whole.set_column(0, "host", pa.array(["i"])).cast(whole.schema)
     pq.write_table(pa.concat_tables([whole, other]), path)
     reseal(lake)
     assert verified(lake) == []
     pq.write_table(whole.set_column(3, "last", pa.array([0], whole.schema.field("last").type)), path)
     reseal(lake)
-    assert [line.rpartition(": ")[2] for line in verified(lake)] == [
-        "a range of batches ends before it begins"
-    ]
+    assert [line.rpartition(": ")[2] for line in verified(lake)] == ["a range of batches ends before it begins"]
     path.write_bytes(b"PAR1 nonsense PAR1")
     reseal(lake)
     (line,) = verified(lake)
@@ -378,9 +365,7 @@ def test_damaged_slots_keep_the_samples_of_their_own_day(lake, clock, what):
     slots = rolled(lake)
     manifest = slots.manifest(day(1))
     name = (
-        f"{slots.folder(day(1))}/{manifest.number:08d}.json"
-        if what == "manifest"
-        else getattr(manifest.parts[0], what)
+        f"{slots.folder(day(1))}/{manifest.number:08d}.json" if what == "manifest" else getattr(manifest.parts[0], what)
     )
     flip(lake.root / name)
     before = sorted((lake.root / slots.folder(day(1))).iterdir())
@@ -428,10 +413,7 @@ def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake,
     assert after_build(built) == 1
     clock.unix_ns += 24 * HOUR_NS
     few_days = Builder(
-        msgspec.structs.replace(SECTION, days=3),
-        lake,
-        clock_unix_ns=clock,
-        lake_section=LakeSection(raw_days=2),
+        msgspec.structs.replace(SECTION, days=3), lake, clock_unix_ns=clock, lake_section=LakeSection(raw_days=2)
     )
     assert after_build(few_days) == 2
     assert segments(lake) == [0, 0, 1, 5]

@@ -1,7 +1,5 @@
 """Compaction, and what `whitepanda lake` says: the same rows once, also when it is killed between any two steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,9 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from central.cli.lake import app
+from central.lake.errors import LakeError
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
-from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.roll_ups.compaction import compact_day, remove_superseded
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems
@@ -29,9 +28,7 @@ DAY = date(1970, 1, 2)
 SLOT_NS = 300 * 10**9
 
 
-def write(
-    lake: Lake, number: int, *, origin: str = "central-0", rows: int = 4, schema: pa.Schema = SAMPLES
-) -> None:
+def write(lake: Lake, number: int, *, origin: str = "central-0", rows: int = 4, schema: pa.Schema = SAMPLES) -> None:
     known = {
         "host": ["h"] * rows,
         "sequence": [number] * rows,
@@ -42,9 +39,7 @@ def write(
         "cpi": [1.5] * rows,
     }
     filled = {field.name: ["x" if field.type == pa.string() else None] * rows for field in SAMPLES}
-    lake.write_segment(
-        pa.table({**filled, **known}, schema=SAMPLES), segment_stem(origin, "0badcafe", number)
-    )
+    lake.write_segment(pa.table({**filled, **known}, schema=SAMPLES), segment_stem(origin, "0badcafe", number))
 
 
 def rows(lake: Lake) -> list[tuple[int, int]]:
@@ -142,9 +137,7 @@ def test_small_segments_become_one_row_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_failure_at_any_step_leaves_every_row_once(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_failure_at_any_step_leaves_every_row_once(lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     before, slots, steps = rows(lake), rolled(lake), iter(range(100))
 
     def failing(name: str) -> None:
@@ -219,9 +212,7 @@ def test_verify_says_a_line_per_problem(lake: Lake) -> None:
     assert lines[2].endswith(
         f"{third.key} has schema 99, this central reads 1; use the version of central that wrote it"
     )
-    assert lines[3].startswith("slots of 1970-01-02, 1: slots/") and lines[3].endswith(
-        "-batches.parquet is not there"
-    )
+    assert lines[3].startswith("slots of 1970-01-02, 1: slots/") and lines[3].endswith("-batches.parquet is not there")
     assert [line for line in verified(lake, is_quick=True) if first.key in line] == []
     result = CliRunner().invoke(app, ["verify", str(lake.root)])
     assert (result.exit_code, len(result.output.splitlines())) == (1, 4)
@@ -252,9 +243,7 @@ def test_the_commands(lake: Lake) -> None:
     assert {key: day[key] for key in ("day", "segments", "rows", "duplicate_rows", "samples_in_slots")} == {
         "day": "1970-01-02", "segments": 8, "rows": 32, "duplicate_rows": 12, "samples_in_slots": 20
     }  # fmt: skip
-    told = json.loads(
-        run(app, ["compact", str(lake.root), "--min-segments", "2", "--grace-s", "0", "--json"]).output
-    )
+    told = json.loads(run(app, ["compact", str(lake.root), "--min-segments", "2", "--grace-s", "0", "--json"]).output)
     assert told["compacted"] == {"1970-01-02": {"sources": 8, "written": 2, "rows": 32}}
     assert (told["removed"], told["dropped"]) == (8, 0)
     assert "replica central-1: 12 rows" in run(app, ["stats", str(lake.root)]).output

@@ -1,7 +1,5 @@
 """One machine whose rows make a build fail costs that machine, and not the fleet."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -206,9 +204,7 @@ def test_a_day_that_is_too_much_for_two_threads_is_computed_by_one(lake, monkeyp
 def test_an_engine_makes_the_folder_for_what_does_not_fit(tmp_path) -> None:
     with Engine(memory_limit_mib=64, threads=1, spill_dir=tmp_path / "spill" / "lane-0") as engine:
         connection = engine.connection.con
-        connection.execute(
-            "CREATE TABLE kept AS SELECT hash(range) AS a, hash(-range) AS b FROM range(8000000)"
-        )
+        connection.execute("CREATE TABLE kept AS SELECT hash(range) AS a, hash(-range) AS b FROM range(8000000)")
         assert connection.execute("SELECT count(*) FROM kept").fetchall() == [(8_000_000,)]
         assert list((tmp_path / "spill" / "lane-0").iterdir())
 

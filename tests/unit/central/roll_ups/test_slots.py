@@ -1,7 +1,5 @@
 """Slots: every window once, whenever and through whichever replica it comes; the sums are those of the samples."""
 
-from __future__ import annotations
-
 import random
 from datetime import date
 
@@ -16,9 +14,10 @@ from hypothesis import strategies as st
 
 from central.build import panda_state
 from central.lake import checksums
+from central.lake.errors import LakeError
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
-from central.lake.segments import DAY_NS, Lake, LakeError, segment_stem
+from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import compact_day, drop_samples, remove_superseded
 from central.roll_ups.store import SLOTS, SlotStore
@@ -65,9 +64,7 @@ def found(lake: Lake) -> list[tuple]:
     view = ibis.duckdb.connect(threads=1)
     table = SlotStore(lake, SLOT_NS).read(view, SlotStore(lake, SLOT_NS).manifests().values())
     columns = ["machine", "slot_start_ns", "vm", "job", "platform", "latency_sensitive", "usage", "cpi"]
-    return sorted(
-        (tuple(row[name] for name in columns) for row in view.to_pyarrow(table).to_pylist()), key=repr
-    )
+    return sorted((tuple(row[name] for name in columns) for row in view.to_pyarrow(table).to_pylist()), key=repr)
 
 
 def expected(lake: Lake) -> list[tuple]:
@@ -75,9 +72,7 @@ def expected(lake: Lake) -> list[tuple]:
     view = ibis.duckdb.connect(threads=1)
     table = panda_state.task_slots(lake.samples(view), SLOT_NS)
     columns = ["machine", "slot_start_ns", "vm", "job", "platform", "latency_sensitive", "usage", "cpi"]
-    return sorted(
-        (tuple(row[name] for name in columns) for row in view.to_pyarrow(table).to_pylist()), key=repr
-    )
+    return sorted((tuple(row[name] for name in columns) for row in view.to_pyarrow(table).to_pylist()), key=repr)
 
 
 def assert_same(given: list[tuple], wanted: list[tuple]) -> None:
@@ -101,9 +96,7 @@ def test_slots_are_those_of_the_reading_view_whatever_comes_when(tmp_path_factor
     lake = Lake(tmp_path_factory.mktemp("lake"))
     store, taken = SlotStore(lake, SLOT_NS), [set(), set(), set()]
     for first, ((origin, sequences), is_rolled, is_compacted) in enumerate(steps, 1):
-        new = [
-            sequence for sequence in sequences if sequence not in taken[origin]
-        ]  # a journal takes a batch once
+        new = [sequence for sequence in sequences if sequence not in taken[origin]]  # a journal takes a batch once
         taken[origin].update(new)
         if new:
             write(lake, origin, first, new)
@@ -151,22 +144,12 @@ def test_sums_of_a_slot_by_hand(tmp_path, connection) -> None:
     assert found(lake) == [("x", DAY_NS, "v", "x", "x", True, 170 / 70, 3.25)]
 
 
-def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(
-    tmp_path, connection, monkeypatch
-) -> None:
+def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(tmp_path, connection, monkeypatch) -> None:
     monkeypatch.setattr(slots, "_MAX_PARTS", 2)
     most, lake = 2**63 - 1, Lake(tmp_path)
-    row = dict(
-        batch(1, 1)[0], start_unix_ns=DAY_NS, cpi=None, cpu_usage_cores=0.5, cycles=7, duration_ns=10**10
-    )
+    row = dict(batch(1, 1)[0], start_unix_ns=DAY_NS, cpi=None, cpu_usage_cores=0.5, cycles=7, duration_ns=10**10)
     for number in range(1, 4):
-        absurd = row | {
-            "vm": "bad",
-            "sequence": 2 * number,
-            "cycles": most,
-            "instructions": most,
-            "duration_ns": most,
-        }
+        absurd = row | {"vm": "bad", "sequence": 2 * number, "cycles": most, "instructions": most, "duration_ns": most}
         rows = [row | {"sequence": 2 * number + 1}, absurd, absurd]
         segment = segment_stem("central-0", "0badcafe", number)
         lake.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment)
@@ -276,8 +259,7 @@ def test_what_is_newer_or_damaged_is_told_in_a_line(tmp_path, connection) -> Non
     newer = msgspec.json.encode(msgspec.structs.replace(manifest, schema=2, seal=checksums.PLACE))
     path.write_bytes(checksums.sealed(newer, str(path.relative_to(tmp_path))))
     with pytest.raises(
-        LakeError,
-        match=r"00000001\.json has schema 2, this central reads 1; use the version of central that wrote it",
+        LakeError, match=r"00000001\.json has schema 2, this central reads 1; use the version of central that wrote it"
     ):
         store.manifests()
     path.write_text("{")

@@ -1,7 +1,5 @@
 """`whitepanda runtime embeddings` and the figures and bars of `evaluate`: values by hand, maps, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -74,21 +72,14 @@ def test_the_table_and_how_near_groups_are(model, tmp_path):
     assert table["name"].to_pylist()[::10] == ["a/w0", "b/w10"]
     assert table["dimension_0"][0].as_py() == embed(model_of())[0].values[0, 0]
     workloads = told["neighbours"]["workload"]
-    assert (told["dimensions"], workloads["names"], workloads["groups"], workloads["share"]) == (
-        6,
-        12,
-        2,
-        1.0,
-    )
+    assert (told["dimensions"], workloads["names"], workloads["groups"], workloads["share"]) == (6, 12, 2, 1.0)
     # By hand: 2 * 6 * 5 of 12 * 11 pairs are of one group.
     assert workloads["chance"] == pytest.approx(60 / 132)
     assert workloads["chance_low"] < workloads["chance"] < workloads["chance_high"] < 1
     assert workloads["p"] < 0.01
     assert told["neighbours"]["platform"]["p"] > 0.05
     out = run("embeddings", "--model", model, "--out", tmp_path / "e.csv").stdout
-    assert (
-        "workloads: 12 in 2 groups; the nearest other one is of the same group for 100.0%, by chance" in out
-    )
+    assert "workloads: 12 in 2 groups; the nearest other one is of the same group for 100.0%, by chance" in out
     assert len((tmp_path / "e.csv").read_text().splitlines()) == 1 + W + P
 
 
@@ -184,11 +175,7 @@ def test_measures_as_a_picture(tmp_path):
 
 
 def test_evaluate_writes_the_picture(model, tmp_path):
-    rows = [
-        ("workload", "platform", "interferer", "runtime_us"),
-        ("a/w0", "r0:h0", "", 5),
-        ("b/w7", "r1:h1", "", 6),
-    ]
+    rows = [("workload", "platform", "interferer", "runtime_us"), ("a/w0", "r0:h0", "", 5), ("b/w7", "r1:h1", "", 6)]
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     arguments = ("evaluate", tmp_path / "rows.csv", "--model", model, "--plot")

@@ -1,7 +1,5 @@
 """Tables of runtimes: names stay the texts that they are, lists go into CSV, and what is refused before any work."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np
@@ -19,9 +17,7 @@ from whitepanda.common.errors import InputError
 
 
 def test_names_and_other_columns_of_csv_stay_as_they_are_written(tmp_path):
-    text = (
-        "workload,platform,interferer,seen,is_x,version\n1.10,007,1e3,2026-01-02 03:04,True,1.10\n1.1,7,,,,\n"
-    )
+    text = "workload,platform,interferer,seen,is_x,version\n1.10,007,1e3,2026-01-02 03:04,True,1.10\n1.1,7,,,,\n"
     (tmp_path / "rows.csv").write_text(text)
     found = read_rows(tmp_path / "rows.csv")
     assert (found.workloads, found.platforms, found.interferers) == (("1.10", "1.1"), ("007", "7"), ("1e3",))
@@ -57,9 +53,7 @@ def test_what_programs_write_for_nothing_is_nobody_unless_a_workload_is_called_s
     path.write_text(header + "a,x,NaN,c\na,x,-,\nc,x,,\n")
     named = read_rows(path)
     assert named.known(Names.of(("a", "b")), platforms)[1].tolist() == [False, False, False]
-    with pytest.raises(
-        InputError, match=r"workload 'c' is not known \(row 3; 3 rows with unknown names\); remedy"
-    ):
+    with pytest.raises(InputError, match=r"workload 'c' is not known \(row 3; 3 rows with unknown names\); remedy"):
         named.placed(Names.of(("a", "b")), platforms, "remedy")
     with pytest.raises(InputError, match=r"interferer '-' is not known \(row 2\); remedy"):
         named.placed(Names.of(("a", "c")), platforms, "remedy")
@@ -99,9 +93,7 @@ def test_lists_go_into_csv_as_they_are_read_from_there(tmp_path):
     assert [row["interferers"] for row in rows] == ["b;c", "", ""]
     assert [row["sizes"] for row in rows] == ["1;2", "", "3"]
     assert read_rows(tmp_path / "out.csv").rows.co_runners.tolist() == [2, 0, 0]
-    with pytest.raises(
-        InputError, match=r"out.csv: cannot write: .*; write Parquet, or leave such columns out"
-    ):
+    with pytest.raises(InputError, match=r"out.csv: cannot write: .*; write Parquet, or leave such columns out"):
         write_table(tmp_path / "out.csv", table.append_column("deep", pa.array([{"a": 1}] * 3)))
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 4  # the one before
 
@@ -123,14 +115,10 @@ def test_means_have_their_intervals():
     found = measure(rows_of(4), log_us, predicted, bounds, [0.1])["0"]
     z = 1.959964
     assert found["mape_half_width"] == pytest.approx(z * 0.5 / 2)
-    assert (found["mape_by_prediction"], found["mape_by_prediction_half_width"]) == pytest.approx(
-        (0.25, z * 0.25 / 2)
-    )
+    assert (found["mape_by_prediction"], found["mape_by_prediction_half_width"]) == pytest.approx((0.25, z * 0.25 / 2))
     bound = found["bounds"]["0.1"]
     assert (bound["margin"], bound["margin_half_width"]) == pytest.approx((2.0, z * 1.0 / 2))
-    assert (bound["margin_by_bound"], bound["margin_by_bound_half_width"]) == pytest.approx(
-        (0.625, z * 0.125 / 2)
-    )
+    assert (bound["margin_by_bound"], bound["margin_by_bound_half_width"]) == pytest.approx((0.625, z * 0.125 / 2))
 
 
 def test_errors_too_large_for_numbers_are_not_known():

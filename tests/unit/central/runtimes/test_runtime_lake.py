@@ -1,7 +1,5 @@
 """Observations of runtimes from the lake's slots: by hand, samples of them, what is left out and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import duckdb
@@ -133,13 +131,9 @@ def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"no slots of 300 s; central makes them when it builds"):
         read_lake(empty, slot_s=SLOT_S, days=7, max_rows=1000)
     blind = make(tmp_path / "blind", [window("m1", "v", "j", 1.0, None)])
-    with pytest.raises(
-        InputError, match=r"no VM used 0.05 cores with its instructions counted on the last 1 days"
-    ):
+    with pytest.raises(InputError, match=r"no VM used 0.05 cores with its instructions counted on the last 1 days"):
         read_lake(blind, slot_s=SLOT_S, days=7, max_rows=1000)
-    result = CliRunner().invoke(
-        app, ["runtime", "observations", str(tmp_path / "no"), "--out", str(tmp_path)]
-    )
+    result = CliRunner().invoke(app, ["runtime", "observations", str(tmp_path / "no"), "--out", str(tmp_path)])
     assert isinstance(result.exception, UnavailableError)
     lake = make(tmp_path / "lake")
     (part,) = (tmp_path / "lake" / "slots").rglob("*-slots.parquet")

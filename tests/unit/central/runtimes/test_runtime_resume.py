@@ -1,7 +1,5 @@
 """A fit that was stopped goes on behind its last member, to the same model; other files beside the model stay."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -196,21 +194,13 @@ def test_a_fit_that_was_killed_gives_the_same_predictions(tmp_path, monkeypatch)
         result = CliRunner().invoke(runtime.app, [str(argument) for argument in arguments])
         assert result.exit_code == 0, result.output
 
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(KILLED),
-        "runtime",
-        *map(str, (*fit_to, tmp_path / "cut")),
-    ]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), "runtime", *map(str, (*fit_to, tmp_path / "cut"))]
     killed = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "cut").exists() and (tmp_path / "cut.partial").exists()
     trained, train = [], pitot_training.Trainer.member
     monkeypatch.setattr(
-        pitot_training.Trainer,
-        "member",
-        lambda self, seed, told: trained.append(seed) or train(self, seed, told),
+        pitot_training.Trainer, "member", lambda self, seed, told: trained.append(seed) or train(self, seed, told)
     )
     run(*fit_to, tmp_path / "cut")
     assert trained == [1, 2]  # the quantile heads; the member is from before

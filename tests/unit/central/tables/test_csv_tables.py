@@ -1,7 +1,5 @@
 """CSV files: no text of theirs is a formula to a spreadsheet, and what reads them has the texts that were written."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -22,20 +20,7 @@ from whitepanda.common.csv_cells import csv_cell, csv_line, csv_text
 
 ROOT = Path(__file__).resolve().parents[4]
 STARTS = "=+-@\t\r"
-HOSTILE = [
-    "=1+1",
-    "+1-1",
-    "-cmd|' /C calc'!A0",
-    "@SUM(1)",
-    "\tx",
-    "\rx",
-    "'=1",
-    "''@x",
-    "=",
-    "-",
-    "-5e",
-    '=A"1",2',
-]
+HOSTILE = ["=1+1", "+1-1", "-cmd|' /C calc'!A0", "@SUM(1)", "\tx", "\rx", "'=1", "''@x", "=", "-", "-5e", '=A"1",2']
 #: In many countries `;` is between the cells of a file. Some programs take a tab, and in an unquoted cell a line ends.
 INNER = [
     ("x;=1+1", "x;'=1+1"),
@@ -47,21 +32,7 @@ INNER = [
     ("x;'=1", "x;''=1"),
     ('x;"=1', """x;'"=1"""),
 ]
-HARMLESS = [
-    "web-1",
-    "-5",
-    "+0.5",
-    "-1.5e-3",
-    "'quoted'",
-    "'",
-    "",
-    "a=b",
-    "é",
-    "a;b",
-    "a;'b'",
-    "a; b-1",
-    "a,=b",
-]
+HARMLESS = ["web-1", "-5", "+0.5", "-1.5e-3", "'quoted'", "'", "", "a=b", "é", "a;b", "a;'b'", "a; b-1", "a,=b"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 ANY = st.one_of(
     TEXTS,
@@ -114,9 +85,7 @@ def test_a_table_keeps_its_texts(texts, kind):
     assert rows[1:] == [[csv_cell(text), "-1.5"] for text in texts]
     options = pa_csv.ConvertOptions(column_types={"'=job": pa.string()}, strings_can_be_null=False)
     parsing = pa_csv.ParseOptions(newlines_in_values=True)
-    read = read_texts(
-        pa_csv.read_csv(io.BytesIO(file.getvalue()), convert_options=options, parse_options=parsing)
-    )
+    read = read_texts(pa_csv.read_csv(io.BytesIO(file.getvalue()), convert_options=options, parse_options=parsing))
     assert read.to_pydict() == {"=job": texts, "-n": [-1.5] * len(texts)}
 
 

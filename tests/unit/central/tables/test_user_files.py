@@ -1,7 +1,5 @@
 """Tables that people give: what is read of them whatever wrote them, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

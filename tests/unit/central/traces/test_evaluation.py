@@ -1,7 +1,5 @@
 """The protocol of PANDA's section 5.2 on a trace made by hand, whose events and percentiles are known."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np
@@ -212,10 +210,7 @@ def test_hosts_rank_as_the_evaluation_does(tasks, values, method):
     )
     in_order = [scores[int(suspect.task)] for suspect in ranked]
     assert in_order == sorted(scores.tolist(), reverse=True)
-    assert all(
-        suspect.score is None or suspect.score == score
-        for suspect, score in zip(ranked, in_order, strict=True)
-    )
+    assert all(suspect.score is None or suspect.score == score for suspect, score in zip(ranked, in_order, strict=True))
 
 
 @pytest.mark.parametrize("machines", [1, 3, 4])

@@ -1,7 +1,5 @@
 """Generated traces: what their columns are, that a seed decides all, and that each knob does what it says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -222,14 +220,7 @@ def test_corrupted_and_missing_samples_come_at_their_rates():
     ],
 )
 def test_knobs_of_spread_widen_a_jobs_cpi(knob, value):
-    base = {
-        "days": 2,
-        "machines": 8,
-        "cpi_noise": 0.05,
-        "machine_effect": 0.02,
-        "corrupted_share": 0,
-        "platforms": 4,
-    }
+    base = {"days": 2, "machines": 8, "cpi_noise": 0.05, "machine_effect": 0.02, "corrupted_share": 0, "platforms": 4}
     assert Run(**base | {knob: value}).log_cpi_std() > 1.5 * Run(**base).log_cpi_std()
 
 

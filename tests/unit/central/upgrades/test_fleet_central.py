@@ -1,7 +1,5 @@
 """`whitepanda fleet plan|compare --central`: over mTLS gRPC, the output and JSON that files and the lake give."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -75,21 +73,13 @@ async def test_what_central_refuses_and_what_is_not_asked(ask, served, lake, tmp
     central, hosts = f"127.0.0.1:{served.port}", f"hosts={lake.parent / 'test.csv'}"
     plan = ("plan", "--margin-percent", 1)
     for arguments, code, message in (
-        (
-            (*plan, ALL, "--metric", "x"),
-            3,
-            f"central at {central}: metric 'x' is not in the lake; it has ipc",
-        ),
+        ((*plan, ALL, "--metric", "x"), 3, f"central at {central}: metric 'x' is not in the lake; it has ipc"),
         ((*plan, f"platform=Z,{ALL}"), 3, f"central at {central}: platform 'Z': no host of it was measured"),
         ((*plan, "until=1969-01-01"), 3, "nothing was measured from 1970-01-01 00:00 UTC"),
         ((*plan, ALL, "--name", "host-1"), 4, "only operators may ask"),
         ((*plan, hosts), 3, f"side '{hosts}': a plan is of platform=, from= and until=, of all hosts"),
         ((*plan, "rest"), 3, "side 'rest': rest is of two sides; there is one"),
-        (
-            ("compare", "rest", hosts, "--lake", lake),
-            3,
-            "--lake: is read here, --central is asked for its own",
-        ),
+        (("compare", "rest", hosts, "--lake", lake), 3, "--lake: is read here, --central is asked for its own"),
         (("compare", hosts, hosts), 3, "are the same samples"),
     ):
         found, out, err = await ask(*arguments)
@@ -103,9 +93,7 @@ async def test_what_central_refuses_and_what_is_not_asked(ask, served, lake, tmp
 
 
 def test_what_is_0_in_a_request_is_said_otherwise():
-    made = plan_request(
-        parse_side("from=1950-01-01,until=9999-01-01"), "", PlanOptions(1.0, coverage=0.0, top=2**40)
-    )
+    made = plan_request(parse_side("from=1950-01-01,until=9999-01-01"), "", PlanOptions(1.0, coverage=0.0, top=2**40))
     assert 0 < made.coverage < 1e-300
     assert (made.since_unix_ns, made.until_unix_ns, made.top) == (1, 2**63 - 1, 2**32 - 1)
     unset = plan_request(parse_side(""), "", PlanOptions(1.0))

@@ -1,7 +1,5 @@
 """`whitepanda fleet compare`: files and sides of the lake, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -9,16 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from central.plotting.figures import bar, signed_bar
 from central.upgrades import show
-from central.upgrades.plots import bar, signed_bar
 from tests.support.fleet_cli import rows_file, write
 
 
 def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None:
-    now, new = (
-        rows_file(tmp_path / "now.parquet"),
-        rows_file(tmp_path / "new.parquet", 1, 1.05, range(100, 140)),
-    )
+    now, new = (rows_file(tmp_path / "now.parquet"), rows_file(tmp_path / "new.parquet", 1, 1.05, range(100, 140)))
     code, out, _ = run("compare", now, new, "--json", "--plot", tmp_path / "c.png")
     found = json.loads(out)
     assert code == 0
@@ -36,12 +31,7 @@ def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None:
         assert max(map(len, out.split("fleet:")[0].splitlines())) <= width
     code, _, err = run("compare", now, now)
     assert code == 0 and "warning: CURRENT and NEW are the same file" in err
-    assert [show._percents(share) for share in (-1e-9, 0.0, 1e-9, -0.012)] == [
-        "+0.00",
-        "+0.00",
-        "+0.00",
-        "-1.20",
-    ]
+    assert [show._percents(share) for share in (-1e-9, 0.0, 1e-9, -0.012)] == ["+0.00", "+0.00", "+0.00", "-1.20"]
     n = found["jobs"][0]["instances"]
     assert f"{n['current']:,}/{n['new']:,} " in out
 
@@ -50,12 +40,8 @@ def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:
     new = rows_file(tmp_path / "new.parquet", 1, machines=range(100, 140))
 
     def weights(name, values):
-        path = rows_file(
-            tmp_path / f"{name}.parquet", extra=lambda job: {name: [values[each] for each in job]}
-        )
-        return {
-            row["job"]: row["weight"] for row in json.loads(run("compare", path, new, "--json")[1])["jobs"]
-        }
+        path = rows_file(tmp_path / f"{name}.parquet", extra=lambda job: {name: [values[each] for each in job]})
+        return {row["job"]: row["weight"] for row in json.loads(run("compare", path, new, "--json")[1])["jobs"]}
 
     assert weights("weight", {"a": 3.0, "b": 1.0}) == pytest.approx({"a": 0.75, "b": 0.25})
     assert weights("quota", {"a": 2.0, "b": 8.0}) == pytest.approx({"a": 0.2, "b": 0.8})
@@ -68,17 +54,11 @@ def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:
 def test_too_little_in_common_is_refused(run, tmp_path) -> None:
     now = rows_file(tmp_path / "now.parquet")
     rng = np.random.default_rng(0)
-    lines = [
-        "machine,job,ipc",
-        *(f"n{i},a,{rng.uniform(1, 2)}" for i in range(9)),
-        *(f"n{i},b,1" for i in range(3)),
-    ]
+    lines = ["machine,job,ipc", *(f"n{i},a,{rng.uniform(1, 2)}" for i in range(9)), *(f"n{i},b,1" for i in range(3))]
     new = write(tmp_path / "new.csv", "\n".join(lines) + "\n")
     code, _, err = run("compare", now, new)
     assert code == 3
-    assert (
-        "1 job has 4 instances on two machines of both sides, 50.0% of CURRENT's weight, less than 80%" in err
-    )
+    assert "1 job has 4 instances on two machines of both sides, 50.0% of CURRENT's weight, less than 80%" in err
     assert run("compare", now, new, "--min-coverage", 0.5)[0] == 0
     other = write(tmp_path / "other.csv", "machine,job,ipc\nn,z,1\n")
     code, _, err = run("compare", now, other, "--min-coverage", 0)
@@ -135,25 +115,20 @@ def test_sides_of_the_lake(run, lake) -> None:
     assert by_time["machines"] == {"current": 10, "new": 10}
     alike = percent("platform=P,until=1970-01-02", "platform=Q,until=1970-01-02")
     assert alike["difference_percent"]["low"] < 0 < alike["difference_percent"]["high"]
-    assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "cpi")["current"][
-        "value"
-    ] == pytest.approx(1, abs=0.01)
+    assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "cpi")["current"]["value"] == pytest.approx(
+        1, abs=0.01
+    )
     # 1e9 instructions in 10 s
-    assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "mips")["current"][
-        "value"
-    ] == pytest.approx(100, abs=1)
+    assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "mips")["current"]["value"] == pytest.approx(
+        100, abs=1
+    )
 
 
 def test_sides_that_are_none_get_one_line(run, lake) -> None:
     hosts = f"hosts={lake.parent / 'test.csv'}"
     for current, new, code, message in (
         ("x", "from=1970-01-02", 3, "side 'x': must be hosts=..."),
-        (
-            "rest",
-            "from=1970-01-02",
-            3,
-            "side 'rest': rest is for the hosts that the other side's file does not name",
-        ),
+        ("rest", "from=1970-01-02", 3, "side 'rest': rest is for the hosts that the other side's file does not name"),
         ("from=yesterday", "rest", 3, "no time: yesterday; such as"),
         ("hosts", hosts, 3, "side 'hosts': hosts needs a value"),
         ("rest=1", hosts, 3, "side 'rest=1': rest takes no value"),

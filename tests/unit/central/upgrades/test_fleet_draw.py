@@ -1,7 +1,5 @@
 """`whitepanda fleet draw`: machines at random, and as many as a plan needs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,9 +11,7 @@ from tests.support.fleet_cli import rows_file, write
 def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) -> None:
     fleet = tmp_path / "fleet.parquet"
     assert run("simulate", fleet, "--machines", 200, "--jobs", 40, "--instances", 3000)[0] == 0
-    drawn = [
-        json.loads(run("draw", fleet, "--machines", 20, "--seed", seed, "--json")[1]) for seed in (1, 1, 2)
-    ]
+    drawn = [json.loads(run("draw", fleet, "--machines", 20, "--seed", seed, "--json")[1]) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1]
     assert drawn[0]["machines"] != drawn[2]["machines"]
     for each in drawn:
@@ -35,10 +31,7 @@ def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) ->
         (("--machines", 200), "--machines: must be 2 to 199"),
         ((), "say how many machines: --machines N, or --plan PLAN.json"),
         (("--plan", write(tmp_path / "p.json", "{}")), "p.json: is no plan"),
-        (
-            ("--plan", write(tmp_path / "q.json", '{"jobs": [{"job": "z", "observe": 4}]}')),
-            "job z has no instance",
-        ),
+        (("--plan", write(tmp_path / "q.json", '{"jobs": [{"job": "z", "observe": 4}]}')), "job z has no instance"),
     ):
         code, _, err = run("draw", fleet, *arguments)
         assert (code, message in err) == (3, True)
@@ -60,9 +53,7 @@ def test_a_plan_says_how_many_machines(run, tmp_path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> None:
     """A plan for 0.8 of the weight, of which 0.8 are there, would be 0.64: less than `compare` takes."""
-    fleet, jobs, plan, drawn, new = (
-        tmp_path / name for name in ("f.csv", "j.csv", "p.json", "m.csv", "n.csv")
-    )
+    fleet, jobs, plan, drawn, new = (tmp_path / name for name in ("f.csv", "j.csv", "p.json", "m.csv", "n.csv"))
     of = ("--machines", 200, "--jobs", 80, "--instances", 3000, "--seed", seed)
     run("simulate", fleet, *of)
     run("jobs", fleet, "--out", jobs)
@@ -81,10 +72,7 @@ def test_a_fleet_that_cannot_be_covered_is_told(run, tmp_path) -> None:
     plan = write(tmp_path / "p.json", '{"jobs": [{"job": "a", "observe": 4}]}')
     assert run("draw", fleet, "--plan", plan, "--min-coverage", 0.4)[0] == 0
     code, _, err = run("draw", fleet, "--plan", plan, "--min-coverage", 0.5)  # c is on one machine only
-    assert (
-        code,
-        "jobs with 4 instances on two machines have less than 0.5 of the fleet's weight" in err,
-    ) == (3, True)
+    assert (code, "jobs with 4 instances on two machines have less than 0.5 of the fleet's weight" in err) == (3, True)
 
 
 @pytest.mark.parametrize(

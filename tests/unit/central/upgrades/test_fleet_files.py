@@ -1,7 +1,5 @@
 """What `whitepanda fleet` writes, and every command of its guide."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -51,10 +49,7 @@ def test_no_input_is_written_over_and_no_format_is_guessed(run, tmp_path) -> Non
     link.symlink_to(rows)
     before = {path: path.read_bytes() for path in (rows, jobs, plan)}
     for arguments, message in (
-        (
-            ("jobs", rows, "--out", rows),
-            "now.parquet: --out is ROWS itself; give the name of another file",
-        ),
+        (("jobs", rows, "--out", rows), "now.parquet: --out is ROWS itself; give the name of another file"),
         (("jobs", rows, "--out", link), "--out is ROWS itself"),
         (("draw", rows, "--machines", 9, "--out", rows), "--out is ROWS itself"),
         (("draw", rows, "--plan", plan, "--out", plan), "--out is --plan itself"),

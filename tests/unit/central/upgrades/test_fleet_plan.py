@@ -1,7 +1,5 @@
 """`whitepanda fleet plan`: the paper's example, what is planned with, what is refused, and planning again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -37,15 +35,7 @@ def test_a_plan_is_shown_with_its_proof_and_the_baseline(run, tmp_path) -> None:
 
 def test_parquet_and_shares_of_quota_as_costs(run, tmp_path) -> None:
     pq.write_table(
-        pa.table(
-            {
-                "job": [1, 2],
-                "weight": [3.0, 1.0],
-                "mean": [1.0, 2.0],
-                "std": [0.2, 0.2],
-                "instances": [300, 50],
-            }
-        ),
+        pa.table({"job": [1, 2], "weight": [3.0, 1.0], "mean": [1.0, 2.0], "std": [0.2, 0.2], "instances": [300, 50]}),
         tmp_path / "jobs.parquet",
     )
     code, out, _ = run("plan", tmp_path / "jobs.parquet", "--margin-percent", 2, "--json")
@@ -103,9 +93,7 @@ def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path
     mean = np.where(np.asarray(loud["job"]) == "a", 1.0, 2.0)
     loud = loud.set_column(2, "ipc", pa.array(mean * (np.asarray(loud["ipc"]) / mean) ** 3))
     pq.write_table(loud, tmp_path / "loud.parquet")
-    again = json.loads(
-        run("plan", jobs, "--margin-percent", 1, "--observed", tmp_path / "loud.parquet", "--json")[1]
-    )
+    again = json.loads(run("plan", jobs, "--margin-percent", 1, "--observed", tmp_path / "loud.parquet", "--json")[1])
     assert again["observed"]["larger_std"] == ["a", "b"]
     assert again["instances"] > 4 * tight["instances"]
     code, out, _ = run("plan", jobs, "--margin-percent", 1, "--observed", observed)
@@ -131,10 +119,7 @@ def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path
         (f"{HEADER}\na,1,1,1,9,1\na,1,1,1,9,1\n", "job a is there twice"),
         (f"{HEADER}\n,1,1,1,9,1\n", "column job is empty (row 1)"),
         (f"{HEADER}\na,1,1e300,1,9,1\n", "column mean must be numbers from 1e-30 to 1e+30 (row 1: 1e300)"),
-        (
-            f"{HEADER}\na,1e308,1,1,9,1\nb,1e308,1,1,9,1\n",
-            "column weight must be numbers from 1e-30 to 1e+30",
-        ),
+        (f"{HEADER}\na,1e308,1,1,9,1\nb,1e308,1,1,9,1\n", "column weight must be numbers from 1e-30 to 1e+30"),
         (f"{HEADER}\na,1,2020-01-01,1,9,1\n", "column mean must be numbers above 0 (row 1: 2020-01-01)"),
         ("a\x00b\rc,d\n1,2\n", "jobs.csv: "),
         (f"{HEADER},job\na,1,1,1,9,1,b\n", "two columns are called job"),
@@ -160,10 +145,7 @@ def test_bad_options_and_files_get_one_line(run, tmp_path) -> None:
         ((jobs, "--margin-percent", 3, "--t", -1), "--t: must be above 0 (value -1)"),
         ((tmp_path / "no.csv", "--margin-percent", 3), "no.csv: cannot be read"),
         ((write(tmp_path / "x.parquet", "x"), "--margin-percent", 3), "x.parquet: "),
-        (
-            (jobs, "--margin-percent", 3, "--plot", tmp_path / "no" / "x.png"),
-            "cannot write: there is no folder",
-        ),
+        ((jobs, "--margin-percent", 3, "--plot", tmp_path / "no" / "x.png"), "cannot write: there is no folder"),
     ):
         code, _, err = run("plan", *arguments)
         assert code == 3

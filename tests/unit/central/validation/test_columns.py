@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -108,9 +106,7 @@ def test_a_message_of_the_layout_says_all_else_that_the_first_one_said(sequence:
 @given(st.data())
 def test_numbers_are_sound_exactly_where_no_row_is_refused(data) -> None:
     columns = {
-        name: [
-            data.draw(st.sampled_from(NASTY[name][: data.draw(st.sampled_from([2, 9]))])) for _ in range(3)
-        ]
+        name: [data.draw(st.sampled_from(NASTY[name][: data.draw(st.sampled_from([2, 9]))])) for _ in range(3)]
         for name in CHECKED
     }
     batch = good(**columns)
@@ -137,9 +133,7 @@ def test_hosts_with_and_without_counters_are_checked_together() -> None:
 
     def all_sound(batches) -> bool:
         pieces = [(layout_of(each).slices, message(each)) for each in batches]
-        return sound(
-            [[raw[s[i][0] : s[i][1]] for s, raw in pieces] for i in range(len(CHECKED))], bounds(LIMITS, NOW)
-        )
+        return sound([[raw[s[i][0] : s[i][1]] for s, raw in pieces] for i in range(len(CHECKED))], bounds(LIMITS, NOW))
 
     assert all_sound(well)
     assert not all_sound([*well, absurd])

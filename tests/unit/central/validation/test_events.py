@@ -1,7 +1,5 @@
 """Events of VMs at central: checked one by one, counted once, kept up to a cap, listed to operators."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -10,7 +8,8 @@ import pytest
 from agent.antagonists.events import VmEvent
 from agent.detection.verdicts import Degradation, Shown
 from agent.uplink.batches import encode
-from central.journal.writer import Journal, Submission
+from central.journal.tables import Submission
+from central.journal.writer import Journal
 from central.validation.events import check_events
 from central.validation.rows import Limits
 from whitepanda.v1 import agent_pb2
@@ -52,11 +51,7 @@ def test_an_event_arrives_as_it_was_found() -> None:
     assert (row.host, row.unix_ns, row.vm, row.name) == ("h1", NOW - 10**9, "u1", "web-1")
     found = agent_pb2.VmEvent.FromString(row.payload)
     assert (found.behaviour, found.before) == (agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_STEADY)
-    assert (found.lasted_ns, found.reason, list(found.culprits)) == (
-        5 * 10**9,
-        "ipc 0.5 is below 0.9",
-        ["u2"],
-    )
+    assert (found.lasted_ns, found.reason, list(found.culprits)) == (5 * 10**9, "ipc 0.5 is below 0.9", ["u2"])
     assert (found.degradation.ratio, found.degradation.low, found.degradation.high) == (1.4, 1.3, 1.6)
     assert (found.evidence[0].signal, found.evidence[0].threshold) == ("ipc", 0.9)
     (row,), _ = checked(batch_of(event(degradation=None)))
@@ -115,9 +110,7 @@ class Kept:
         rows, _ = checked(batch_of(*events), host=host)
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.journal.submit(
-            Submission(
-                host, "P", "s", sequence, NOW, b"", 0, 0, {}, None, done.set_result, "", tuple(rows), rejected
-            )
+            Submission(host, "P", "s", sequence, NOW, b"", 0, 0, {}, None, done.set_result, "", tuple(rows), rejected)
         )
         return await asyncio.wait_for(done, 10)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -46,9 +44,7 @@ def a_batch(rows: int = 3, **columns) -> agent_pb2.CpiBatch:
 
 
 def checked(batch: agent_pb2.CpiBatch, *, is_importer: bool = False, **limits) -> Checked:
-    return check(
-        batch, host="h", platform="P", is_importer=is_importer, limits=Limits(**limits), now_unix_ns=NOW
-    )
+    return check(batch, host="h", platform="P", is_importer=is_importer, limits=Limits(**limits), now_unix_ns=NOW)
 
 
 def refused(batch: agent_pb2.CpiBatch, **options) -> tuple[str, str]:
@@ -92,11 +88,7 @@ def test_a_good_batch_is_taken_whole() -> None:
         ),
         (a_batch(cpi=[1.0]), "column_length", "column cpi has 1 values, task_index has 3"),
         (a_batch(cpi_reason=[1] * 4), "column_length", "column cpi_reason has 4 values, task_index has 3"),
-        (
-            a_batch(cpu_usage_cores=[]),
-            "column_length",
-            "column cpu_usage_cores has 0 values, task_index has 3",
-        ),
+        (a_batch(cpu_usage_cores=[]), "column_length", "column cpu_usage_cores has 0 values, task_index has 3"),
         (a_batch(running_ratio=[1.0] * 2), "column_length", "column running_ratio has 2 values"),
         (a_batch(task_index=[0, 1, 3]), "task_index", "task_index 3 points beyond the batch's 3 tasks"),
         (a_batch(task_index=[0, 1, 2**32 - 1]), "task_index", "task_index 4294967295 points beyond"),
@@ -105,11 +97,7 @@ def test_a_good_batch_is_taken_whole() -> None:
             "foreign_machine",
             "task 0 names machine 'other', platform ''; only importers (central.importers) may",
         ),
-        (
-            a_batch(1, tasks=[agent_pb2.Task(vm="v", job="j", platform="Z")]),
-            "foreign_machine",
-            "platform 'Z'",
-        ),
+        (a_batch(1, tasks=[agent_pb2.Task(vm="v", job="j", platform="Z")]), "foreign_machine", "platform 'Z'"),
     ],
 )
 def test_a_structural_problem_refuses_the_batch(batch, reason, says) -> None:
@@ -158,20 +146,11 @@ def test_an_importer_may_name_more_jobs() -> None:
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "x" * 513, "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "b\0c", "c")]}, "bad_task"),
-        (
-            {"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "b\x1b[2J", "\u00dc\u00a0\u4e2d")]},
-            "bad_task",
-        ),
+        ({"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "b\x1b[2J", "\u00dc\u00a0\u4e2d")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job="j", epoch=e) for e in ("", "1\n", "1")]}, "bad_task"),
-        (
-            {"tasks": [agent_pb2.Task(vm="v", job="j", epoch=e) for e in ("", "x" * 513, "x" * 512)]},
-            "bad_task",
-        ),
+        ({"tasks": [agent_pb2.Task(vm="v", job="j", epoch=e) for e in ("", "x" * 513, "x" * 512)]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job="j", platform=p) for p in ("", "\x85", "a")]}, "bad_task"),
-        (
-            {"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", "b\x7fc", "c")]},
-            "bad_machine",
-        ),
+        ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", "b\x7fc", "c")]}, "bad_machine"),
         ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", "-1", "c")]}, "bad_machine"),
         ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", " b", "c")]}, "bad_machine"),
     ],
@@ -192,10 +171,7 @@ HOUR = 3600 * 10**9
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        (
-            {"cycles": [15 * 10**10, 15 * 10**10 + 1, UNKNOWN]},
-            "absurd_counter",
-        ),  # 10 s of 0.5 + 1 vCPUs, 10 GHz
+        ({"cycles": [15 * 10**10, 15 * 10**10 + 1, UNKNOWN]}, "absurd_counter"),  # 10 s of 0.5 + 1 vCPUs, 10 GHz
         ({"cpu_usage_cores": [9.0] * 3, "cycles": [10**12, 10**12 + 1, 1]}, "absurd_counter"),
         ({"instructions": [12 * 10**11, 12 * 10**11 + 1, UNKNOWN]}, "absurd_counter"),
         ({"cycles": [UNKNOWN] * 3, "instructions": [1, 12 * 10**11 + 1, 1]}, "absurd_counter"),
@@ -241,10 +217,7 @@ def test_the_table_of_several_batches() -> None:
         disk_bytes_per_s=[INF, 1e6],
         memory_stall_ratio=[0.25, 1.1],
         backlog=True,
-        tasks=[
-            agent_pb2.Task(vm="a", epoch="1", job="x", latency_sensitive=True),
-            agent_pb2.Task(vm="b", job="y"),
-        ],
+        tasks=[agent_pb2.Task(vm="a", epoch="1", job="x", latency_sensitive=True), agent_pb2.Task(vm="b", job="y")],
     )
     second = a_batch(
         2,
@@ -304,10 +277,7 @@ def any_batch(draw) -> agent_pb2.CpiBatch:
         return draw(st.lists(values, min_size=rows, max_size=rows) | st.lists(values, max_size=7))
 
     tasks = draw(
-        st.lists(
-            st.builds(agent_pb2.Task, vm=texts, job=texts, epoch=texts, machine=texts, platform=texts),
-            max_size=4,
-        )
+        st.lists(st.builds(agent_pb2.Task, vm=texts, job=texts, epoch=texts, machine=texts, platform=texts), max_size=4)
     )
     return agent_pb2.CpiBatch(
         spool_id=draw(texts),
@@ -468,9 +438,7 @@ def test_no_table_has_more_bytes_of_texts_than_asked_for(
 ) -> None:
     importer = letter * 25 if kept else ""  # speaks for other machines
     named = [
-        agent_pb2.Task(
-            vm=letter * (9 if n else 900), epoch=f"{n}", job=letter * 9, machine=importer, platform=importer
-        )
+        agent_pb2.Task(vm=letter * (9 if n else 900), epoch=f"{n}", job=letter * 9, machine=importer, platform=importer)
         for n in range(tasks)
     ]
     mask = None if kept is None else np.array(kept)

@@ -1,7 +1,5 @@
 """What agents call their VMs: kept by UUID, bounded, fit for a terminal."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from hypothesis import given
@@ -69,9 +67,7 @@ def test_a_vm_that_moves_has_a_name_of_each_host():
     assert (names.by_host("a"), names.get("b", "old"), len(names)) == ({"new": "web"}, "db", 2)
 
 
-_NOTES = st.lists(
-    st.tuples(st.sampled_from("abcd"), st.sampled_from("123456"), st.text(max_size=1)), max_size=30
-)
+_NOTES = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("123456"), st.text(max_size=1)), max_size=30)
 
 
 @given(st.lists(_NOTES, max_size=6))

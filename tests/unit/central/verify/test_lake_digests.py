@@ -1,7 +1,5 @@
 """Damage in the lake: none goes unseen, a build of it fails or does without it, and never changes a coefficient."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -193,9 +191,7 @@ def test_damaged_slots_fail_the_build(lake: Lake, what: str) -> None:
     flipped(path, path.stat().st_size // 2)
     shutil.rmtree(lake.root / "state")  # so the slots are needed
     write_day(lake, 0, 7)  # and what is known of batches
-    with pytest.raises(
-        DamagedError, match=f"{path.name} is damaged: .*or delete slots/slot=300/day=2026-11-01: "
-    ):
+    with pytest.raises(DamagedError, match=f"{path.name} is damaged: .*or delete slots/slot=300/day=2026-11-01: "):
         builder.build_once()
     assert (builder.damaged_files, builder.current.version) == (1, 1)
     if what != "slots":
@@ -326,9 +322,7 @@ def test_a_build_of_numbers_that_are_none_fails(lake: Lake, monkeypatch: pytest.
     assert builder.versions.numbers() == [1]
 
 
-def test_the_draft_of_a_segment_is_sealed_before_it_has_its_name(
-    small: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_draft_of_a_segment_is_sealed_before_it_has_its_name(small: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_path: Path, _name: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -380,9 +374,7 @@ def test_what_is_no_file_is_a_problem_of_its_own_and_ends_nothing_else(small: La
     made_odd(odd.path, kind)
     code, found = verify(small)
     assert code == 1
-    assert [
-        line for line in found if f"{odd.key} is damaged: it is no regular file, nor a link to one" in line
-    ]
+    assert [line for line in found if f"{odd.key} is damaged: it is no regular file, nor a link to one" in line]
     assert [line for line in found if f"{damaged.key} is damaged: its SHA-256" in line]
     for command in ("stats", "compact"):
         result = CliRunner().invoke(lake_cli.app, [command, str(small.root), *MIN_TWO[command]])
@@ -417,9 +409,7 @@ def test_state_without_digests_is_damaged(lake: Lake) -> None:
         (each / "digests.json").unlink()
     code, lines = verify(lake)
     assert (code, len(lines)) == (1, 2)
-    assert (
-        "digests.json is damaged: it is gone; nothing is lost; delete its folder: the next build" in lines[0]
-    )
+    assert "digests.json is damaged: it is gone; nothing is lost; delete its folder: the next build" in lines[0]
     write_day(lake, 1, 3)
     assert Builder(SECTION, lake).build_once() == 2
     assert verify(lake) == (0, [])

@@ -1,7 +1,5 @@
 """What was deleted from the lake by hand is told with day and rows; what central deletes by right never is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -133,9 +131,7 @@ def test_compaction_leaves_room_for_what_is_lost_and_a_restored_segment_counts_a
     remove_superseded(lake, grace_s=0)
     assert [segment.first for segment in lake.segments(DAYS[0])] == [first.first, 3]
     [line] = verified(lake)
-    assert line.startswith(
-        f"{gone.key}: is not there, with {gone_rows(copy)} rows that were rolled up; {LOST}"
-    )
+    assert line.startswith(f"{gone.key}: is not there, with {gone_rows(copy)} rows that were rolled up; {LOST}")
 
     copy.rename(gone.path)
     assert verified(lake) == []
@@ -165,9 +161,7 @@ def test_a_loss_that_was_merged_over_is_still_told(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("step", range(9))
-def test_retention_is_no_loss_wherever_it_is_killed(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_retention_is_no_loss_wherever_it_is_killed(lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     slots = SlotStore(lake, SLOT_NS)
     left = iter(range(step))
 
@@ -216,9 +210,7 @@ def test_a_day_of_slots_deleted_by_hand_is_told_where_its_samples_are_gone_too(l
         f"day {DAYS[0]}: neither slots nor samples are there, though version 1 was built from them (at least "
         f"{rows - kept:,} rows); restore {store.folder(DAYS[0])} from a copy, or the next build goes without the day"
     )
-    shutil.rmtree(
-        lake.root / store.folder(DAYS[1])
-    )  # its samples are there: the next build rolls them up anew
+    shutil.rmtree(lake.root / store.folder(DAYS[1]))  # its samples are there: the next build rolls them up anew
     assert len(verified(lake)) == 1
 
 
@@ -280,9 +272,7 @@ def meanwhile(lake: Lake, number: int) -> None:
 
 
 @pytest.mark.parametrize("listing", range(8))
-def test_what_central_deletes_meanwhile_is_no_loss(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, listing: int
-) -> None:
+def test_what_central_deletes_meanwhile_is_no_loss(lake: Lake, monkeypatch: pytest.MonkeyPatch, listing: int) -> None:
     """Before and after each listing of the books and the samples."""
     build(lake)
     by_day = {day: lake.segments(day) for day in lake.days()}

@@ -1,7 +1,5 @@
 """The fleet API as JSON: what gRPC answers, its OpenAPI document, who may ask, and what a wrong request is told."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import http.client
@@ -30,7 +28,8 @@ from central.config import BuildSection
 from central.incidents.store import IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-from central.lake.segments import Lake, LakeError
+from central.lake.errors import LakeError
+from central.lake.segments import Lake
 from central.lake.vm_windows import SlowError
 from central.pki import describe, issue, make_ca, renew
 from central.web import metrics
@@ -115,10 +114,7 @@ def test_the_document_is_valid_and_has_every_method():
     (number,) = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
     assert (number["in"], number["required"], number["schema"]["type"]) == ("path", True, "integer")
     evidence = found["components"]["schemas"]["TriggerSuspect"]["properties"]
-    assert evidence["score"] == {
-        "type": ["number", "null"],
-        "description": "coefficient * usage; NaN where not known",
-    }
+    assert evidence["score"] == {"type": ["number", "null"], "description": "coefficient * usage; NaN where not known"}
 
 
 async def test_a_question_whose_client_left_while_it_waited_is_not_asked(served, local, monkeypatch):
@@ -139,8 +135,7 @@ async def test_a_question_whose_client_left_while_it_waited_is_not_asked(served,
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/v1/events", "/v1/incidents", "/v1/vms/x/history", "/v1/host-timeline?host=h", "/v1/job?job=j"],
+    "path", ["/v1/events", "/v1/incidents", "/v1/vms/x/history", "/v1/host-timeline?host=h", "/v1/job?job=j"]
 )
 async def test_few_questions_ask_the_databases_at_a_time(served, local, monkeypatch, path):
     go, running = threading.Event(), []
@@ -153,9 +148,7 @@ async def test_few_questions_ask_the_databases_at_a_time(served, local, monkeypa
     monkeypatch.setattr(served.journal, "read_events", hang)
     for name in ("find", "suspect_jobs", "names"):
         monkeypatch.setattr(served.store, name, hang)
-    asyncio.get_running_loop().set_default_executor(
-        ThreadPoolExecutor(12)
-    )  # threads are not what bounds them
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(12))  # threads are not what bounds them
     writers = [await ask_only(local, path) for _ in range(12)]
     try:
         turns = served.fleet.turns
@@ -260,21 +253,9 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
         ("/v1/incidents?page_size=1001", 400, "page_size must be an integer from 0 to 1000 (value '1001')"),
         ("/v1/incidents?page_token=x", 400, "page_token is not one of this request's pages"),
         ("/v1/hosts?colour=red", 400, "no parameter 'colour' here; known: page_size, page_token"),
-        (
-            "/v1/vms/u/history?max_windows=10001",
-            400,
-            "max_windows must be an integer from 0 to 10000 (value '10001')",
-        ),
-        (
-            "/v1/vms/u/history?since_unix_ns=1&until_unix_ns=86400000000002",
-            400,
-            "until_unix_ns must be after",
-        ),
-        (
-            "/v1/vms/u/history",
-            404,
-            "no window, event or incident of VM 'u' in this time; windows are there once",
-        ),
+        ("/v1/vms/u/history?max_windows=10001", 400, "max_windows must be an integer from 0 to 10000 (value '10001')"),
+        ("/v1/vms/u/history?since_unix_ns=1&until_unix_ns=86400000000002", 400, "until_unix_ns must be after"),
+        ("/v1/vms/u/history", 404, "no window, event or incident of VM 'u' in this time; windows are there once"),
         ("/v1/events?host=nohost", 404, "no host 'nohost' ever connected to this central"),
         ("/v1/events?vm=nope", 404, "no VM 'nope' is known here"),
         ("/v1/suspect-jobs?job=nosuch", 404, "no job 'nosuch' is known here: no host runs it"),
@@ -352,9 +333,7 @@ async def ask(api: HttpApi, method: str, path: str):
     return await asyncio.to_thread(fetched)
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/hosts", "/v1/incidents/1", "/openapi.json", "/healthz", "/metrics", "/"]
-)
+@pytest.mark.parametrize("path", ["/v1/hosts", "/v1/incidents/1", "/openapi.json", "/healthz", "/metrics", "/"])
 async def test_methods_other_than_get(local, path):
     for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "ODD"):
         status, headers, text = await ask(local, method, path)
@@ -388,10 +367,7 @@ async def test_times_that_no_clock_shows_are_refused(local, path, name):
 async def test_requests_by_grpc_have_the_same_limits(served):
     fleet = served.fleet
     for values, said in (
-        (
-            {"since_unix_ns": LAST_TIME + 1},
-            f"since_unix_ns must be at most {LAST_TIME} (value {LAST_TIME + 1})",
-        ),
+        ({"since_unix_ns": LAST_TIME + 1}, f"since_unix_ns must be at most {LAST_TIME} (value {LAST_TIME + 1})"),
         ({"host": "a\0"}, r"host must have no control characters (value 'a\x00')"),
         ({"vm": "a" * 513}, f"vm must be at most 512 characters (value '{'a' * 80}', 513)"),
     ):
@@ -480,13 +456,7 @@ def test_the_document_has_who_may_ask_the_refusals_and_the_limits():
     assert "404" in found["paths"]["/v1/incidents/{id}"]["get"]["responses"]
     assert "429" in found["paths"]["/v1/comparison"]["get"]["responses"]
     for (_, name), schema in schemas.items():
-        assert schema["type"] == "boolean" or schema.keys() & {
-            "maximum",
-            "maxLength",
-            "maxItems",
-            "enum",
-            "anyOf",
-        }
+        assert schema["type"] == "boolean" or schema.keys() & {"maximum", "maxLength", "maxItems", "enum", "anyOf"}
         if name.endswith("unix_ns"):
             assert schema == {"type": "integer", "minimum": 0, "maximum": LAST_TIME}
     assert schemas["GetVmHistory", "max_windows"]["maximum"] == 10_000
@@ -526,10 +496,7 @@ async def test_a_store_that_is_away_is_told(served, local, monkeypatch):
 
 async def test_a_vm_history_that_cannot_be_read_is_told(served, local, monkeypatch):
     for error, said in (
-        (
-            SlowError("took longer than 20 s"),
-            "took longer than 20 s; ask for a shorter time by since_unix_ns",
-        ),
+        (SlowError("took longer than 20 s"), "took longer than 20 s; ask for a shorter time by since_unix_ns"),
         (LakeError("x.parquet is damaged"), "x.parquet is damaged; `whitepanda lake verify` tells more"),
     ):
 
@@ -628,9 +595,7 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
 
 async def test_what_cannot_be_listened_on_is_one_line(served, local):
     taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), Access(()))
-    with pytest.raises(
-        UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"
-    ):
+    with pytest.raises(UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"):
         await taken.start()
     wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), Access(()))
     with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*central\.tls cannot be used"):
@@ -657,9 +622,7 @@ async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> N
     assert found["whitepanda_central_refused_streams_total", "tls_expired"] == 1
     assert found["whitepanda_central_rejected_rows_total", "bad_cpi"] == 7
     assert found["whitepanda_central_accepted_rows_total",] == 2**40 + 1
-    failures = [
-        f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents", "revocation")
-    ]
+    failures = [f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents", "revocation")]
     assert [found[name,] for name in failures] == [0, 0, 0, 0, 0]
     assert found["whitepanda_central_acknowledgement_seconds_bucket", "+Inf"] == 0
     assert found["whitepanda_central_open_incidents",] == 0

@@ -1,7 +1,5 @@
 """Slow HTTP clients: half a request, an answer that nobody reads, and more connections than there are places."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -116,12 +114,7 @@ def test_only_who_is_awaited_gives_its_place_up_the_longest_first():
 async def test_who_never_reads_its_answers_is_ended(served):
     now, refused = [0.0], Counter()
     api = HttpApi(
-        served.fleet,
-        "127.0.0.1:0",
-        TlsFiles(),
-        Access(()),
-        section=HttpSection(answer_timeout_s=60.0),
-        refused=refused,
+        served.fleet, "127.0.0.1:0", TlsFiles(), Access(()), section=HttpSection(answer_timeout_s=60.0), refused=refused
     )
     api._connections.clock_s = lambda: now[0]
     await api.start()
@@ -132,9 +125,7 @@ async def test_who_never_reads_its_answers_is_ended(served):
     request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
     try:
         async with asyncio.timeout(30):
-            while not any(
-                e.protocol and e.protocol._unread_since_s is not None for e in api._connections._entries
-            ):
+            while not any(e.protocol and e.protocol._unread_since_s is not None for e in api._connections._entries):
                 with contextlib.suppress(BlockingIOError):
                     stream.send(request)
                 await asyncio.sleep(0.01)
@@ -157,10 +148,7 @@ async def test_a_body_that_goes_wrong_is_answered_once_and_logs_no_traceback(ser
     await api.start()
     try:
         for length in ("Content-Length: 3", "Transfer-Encoding: chunked"):
-            raw = (
-                f"GET /v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n\r\n"
-                + "zz\r\n" * 99
-            )
+            raw = f"GET /v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n\r\n" + "zz\r\n" * 99
             reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
             writer.write(raw.encode())
             with contextlib.suppress(ConnectionError):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -20,9 +18,7 @@ from collector.inventory.inventory import Inventory
 from tests.support.reading_times import ReadingTimes
 from tests.support.waiting import wait_until
 
-PRESSURE = (
-    "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
-)
+PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2da.scope"
 
 
@@ -34,11 +30,7 @@ class Groups:
         self.root = host.proc.parent / "cgroup"
         (host.proc / "self").mkdir()
         if hybrid:
-            self.v2, self.cpu, self.memory = (
-                self.root / "unified",
-                self.root / "cpu,cpuacct",
-                self.root / "memory",
-            )
+            self.v2, self.cpu, self.memory = (self.root / "unified", self.root / "cpu,cpuacct", self.root / "memory")
             mounts = [(self.cpu, "cgroup", "rw,cpu,cpuacct"), (self.memory, "cgroup", "rw,memory")]
         else:
             self.v2 = self.cpu = self.memory = self.root
@@ -350,9 +342,7 @@ def test_a_group_whose_files_say_the_same_gives_the_same_sample(host, tree, make
     tree.pressures(SCOPE, 11, 22, 34)
     second = vm_of(source, host)
     assert second.cgroup.io_some_ns == first.cgroup.io_some_ns + 1000
-    (tree.memory / SCOPE / ("memory.usage_in_bytes" if tree.hybrid else "memory.current")).write_text(
-        "2000\n"
-    )
+    (tree.memory / SCOPE / ("memory.usage_in_bytes" if tree.hybrid else "memory.current")).write_text("2000\n")
     assert vm_of(source, host).cgroup.memory_bytes == 2000
     assert second.cgroup.memory_bytes == 1000
     clock[0] += 10 * 10**9  # another look at its placement: the counters are the same, the moment is not
@@ -543,16 +533,12 @@ def test_probe_and_open(host, tree, make, tmp_path):
 def test_v1_alone_has_no_pressures(host, make):
     tree = Groups(host, hybrid=True)
     mountinfo = host.proc / "self/mountinfo"
-    mountinfo.write_text(
-        "".join(line for line in mountinfo.read_text().splitlines(True) if "cgroup2" not in line)
-    )
+    mountinfo.write_text("".join(line for line in mountinfo.read_text().splitlines(True) if "cgroup2" not in line))
     host.vm("a", 10, [11])
     tree.add(10, SCOPE)
     tree.quota(SCOPE, 50_000)
     source = make()
-    assert vm_of(source, host).cgroup == CgroupCounters(
-        1, throttled_ns=44_000, quota_cores=0.5, memory_bytes=1000
-    )
+    assert vm_of(source, host).cgroup == CgroupCounters(1, throttled_ns=44_000, quota_cores=0.5, memory_bytes=1000)
     assert source.probe().detail.endswith("; no pressures: they are in v2 only, which is not mounted")
 
 

@@ -58,10 +58,7 @@ def test_a_status_file_that_is_absurd_or_none_costs_no_other_vm(host, inventory)
     assert parse_status(status.ljust(2 << 20)).pid == 12
 
 
-@given(
-    st.binary(max_size=300)
-    | st.text(max_size=300).map(lambda text: f"<domstatus>{text}</domstatus>".encode())
-)
+@given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"<domstatus>{text}</domstatus>".encode()))
 def test_any_bytes_are_a_status_or_a_clear_error(content):
     with contextlib.suppress(StatusError):
         parse_status(content)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging
@@ -28,14 +26,7 @@ def test_vms_by_name_with_epochs_of_their_process(host, inventory):
     host.vm("b", 20, [21, 22], start=500)
     host.vm("a", 10, [11], kind="qemu", state="paused")
     a, b = inventory.vms()
-    assert (a.name, a.uuid, a.pid, a.vcpus, a.state, a.accelerator) == (
-        "a",
-        host.uuid_of("a"),
-        10,
-        1,
-        "paused",
-        "tcg",
-    )
+    assert (a.name, a.uuid, a.pid, a.vcpus, a.state, a.accelerator) == ("a", host.uuid_of("a"), 10, 1, "paused", "tcg")
     assert (b.name, b.vcpu_tids, b.accelerator) == ("b", (21, 22), "kvm")
     assert (a.epoch, b.epoch) == ("111111112222-1000", "111111112222-500")
 
@@ -161,15 +152,9 @@ def test_probe_says_what_cannot_be_read(host, inventory, monkeypatch):
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [
-        (errno.EACCES, Reason.NO_PERMISSION),
-        (errno.EMFILE, Reason.FD_LIMIT),
-        (errno.EIO, Reason.SOURCE_FAILED),
-    ],
+    [(errno.EACCES, Reason.NO_PERMISSION), (errno.EMFILE, Reason.FD_LIMIT), (errno.EIO, Reason.SOURCE_FAILED)],
 )
-def test_a_folder_that_cannot_be_listed_is_an_error_not_a_host_without_vms(
-    inventory, monkeypatch, number, reason
-):
+def test_a_folder_that_cannot_be_listed_is_an_error_not_a_host_without_vms(inventory, monkeypatch, number, reason):
     def fail(_path):
         raise OSError(number, "said so")
 
@@ -286,9 +271,7 @@ def test_threads_may_ask_at_once(host, inventory):
     for number in range(10):
         host.vm(f"vm{number}", 100 + number, [200 + number])
     found = []
-    threads = [
-        threading.Thread(target=lambda: found.extend(inventory.vms() for _ in range(20))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.extend(inventory.vms() for _ in range(20))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,7 +1,5 @@
 """Which nodes share a cache, and where a VM is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -8,12 +6,7 @@ import pytest
 
 from collector.base import NumaPlacement, Reason
 from collector.inventory import numa
-from collector.inventory.numa import (
-    Numa,
-    parse_numa_maps,
-    parse_numa_stat_v1,
-    parse_numa_stat_v2,
-)
+from collector.inventory.numa import Numa, parse_numa_maps, parse_numa_stat_v1, parse_numa_stat_v2
 
 V2 = b"anon N0=4096 N1=8192\nfile N0=100 N1=200\nkernel_stack N0=1 N1=2\nshmem N0=1000 N1=0\nfile_mapped N0=5 N1=5\n"
 V1 = b"total=3 N0=2 N1=1\nfile=1 N0=1 N1=0\nanon=2 N0=1 N1=1\nhierarchical_total=30 N0=20 N1=10\n"

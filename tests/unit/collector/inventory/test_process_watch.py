@@ -1,7 +1,5 @@
 """Watches of real processes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

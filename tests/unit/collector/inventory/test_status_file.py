@@ -1,7 +1,5 @@
 """What is read of libvirt's status files: a real one, and what else libvirt's format allows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -183,8 +181,7 @@ def test_what_is_kept_of_metadata_is_bounded():
     many = "".join(f"<a:k{number}>v{number}</a:k{number}>" for number in range(1000))
     long = f"<a:{'n' * 900}>{'t' * 90_000}</a:{'n' * 900}>"
     text = changed(
-        "<metadata>",
-        f"<description>{'d' * 9000}</description><metadata><a:top xmlns:a='urn:a'>{long}{many}</a:top>",
+        "<metadata>", f"<description>{'d' * 9000}</description><metadata><a:top xmlns:a='urn:a'>{long}{many}</a:top>"
     )
     facts = parse_status(text).facts
     assert len(facts["description"]) == 512

@@ -1,7 +1,5 @@
 """The libvirt source against a stand-in of the binding; against the real libvirtd in tests/integration."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys
@@ -58,11 +56,7 @@ class FakeLibvirt:
     VIR_CONNECT_LIST_DOMAINS_ACTIVE = 1
     VIR_ERR_NO_SUPPORT = 3
     VIR_DOMAIN_STATS_INTERFACE, VIR_DOMAIN_STATS_BLOCK = INTERFACE, BLOCK
-    VIR_DOMAIN_EVENT_ID_LIFECYCLE, VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED = (
-        0,
-        19,
-        15,
-    )
+    VIR_DOMAIN_EVENT_ID_LIFECYCLE, VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED = (0, 19, 15)
     VIR_CONNECT_CLOSE_REASON_EOF, VIR_CONNECT_CLOSE_REASON_KEEPALIVE = 1, 2
 
     class libvirtError(Exception):  # noqa: N801 - the binding's name
@@ -238,9 +232,7 @@ def source(host, module, clocks, inventory, monkeypatch):
 
 
 def test_disks_and_interfaces_of_a_record():
-    assert parse_disks(BLOCKS) == {
-        "vda": DiskCounters(read_bytes=32, write_bytes=42, read_ops=31, write_ops=41)
-    }
+    assert parse_disks(BLOCKS) == {"vda": DiskCounters(read_bytes=32, write_bytes=42, read_ops=31, write_ops=41)}
     assert parse_interfaces(NET) == {
         "vnet3": InterfaceCounters(
             receive_bytes=11,
@@ -310,9 +302,7 @@ def test_disks_are_read_at_once_again_a_tick_later_and_then_once_per_period(host
     assert len(asked) >= 5
 
 
-def test_a_paused_vm_is_asked_once_more_and_then_rarely_and_its_reading_stays_true(
-    host, module, source, clocks
-):
+def test_a_paused_vm_is_asked_once_more_and_then_rarely_and_its_reading_stays_true(host, module, source, clocks):
     a = host.uuid_of("a")
     asked = []
 
@@ -358,9 +348,7 @@ def test_polls_of_many_vms_are_spread_over_the_period(host, module, source, cloc
 
 
 def test_a_short_period_reads_at_every_sampling(host, module, clocks, inventory, source):
-    often = LibvirtSource(
-        "qemu:///system", inventory=inventory, binding=module, clocks=clocks, disk_poll_s=0.05
-    )
+    often = LibvirtSource("qemu:///system", inventory=inventory, binding=module, clocks=clocks, disk_poll_s=0.05)
     for _ in range(4):
         assert often.sample().vms[host.uuid_of("a")].stamps["disks"] == clocks()
         assert len(module.blocks()) == 2
@@ -529,10 +517,7 @@ def test_a_network_device_passed_through_beside_a_tap_hides_the_vms_network(host
     (device / "class").write_text("0x020000\n")
     host.vm("a", 10, [11], extra=f"<devices>{DISK}{TAP}{passed}</devices>")
     sample = source.sample()
-    assert (sample.vms[a].interfaces, dict(sample.vms[a].absent)) == (
-        None,
-        {"interfaces": Reason.NOT_VISIBLE},
-    )
+    assert (sample.vms[a].interfaces, dict(sample.vms[a].absent)) == (None, {"interfaces": Reason.NOT_VISIBLE})
     assert module.asked[0] == (INTERFACE, [b])
     (device / "class").write_text("0x030200\n")  # a GPU
     host.vm("b", 20, [21], extra=f"<devices>{DISK}{TAP}{passed}{passed.replace('0x06', '?')}</devices>")
@@ -620,9 +605,7 @@ def test_a_domain_that_fails_costs_nobody_else_and_is_told_once(host, module, so
     assert sample.vms[host.uuid_of("b")].disks["vda"].read_bytes == 32
     assert sample.vms[host.uuid_of("b")].interfaces["vnet3"].receive_bytes == 11
     assert len(sample.inventory) == 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "a: no disk counters: libvirt cannot read them"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["a: no disk counters: libvirt cannot read them"]
     module.domains[host.uuid_of("b")] = module.libvirtError("this one too")
     with pytest.raises(SourceError, match="monitor is gone; connecting anew"):
         source.sample()
@@ -723,9 +706,7 @@ def test_silence_is_noticed_while_nothing_is_asked(host, module, source, invento
     inventory.interfaces_told.tell(clocks.mono_ns, {host.uuid_of(name): epoch for name in "ab"})
     module.asked.clear()
     module.opened[0].end(module.VIR_CONNECT_CLOSE_REASON_KEEPALIVE)
-    with pytest.raises(
-        SourceError, match=r"qemu:///system: .*does not answer; is it hung or stopped"
-    ) as caught:
+    with pytest.raises(SourceError, match=r"qemu:///system: .*does not answer; is it hung or stopped") as caught:
         source.sample()
     assert caught.value.reason is Reason.STUCK
     assert (len(module.opened), module.asked) == (1, [])
@@ -748,30 +729,16 @@ def test_after_a_long_silence_there_is_a_rate_with_the_second_sampling(host, mod
 
 
 def test_a_driver_without_events_works_without(module, source):
-    module.refuse_events = module.libvirtError(
-        "this function is not supported: virConnectDomainEventRegisterAny"
-    )
+    module.refuse_events = module.libvirtError("this function is not supported: virConnectDomainEventRegisterAny")
     assert len(source.sample().vms) == 2
 
 
 @pytest.mark.parametrize(
     ("text", "reason", "remedy"),
     [
-        (
-            "Failed to connect socket: Permission denied",
-            Reason.NO_PERMISSION,
-            "as root or in the group libvirt",
-        ),
-        (
-            "authentication unavailable: no polkit agent",
-            Reason.NO_PERMISSION,
-            "as root or in the group libvirt",
-        ),
-        (
-            "Failed to connect socket: No such file or directory",
-            Reason.SOURCE_FAILED,
-            "is libvirtd .* running",
-        ),
+        ("Failed to connect socket: Permission denied", Reason.NO_PERMISSION, "as root or in the group libvirt"),
+        ("authentication unavailable: no polkit agent", Reason.NO_PERMISSION, "as root or in the group libvirt"),
+        ("Failed to connect socket: No such file or directory", Reason.SOURCE_FAILED, "is libvirtd .* running"),
         (
             "no connection driver available for URI 'garbage' does not include a driver name",
             Reason.SOURCE_FAILED,

@@ -1,7 +1,5 @@
 """The OpenFlow client against a bridge made of bytes: every version, and everything that can go wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -161,9 +159,7 @@ def test_every_version_is_read_and_the_bridge_itself_is_no_port(bridge, client, 
     # All ports are asked for, as the version's specification has it; descriptions have a body in 1.5 only.
     (_, _, _, first), (_, _, _, second) = fake.received[1:]
     every = {1: "0004 0000 ffff 000000000000"}.get(version, "0004 0000 00000000 ffffffff 00000000")
-    descriptions = {1: "000d 0000", 6: "000d 0000 00000000 ffffffff 00000000"}.get(
-        version, "000d 0000 00000000"
-    )
+    descriptions = {1: "000d 0000", 6: "000d 0000 00000000 ffffffff 00000000"}.get(version, "000d 0000 00000000")
     assert (first, second) == (bytes.fromhex(every), bytes.fromhex(descriptions))
     assert {message[0] for message in fake.received[1:]} == {version}
 
@@ -176,10 +172,7 @@ def test_every_version_is_read_and_the_bridge_itself_is_no_port(bridge, client, 
         (hello(9), 6),  # newer than we know
         (hello(6, {1, 4}), 4),
         (hello(6, {1, 31}), 1),
-        (
-            message(6, HELLO, 1, struct.pack("!HHIHHI", 9, 8, 0, 1, 8, 1 << 5)),
-            5,
-        ),  # an element that we do not know
+        (message(6, HELLO, 1, struct.pack("!HHIHHI", 9, 8, 0, 1, 8, 1 << 5)), 5),  # an element that we do not know
         (message(6, HELLO, 1, b"\0\0\0\0\1"), 6),  # a broken element
     ],
 )
@@ -199,9 +192,7 @@ def test_a_bridge_with_another_protocol_alone_is_named_with_the_remedy(bridge, c
 def test_a_refused_hello_says_what_the_bridge_said(bridge, client):
     text = struct.pack("!HH", 0, 0) + b"We support versions 0x09\0"
     bridge(two_ports, greeting=message(1, ERROR, 1, text))
-    with pytest.raises(
-        SourceError, match=r"no common version of OpenFlow: We support versions 0x09; see the bridge"
-    ):
+    with pytest.raises(SourceError, match=r"no common version of OpenFlow: We support versions 0x09; see the bridge"):
         client.hello(soon())
 
 
@@ -256,10 +247,7 @@ def test_a_bridge_that_hangs_costs_the_deadline_and_is_asked_anew(bridge, client
     with pytest.raises(SourceError):  # a deadline that has passed asks nothing
         client.stats(soon(-1))
     silent.clear()
-    assert client.stats(soon()).keys() == {
-        1,
-        7,
-    }  # on another connection: no late reply is taken for the new one
+    assert client.stats(soon()).keys() == {1, 7}  # on another connection: no late reply is taken for the new one
     assert client.connections == 2
 
 

@@ -1,7 +1,5 @@
 """Which port is whose."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The Open vSwitch source with a database and bridges made of tables: directions, churn, failures, resets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -120,9 +118,7 @@ def make_host(monkeypatch):
     )
     monkeypatch.setattr(source_module, "time", clock)
     monkeypatch.setattr(source_module, "PortsDatabase", FakeDatabase)
-    monkeypatch.setattr(
-        source_module, "BridgeClient", lambda path: host.bridges[path.removeprefix("/run/ovs/")[:-5]]
-    )
+    monkeypatch.setattr(source_module, "BridgeClient", lambda path: host.bridges[path.removeprefix("/run/ovs/")[:-5]])
     return host
 
 
@@ -193,17 +189,13 @@ def test_a_vm_on_two_bridges(host, source):
     host.vm(A, "tap1", "tap2")
     host.port("br0", "tap1", 1, 1, 2, 3, 4, 5, 6)
     host.port("br1", "tap2", 1, 10, 20, 30, 40, 50, 60)
-    assert {name: c.receive_bytes for name, c in source.sample().vms[A].interfaces.items()} == {
-        "tap1": 4,
-        "tap2": 40,
-    }
+    assert {name: c.receive_bytes for name, c in source.sample().vms[A].interfaces.items()} == {"tap1": 4, "tap2": 40}
     host.bridges["br1"].error = SourceError("gone")
     assert source.sample().vms[A].interfaces is None  # half of its traffic would look like a quieter VM
 
 
 @pytest.mark.parametrize(
-    ("first_ms", "second_ms", "told"),
-    [(300, 0, False), (0, 300, False), (150, 150, False), (80, 80, True)],
+    ("first_ms", "second_ms", "told"), [(300, 0, False), (0, 300, False), (150, 150, False), (80, 80, True)]
 )
 def test_a_vm_on_two_bridges_is_read_from_the_first_question_to_the_last_answer(
     host, source, first_ms, second_ms, told
@@ -428,9 +420,7 @@ class World:
 
 
 near_wraps = st.one_of(
-    st.integers(0, 2**64 - 2),
-    st.integers(2**32 - 20_000, 2**32 + 20_000),
-    st.integers(2**64 - 20_000, 2**64 - 2),
+    st.integers(0, 2**64 - 2), st.integers(2**32 - 20_000, 2**32 + 20_000), st.integers(2**64 - 20_000, 2**64 - 2)
 )
 
 
@@ -449,9 +439,7 @@ def check_world(host, source, start, events):
 @given(
     st.lists(near_wraps, min_size=6, max_size=6),
     st.lists(
-        st.tuples(event, st.integers(0, MOST), st.lists(near_wraps, min_size=6, max_size=6)),
-        min_size=1,
-        max_size=12,
+        st.tuples(event, st.integers(0, MOST), st.lists(near_wraps, min_size=6, max_size=6)), min_size=1, max_size=12
     ),
 )
 def test_no_rate_is_negative_or_absurd_whatever_happens_to_a_port(start, events):

@@ -1,7 +1,5 @@
 """The replica of OVSDB: what it says where there is none, and what it makes of a small server's contents."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -62,9 +60,7 @@ class Server:
         client.sendall(json.dumps(reply).encode())
 
     def update(self, changes):
-        self._client.sendall(
-            json.dumps({"method": "update", "params": [self.asked[1], changes], "id": None}).encode()
-        )
+        self._client.sendall(json.dumps({"method": "update", "params": [self.asked[1], changes], "id": None}).encode())
 
     def stop(self):
         self._server.shutdown(socket.SHUT_RDWR)
@@ -99,9 +95,7 @@ def contents():
         "Port": {uuid(10 + n): {"new": {"interfaces": ids(20 + n)}} for n in (1, 2, 3, 4)}
         | {uuid(15): {"new": {"interfaces": ids(25, 26)}}},
         "Interface": {
-            uuid(21): {
-                "new": interface("tap1", 5, vm_id="AA-1", attached_mac="FA:16:3E:00:00:01", iface_id="BB-2")
-            },
+            uuid(21): {"new": interface("tap1", 5, vm_id="AA-1", attached_mac="FA:16:3E:00:00:01", iface_id="BB-2")},
             uuid(22): {"new": interface("vhu2", 3, vm_uuid="cc-3")},
             uuid(23): {"new": interface("gone", -1)},
             uuid(24): {"new": interface("uplink", 1)},
@@ -167,9 +161,7 @@ def test_the_same_object_until_something_changes(server, database):
 def test_a_port_taken_off_and_put_on_between_two_readings_is_seen(server, database):
     database.ports()
     new, without = contents()["Interface"][uuid(21)]["new"], interface("tap1", -1)
-    server.update(
-        {"Interface": {uuid(21): {"old": {"ofport": 5}, "new": {**new, "ofport": without["ofport"]}}}}
-    )
+    server.update({"Interface": {uuid(21): {"old": {"ofport": 5}, "new": {**new, "ofport": without["ofport"]}}}})
     server.update({"Interface": {uuid(21): {"old": {"ofport": -1}, "new": new}}})
     time.sleep(0.1)
     port = wait_for(database, lambda ports: ports[-1].renewed)[-1]
@@ -201,9 +193,7 @@ def test_a_server_that_never_answers_costs_the_deadline(tmp_path):
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "db.sock"))
         silent.listen(5)
-        source = OvsSource(
-            _Inventory(), database=f"unix:{tmp_path / 'db.sock'}", run_dir=str(tmp_path), deadline_s=0.4
-        )
+        source = OvsSource(_Inventory(), database=f"unix:{tmp_path / 'db.sock'}", run_dir=str(tmp_path), deadline_s=0.4)
         started = time.monotonic()
         probe = source.probe()
         assert time.monotonic() - started < 5
@@ -240,9 +230,7 @@ def test_sockets_of_root_and_what_is_no_socket(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(socket.socket, "connect", refuse)
-        with pytest.raises(
-            SourceError, match=r"permission denied to user \d+; run the agent as root"
-        ) as caught:
+        with pytest.raises(SourceError, match=r"permission denied to user \d+; run the agent as root") as caught:
             PortsDatabase("unix:/run/db.sock", 0.2).open()
         assert caught.value.reason is Reason.NO_PERMISSION
     with pytest.raises(SourceError, match=r"AF_UNIX path too long; set sources\.ovs\.database"):

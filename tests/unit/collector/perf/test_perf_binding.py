@@ -1,7 +1,5 @@
 """The binding with failures in the kernel's place, and on this machine's own kernel with software events."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -15,14 +13,7 @@ import pytest
 from collector.base import Reason
 from collector.perf import binding
 from collector.perf.binding import EventAttr, Kernel, PerfError, close_group, open_group, read_group
-from collector.perf.events import (
-    CONTEXT_SWITCHES,
-    CYCLES,
-    CYCLES_AND_INSTRUCTIONS,
-    INSTRUCTIONS,
-    TASK_CLOCK_NS,
-    Event,
-)
+from collector.perf.events import CONTEXT_SWITCHES, CYCLES, CYCLES_AND_INSTRUCTIONS, INSTRUCTIONS, TASK_CLOCK_NS, Event
 
 
 class ScriptedKernel(Kernel):
@@ -101,9 +92,7 @@ def test_a_group_has_a_leader_counts_guests_and_follows_the_thread():
     assert leader == EventAttr(Event("", 0, 0), disabled=True)
     assert sibling == EventAttr(Event("", 0, 1))
     for attr in (leader, sibling):
-        assert not (
-            attr.exclude_guest or attr.exclude_host or attr.exclude_kernel or attr.pinned or attr.inherit
-        )
+        assert not (attr.exclude_guest or attr.exclude_host or attr.exclude_kernel or attr.pinned or attr.inherit)
     assert kernel.enabled == [100]
     assert group.fds == (100, 101)
     assert group.ids == (1100, 1101)

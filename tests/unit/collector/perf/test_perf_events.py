@@ -1,7 +1,5 @@
 """Which events a CPU has: encodings, the data files, what sysfs and /proc/cpuinfo say."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

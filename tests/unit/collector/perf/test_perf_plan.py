@@ -1,7 +1,5 @@
 """Groups within a budget of counters, and a plan that shrinks to what the CPU runs."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,11 +65,7 @@ def test_a_basic_plan_has_a_reason_for_all_else():
     assert plan.missing == dict.fromkeys(RANK, Reason.SOURCE_OFF)
 
 
-@given(
-    names=st.sets(st.sampled_from(RANK)),
-    beside=st.integers(0, 8),
-    fixed=st.sets(st.sampled_from([*RANK, *BASE])),
-)
+@given(names=st.sets(st.sampled_from(RANK)), beside=st.integers(0, 8), fixed=st.sets(st.sampled_from([*RANK, *BASE])))
 def test_a_plan_has_every_event_once_and_keeps_the_budget(names, beside, fixed):
     plan = make_plan({name: EVENTS[name] for name in names}, beside, frozenset(fixed))
     counted = [name for group in plan.layout for name in group[2:] if name not in fixed]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +19,7 @@ def test_scales_deltas_not_totals():
 
 
 def test_full_running_is_the_raw_delta():
-    assert scale_delta(after(enabled=9, running=9, cycles=3, instructions=1), LAST) == ScaledDelta(
-        (3.0, 1.0), 1.0, 9
-    )
+    assert scale_delta(after(enabled=9, running=9, cycles=3, instructions=1), LAST) == ScaledDelta((3.0, 1.0), 1.0, 9)
 
 
 def test_a_thread_that_slept_did_nothing():

@@ -1,7 +1,5 @@
 """The perf source: failure by failure with a kernel in memory, and on this machine's kernel with software events."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct
@@ -70,11 +68,7 @@ class Host:
         self.capabilities(0x1FFFFFFFFFF)
         self.sys.mkdir()
         self.source = PerfSource(
-            lambda: list(self.vms),
-            proc_root=str(self.proc),
-            sys_root=str(self.sys),
-            kernel=self.kernel,
-            **settings,
+            lambda: list(self.vms), proc_root=str(self.proc), sys_root=str(self.sys), kernel=self.kernel, **settings
         )
 
     def write(self, path, text):
@@ -447,9 +441,7 @@ class SoftwareKernel(Kernel):
     def perf_event_open(self, attr, pid, cpu, group_fd, flags):
         asked = EventAttr.unpack(attr)
         event = (TASK_CLOCK_NS, CONTEXT_SWITCHES)[asked.event.config]
-        return super().perf_event_open(
-            EventAttr(event, disabled=asked.disabled).pack(), pid, cpu, group_fd, flags
-        )
+        return super().perf_event_open(EventAttr(event, disabled=asked.disabled).pack(), pid, cpu, group_fd, flags)
 
 
 @pytest.fixture
@@ -494,9 +486,7 @@ def test_real_threads_that_end_and_appear(software):
 
 def test_probe_on_this_machine_says_something_true():
     probe = PerfSource(list).probe()
-    hardware = [
-        p for p in Path("/sys/bus/event_source/devices").glob("*") if p.name.startswith(("cpu", "armv8"))
-    ]
+    hardware = [p for p in Path("/sys/bus/event_source/devices").glob("*") if p.name.startswith(("cpu", "armv8"))]
     if not hardware:
         assert not probe.available
         assert probe.reason in (Reason.NO_PMU, Reason.PARANOID, Reason.NO_PERMISSION)

@@ -1,7 +1,5 @@
 """Groups on in turns, counters per control group, and file descriptors: with a kernel in memory that keeps time."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
@@ -471,9 +469,7 @@ class SoftwareKernel(Kernel):
     def perf_event_open(self, attr, pid, cpu, group_fd, flags):
         asked = EventAttr.unpack(attr)
         event = Event("", TASK_CLOCK_NS.type, {0: 1, 1: 3, 10: 2, 11: 4, 12: 5}[asked.event.config])
-        return super().perf_event_open(
-            EventAttr(event, disabled=asked.disabled).pack(), pid, cpu, group_fd, flags
-        )
+        return super().perf_event_open(EventAttr(event, disabled=asked.disabled).pack(), pid, cpu, group_fd, flags)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The pqos source, on a fake of the package whose classes, calls and error codes are those of pqos 4.5.0."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -241,10 +239,7 @@ def test_samples_are_cumulative_and_the_first_occupancy_is_left_out(fake, tree, 
     source.open()
     fake.read = {0: values(5, 100, 80), 1: values(6, 1, 0)}
     first = source.sample().vms["uuid-1"].rdt
-    assert (first.domains["all"].llc_occupancy_bytes, first.domains["all"].reason) == (
-        None,
-        Reason.VM_STARTING,
-    )
+    assert (first.domains["all"].llc_occupancy_bytes, first.domains["all"].reason) == (None, Reason.VM_STARTING)
     assert (first.domains["all"].mbm_total_bytes, first.domains["all"].mbm_local_bytes) == (100, 80)
     fake.read = {0: values(7, 300, 200), 1: values(0, 1, 0)}
     now[0] += 4 * S
@@ -256,10 +251,7 @@ def test_samples_are_cumulative_and_the_first_occupancy_is_left_out(fake, tree, 
     assert domain.reason is Reason.UNSPECIFIED
     assert second["uuid-1"].rdt.opened == first.opened != second["uuid-2"].rdt.opened
     assert second["uuid-2"].rdt.domains["all"].llc_occupancy_bytes == 0
-    assert fake.calls[:2] == [
-        ("init", "OS", "silent"),
-        ("start", (1000,), ("l3_occup", "lmem_bw", "tmem_bw")),
-    ]
+    assert fake.calls[:2] == [("init", "OS", "silent"), ("start", (1000,), ("l3_occup", "lmem_bw", "tmem_bw"))]
 
 
 def test_threads_are_kept_in_step(fake, tree, make, now):

@@ -1,7 +1,5 @@
 """Clocks of real processes, and what the procfs source does not read of those that sleep."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -129,9 +127,7 @@ def test_of_a_vm_that_slept_only_waits_are_read_and_of_one_that_ran_everything(w
     after = source.sample().vms["u"]
     # The process's stat and that of one thread, to see whether it runs: the other has not moved.
     assert sorted(read) == ["io", "schedstat", "schedstat", "stat", "stat"]
-    true_ns = {
-        tid: int(Path(f"/proc/{vm.pid}/task/{tid}/schedstat").read_text().split()[0]) for tid in vm.vcpu_tids
-    }
+    true_ns = {tid: int(Path(f"/proc/{vm.pid}/task/{tid}/schedstat").read_text().split()[0]) for tid in vm.vcpu_tids}
     assert {tid: thread.cpu_ns for tid, thread in after.threads.items()} == true_ns
     assert after.threads[worker.pid].cpu_ns > first.threads[worker.pid].cpu_ns
     source.close()

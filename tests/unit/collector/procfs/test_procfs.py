@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
@@ -59,11 +57,7 @@ def test_kvm_guest_time_is_the_processs(host, make):
     assert list(threads) == [11, 12]
     assert threads[11].guest_ns is None  # told for the process
     assert sample.vms[host.uuid_of("a")].process.guest_ns == 450 * NS_PER_TICK
-    assert (threads[11].cpu_ns, threads[11].run_queue_wait_ns, threads[11].start_ticks) == (
-        7000000,
-        3000000,
-        1000,
-    )
+    assert (threads[11].cpu_ns, threads[11].run_queue_wait_ns, threads[11].start_ticks) == (7000000, 3000000, 1000)
 
 
 def test_emulated_threads_count_all_their_time_as_the_guests(host, make):
@@ -117,9 +111,7 @@ def test_values_are_read_anew_through_open_files(host, make):
     host.io(10, 8192, 1024)
     vm = source.sample().vms[host.uuid_of("a")]
     assert (vm.threads[11].cpu_ns, vm.threads[11].run_queue_wait_ns) == (8000000, 3500000)
-    assert vm.process == ProcessCounters(
-        850 * NS_PER_TICK, 1000, 460 * NS_PER_TICK, 8192, 1024, vcpus_running=0
-    )
+    assert vm.process == ProcessCounters(850 * NS_PER_TICK, 1000, 460 * NS_PER_TICK, 8192, 1024, vcpus_running=0)
     assert open_files(host) == 4
 
 
@@ -453,9 +445,7 @@ def test_a_kernel_without_schedstat_is_looked_at_by_what_else_moved(host, make):
 
 
 @settings(max_examples=8)
-@given(
-    st.lists(st.lists(st.tuples(st.booleans(), st.sampled_from("RSDT")), min_size=3, max_size=3), max_size=5)
-)
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.sampled_from("RSDT")), min_size=3, max_size=3), max_size=5))
 def test_never_more_vcpus_run_than_there_are(ticks):
     tids = (11, 12, 13)
     with tempfile.TemporaryDirectory() as folder:
@@ -709,9 +699,7 @@ def test_the_hosts_totals(host, make):
     )
     (host.proc / "loadavg").write_text("1.25 0.50 0.10 2/300 4000\n")
     (host.proc / "pressure").mkdir()
-    full = (
-        "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
-    )
+    full = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
     for name, some, all_ in (("cpu", 11, 0), ("memory", 22, 12), ("io", 33, 13)):
         (host.proc / "pressure" / name).write_text(full.format(some, all_))
     source = make()
@@ -747,10 +735,7 @@ def test_probe_and_open_name_the_setting(host, make):
     (host.proc / "stat").unlink()
     probe = source.probe()
     assert not probe.available
-    assert (
-        probe.detail
-        == f"{host.proc / 'stat'}: No such file or directory; sources.procfs.root must be a /proc"
-    )
+    assert probe.detail == f"{host.proc / 'stat'}: No such file or directory; sources.procfs.root must be a /proc"
     with pytest.raises(SourceError, match=r"sources\.procfs\.root must be a /proc"):
         source.open()
     (host.proc / "stat").write_text("nonsense\n")
@@ -761,9 +746,7 @@ def test_probe_and_open_name_the_setting(host, make):
 def test_probe_is_the_inventorys_where_that_cannot_be_read(host, make, monkeypatch):
     source = make()
     probe = source._inventory.probe()
-    monkeypatch.setattr(
-        type(source._inventory), "probe", lambda _: type(probe)(False, "no", Reason.NO_PERMISSION)
-    )
+    monkeypatch.setattr(type(source._inventory), "probe", lambda _: type(probe)(False, "no", Reason.NO_PERMISSION))
     assert source.probe().reason is Reason.NO_PERMISSION
 
 
@@ -816,17 +799,13 @@ print(*StorageBytes("/proc", KeptFiles(9), vm).read(vm))
     root = Path(__file__).resolve().parents[4]
     only_perfmon = ["setpriv", "--bounding-set=-all,+perfmon", "--inh-caps=-all,+perfmon", "--no-new-privs"]
     said = {}
-    with subprocess.Popen(
-        ["setpriv", "--reuid=65534", "--clear-groups", "cat"], stdin=subprocess.PIPE
-    ) as other:
+    with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "cat"], stdin=subprocess.PIPE) as other:
         try:
             while Path(f"/proc/{other.pid}/comm").read_text() != "cat\n":
                 time.sleep(0.01)
             for name, prefix in (("unit", only_perfmon), ("root", [])):
                 command = [*prefix, sys.executable, "-c", script, str(other.pid)]
-                said[name] = subprocess.run(
-                    command, cwd=root, capture_output=True, text=True, check=True
-                ).stdout
+                said[name] = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
         finally:
             other.kill()
     assert said["unit"].split() == ["None", "None", str(int(Reason.NO_PERMISSION))]

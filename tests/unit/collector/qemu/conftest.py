@@ -1,7 +1,5 @@
 """A small /proc with QEMUs that libvirt does not know, and Proxmox' run directory."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,7 @@ import pytest
 from collector.base import Stamp
 from collector.qemu.discovery import QemuFinder
 
-STAT = (
-    "{pid} ({comm}) {state} 1 1 1 0 -1 0 0 0 0 0 5 1 0 0 20 0 6 0 {start} "
-    + "0 " * 20
-    + "4 0 0 0 0 0 0 0 0 0\n"
-)
+STAT = "{pid} ({comm}) {state} 1 1 1 0 -1 0 0 0 0 0 5 1 0 0 20 0 6 0 {start} " + "0 " * 20 + "4 0 0 0 0 0 0 0 0 0\n"
 UUID = "57500000-0000-4000-8000-0000000000{:02x}"
 NO_TAPS = "Inter-|   Receive\n face |bytes\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n"
 
@@ -47,9 +41,7 @@ class QemuHost:
     def later(self, seconds):
         self.now_ns += round(seconds * 1e9)
 
-    def process(
-        self, pid, command, *, start=1000, state="S", threads=("qemu", "call_rcu", "CPU 0/KVM"), uid=0
-    ):
+    def process(self, pid, command, *, start=1000, state="S", threads=("qemu", "call_rcu", "CPU 0/KVM"), uid=0):
         """A process; `threads` are the names of its threads, the first with its own number."""
         folder = self.proc / str(pid)
         (folder / "task").mkdir(parents=True, exist_ok=True)
@@ -61,9 +53,7 @@ class QemuHost:
             self.thread(pid, pid + number, name)
 
     def state(self, pid, state, *, start=1000):
-        (self.proc / str(pid) / "stat").write_text(
-            STAT.format(pid=pid, comm="qemu", state=state, start=start)
-        )
+        (self.proc / str(pid) / "stat").write_text(STAT.format(pid=pid, comm="qemu", state=state, start=start))
 
     def thread(self, pid, tid, name):
         folder = self.proc / str(pid) / "task" / str(tid)

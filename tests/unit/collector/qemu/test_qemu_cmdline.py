@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shlex
 
@@ -192,9 +190,7 @@ def test_options(text, options):
 
 @given(
     st.dictionaries(
-        st.from_regex(r"[a-z]{3,8}", fullmatch=True),
-        st.text(st.characters(exclude_characters="\0")),
-        min_size=1,
+        st.from_regex(r"[a-z]{3,8}", fullmatch=True), st.text(st.characters(exclude_characters="\0")), min_size=1
     )
 )
 def test_options_are_what_was_quoted(options):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -59,9 +57,7 @@ def test_a_name_of_any_bytes_and_any_length_is_fit_to_be_shown_and_sent(qemu_hos
     for number, name in enumerate(names):
         qemu_host.process(500 + 10 * number, "set below")
         arguments = (b"qemu-system-x86_64", b"-name", name + b",debug-threads=on")
-        (qemu_host.proc / str(500 + 10 * number) / "cmdline").write_bytes(
-            b"".join(word + b"\0" for word in arguments)
-        )
+        (qemu_host.proc / str(500 + 10 * number) / "cmdline").write_bytes(b"".join(word + b"\0" for word in arguments))
     cut = "long" * 63 + "lon…"
     assert list(found()) == [r"bad\xff\xfename", r"\x1b[2Jcleared", r"\x9b31m", cut]
 
@@ -297,9 +293,7 @@ def test_two_with_one_uuid_are_two(qemu_host, found, caplog):
 
 
 def test_taps_that_the_kernel_named_or_that_were_handed_in(qemu_host, finder, found):
-    command = (
-        "kvm -name one -netdev tap,id=a -netdev tap,id=b,fds=31:32 -netdev user,id=c -netdev bridge,id=d"
-    )
+    command = "kvm -name one -netdev tap,id=a -netdev tap,id=b,fds=31:32 -netdev user,id=c -netdev bridge,id=d"
     qemu_host.process(500, command)
     folder = qemu_host.proc / "500/fdinfo"
     folder.mkdir()
@@ -509,9 +503,7 @@ def test_a_known_vm_whose_threads_cannot_be_listed_costs_no_other(qemu_host, fou
 def deep(opened, closed, depth=3000):
     """A program called as QEMU is, with arguments that nothing can parse."""
     value = '{"a":' + opened * depth + closed * depth + "}"
-    return b"\0".join(
-        [b"kvm", b"-name", b"deep", b"-device", value.encode(), b"-blockdev", value.encode(), b""]
-    )
+    return b"\0".join([b"kvm", b"-name", b"deep", b"-device", value.encode(), b"-blockdev", value.encode(), b""])
 
 
 @pytest.mark.parametrize("uid", [0, 65500])
@@ -544,9 +536,7 @@ def test_the_arguments_of_somebody_who_is_not_trusted_are_not_parsed(qemu_host, 
     assert [text.split(b"\0")[2] for text in parsed] == [b"one"]
 
 
-def test_a_libvirts_of_another_user_is_not_told_as_left_out_while_libvirt_may_tell_of_it(
-    qemu_host, found, caplog
-):
+def test_a_libvirts_of_another_user_is_not_told_as_left_out_while_libvirt_may_tell_of_it(qemu_host, found, caplog):
     qemu_host.process(500, LIBVIRTS.format(name="theirs", uuid=ONE), uid=65500)
     assert list(found()) == list(found()) == []
     assert caplog.text == ""

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import logging
 import threading
@@ -97,8 +95,7 @@ def test_each_vm_is_asked_once_per_period_and_the_polls_are_spread(qemu_host, as
         assert len(times) == 6
         assert all(abs(b - a - 10 * S) <= S for a, b in itertools.pairwise(times))
     busiest = max(
-        sum(start <= at < start + S for at, *_ in asker.asked)
-        for start in range(started_ns, qemu_host.now_ns, S)
+        sum(start <= at < start + S for at, *_ in asker.asked) for start in range(started_ns, qemu_host.now_ns, S)
     )
     assert busiest <= 3  # ten of them in ten seconds
 
@@ -122,11 +119,7 @@ def test_what_is_asked(qemu_host, asker, run):
     vms = run(30)
     often = ("query-status", "query-blockstats")
     for name, slow in (("named", ("query-block",)), ("dark", ("query-block", "query-cpus-fast"))):
-        assert [what for _, path, what, _ in asker.asked if path == f"/run/{name}"] == [
-            often + slow,
-            often,
-            often,
-        ]
+        assert [what for _, path, what, _ in asker.asked if path == f"/run/{name}"] == [often + slow, often, often]
     assert {pid for *_, pid in asker.asked} == {500, 600}
     assert (vms["named"].state, vms["named"].disks) == ("paused", (DiskDevice("scsi0", "network"),))
     assert (vms["dark"].state, vms["dark"].vcpu_tids) == ("running", (602,))
@@ -159,8 +152,7 @@ def test_a_held_socket_costs_its_vm_alone_and_is_tried_less_and_less(qemu_host, 
 
 
 @pytest.mark.parametrize(
-    ("reason", "at_once"),
-    [(Reason.NOT_VISIBLE, False), (Reason.STUCK, False), (Reason.NO_PERMISSION, True)],
+    ("reason", "at_once"), [(Reason.NOT_VISIBLE, False), (Reason.STUCK, False), (Reason.NO_PERMISSION, True)]
 )
 def test_what_starts_or_ends_is_not_warned_of(qemu_host, asker, run, caplog, reason, at_once):
     """A socket that is not there yet or any more says nothing of the VM; the second failure is no such moment."""
@@ -226,9 +218,7 @@ def test_beside_a_vhost_user_disk_the_others_are_not_the_vms_disks(qemu_host, as
 
 
 def test_a_vhost_user_disk_that_qemu_itself_drives_is_counted(qemu_host, asker, poller, run):
-    drive = (
-        "-blockdev driver=virtio-blk-vhost-user,node-name=n,path=/s -device virtio-blk-pci,drive=n,id=scsi0"
-    )
+    drive = "-blockdev driver=virtio-blk-vhost-user,node-name=n,path=/s -device virtio-blk-pci,drive=n,id=scsi0"
     bare(qemu_host, 500, "one", drive)
     assert isinstance(reading(poller, run(1)["one"]), DiskReading)
 

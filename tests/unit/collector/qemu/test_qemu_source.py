@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 
 import msgspec
@@ -205,9 +203,7 @@ def test_a_tap_that_was_handed_in_may_be_in_the_agents_namespace(qemu_host, take
 
 
 def test_interfaces_that_open_vswitch_tells_are_left_to_it(qemu_host, inventory, take):
-    qemu_host.process(
-        500, "kvm -name one -uuid 57500000-0000-4000-8000-000000000001 -netdev tap,id=n,ifname=tap7"
-    )
+    qemu_host.process(500, "kvm -name one -uuid 57500000-0000-4000-8000-000000000001 -netdev tap,id=n,ifname=tap7")
     qemu_host.devices({"tap7": (1, 2)})
     vm = inventory.vms()[0]
     inventory.interfaces_told.tell(qemu_host.now_ns, {vm.uuid: vm.epoch})
@@ -223,9 +219,7 @@ def test_a_vm_whose_vcpus_nobody_tells(qemu_host, take, poller, caplog):
     take(10)
     for _ in range(2):
         assert take()["one"].absent["threads"] is Reason.NOT_VISIBLE
-    assert (
-        caplog.text.count("its vCPU threads are not known; start QEMU with -name NAME,debug-threads=on") == 1
-    )
+    assert caplog.text.count("its vCPU threads are not known; start QEMU with -name NAME,debug-threads=on") == 1
 
 
 def test_vcpus_that_are_not_named_yet_or_ended_first_are_no_fault(qemu_host, take, poller, caplog):
@@ -245,20 +239,14 @@ def test_vcpus_that_are_not_named_yet_or_ended_first_are_no_fault(qemu_host, tak
 
 def test_many_vms_cost_one_file(qemu_host, take, monkeypatch):
     for number in range(20):
-        qemu_host.proxmox(
-            100 + number, 1000 + 10 * number, f"-netdev type=tap,id=n,ifname=tap{100 + number}i0"
-        )
+        qemu_host.proxmox(100 + number, 1000 + 10 * number, f"-netdev type=tap,id=n,ifname=tap{100 + number}i0")
     qemu_host.devices({f"tap{100 + number}i0": (number, 1) for number in range(20)})
     reads = []
     real = type(qemu_host.proc).read_bytes
-    monkeypatch.setattr(
-        type(qemu_host.proc), "read_bytes", lambda path: reads.append(path.name) or real(path)
-    )
+    monkeypatch.setattr(type(qemu_host.proc), "read_bytes", lambda path: reads.append(path.name) or real(path))
     vms = take()
     assert reads.count("dev") == 1
-    assert [vms[f"vm-{100 + n}"].interfaces[f"tap{100 + n}i0"].transmit_bytes for n in range(20)] == list(
-        range(20)
-    )
+    assert [vms[f"vm-{100 + n}"].interfaces[f"tap{100 + n}i0"].transmit_bytes for n in range(20)] == list(range(20))
 
 
 def test_devices_that_cannot_be_read_are_an_error_with_the_place(qemu_host, source, monkeypatch):

@@ -1,7 +1,5 @@
 """The client against servers that answer as QEMU does, slowly, wrongly, or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,22 +12,9 @@ from hypothesis import strategies as st
 
 from collector.base import DiskCounters, DiskDevice, Reason
 from collector.qemu import qmp
-from collector.qemu.qmp import (
-    ALLOWED,
-    QmpError,
-    ask,
-    parse_blockstats,
-    parse_devices,
-    parse_state,
-    parse_tids,
-)
+from collector.qemu.qmp import ALLOWED, QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
 
-GREETING = {
-    "QMP": {
-        "version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""},
-        "capabilities": ["oob"],
-    }
-}
+GREETING = {"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}
 EVENT = {"timestamp": {"seconds": 1, "microseconds": 2}, "event": "RTC_CHANGE", "data": {"offset": 0}}
 
 
@@ -90,9 +75,7 @@ def serve(tmp_path):
 
 
 def query(server, *commands, deadline_s=60.0):
-    return ask(
-        server.path, commands or ["query-status"], pid=os.getpid(), uid=os.getuid(), deadline_s=deadline_s
-    )
+    return ask(server.path, commands or ["query-status"], pid=os.getpid(), uid=os.getuid(), deadline_s=deadline_s)
 
 
 def test_asks_in_order_after_the_handshake_and_goes(serve):
@@ -138,11 +121,7 @@ def test_a_command_that_this_qemu_does_not_know_is_left_out(serve):
         (None, {"hello": 1}, "no greeting of QMP"),
         (None, b"[1]\n", "not a message"),
         (None, b"[" * 5000 + b"\n", "not JSON"),
-        (
-            lambda _: [{"error": {"class": "GenericError"}, "id": "qmp_capabilities"}],
-            GREETING,
-            "handshake was refused",
-        ),
+        (lambda _: [{"error": {"class": "GenericError"}, "id": "qmp_capabilities"}], GREETING, "handshake was refused"),
         (lambda _: [{"return": {}, "id": "another"}], GREETING, "neither an event nor the answer"),
         (lambda _: [b"\xff\xfe\n"], GREETING, "not JSON"),
         (lambda _: [b" " * (9 << 20)], GREETING, "more than 8388608 bytes"),
@@ -225,11 +204,7 @@ def test_no_socket(tmp_path):
 @pytest.mark.parametrize(
     ("error", "reason", "says"),
     [
-        (
-            PermissionError(13, "Permission denied"),
-            Reason.NO_PERMISSION,
-            "Permission denied; .* needs write access",
-        ),
+        (PermissionError(13, "Permission denied"), Reason.NO_PERMISSION, "Permission denied; .* needs write access"),
         (OSError(24, "Too many open files"), Reason.FD_LIMIT, "raise the agent's LimitNOFILE"),
         (OSError(5, "Input/output error"), Reason.SOURCE_FAILED, "/run/x: Input/output error"),
     ],
@@ -286,11 +261,7 @@ def test_devices():
 
 
 def test_tids_are_in_the_order_of_the_vcpus():
-    answer = [
-        {"cpu-index": 2, "thread-id": 5},
-        {"cpu-index": 0, "thread-id": 7},
-        {"cpu-index": 10, "thread-id": 6},
-    ]
+    answer = [{"cpu-index": 2, "thread-id": 5}, {"cpu-index": 0, "thread-id": 7}, {"cpu-index": 10, "thread-id": 6}]
     assert parse_tids(answer) == (7, 5, 6)
     assert parse_tids([{"cpu-index": i, "thread-id": 9} for i in range(4)]) == (9,)  # one thread for all
     assert parse_tids([{"cpu-index": 0}, 3]) == parse_tids(None) == ()
@@ -309,8 +280,7 @@ def test_state(status, state):
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
 def test_any_answer_is_survived(answer):
@@ -332,9 +302,7 @@ def test_a_symbolic_link_is_not_followed(serve, tmp_path):
         ask(str(tmp_path / "file"), ["query-status"], pid=os.getpid(), uid=os.getuid(), deadline_s=1)
 
 
-@pytest.mark.parametrize(
-    ("owner", "uid", "is_refused"), [(12345, 107, True), (107, 107, False), (0, 107, False)]
-)
+@pytest.mark.parametrize(("owner", "uid", "is_refused"), [(12345, 107, True), (107, 107, False), (0, 107, False)])
 def test_a_socket_of_another_user_is_not_connected_to(serve, monkeypatch, owner, uid, is_refused):
     server = serve()
     real = os.fstat

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -39,8 +37,7 @@ word = st.text(max_size=12)
 vms = st.builds(
     VmSample,
     epoch=word,
-    threads=st.none()
-    | st.dictionaries(count, st.builds(ThreadCounters, count, count, st.none() | count, count)),
+    threads=st.none() | st.dictionaries(count, st.builds(ThreadCounters, count, count, st.none() | count, count)),
     perf=st.none()
     | st.builds(
         PerfCounters,
@@ -97,9 +94,7 @@ def recordings(draw):
     for _ in range(draw(st.integers(0, 4))):
         for name in draw(st.lists(word, max_size=3)):
             drawn = draw(samples)
-            latest[name] = SourceSample(
-                name, drawn.mono_ns, drawn.unix_ns, drawn.vms, drawn.host, drawn.inventory
-            )
+            latest[name] = SourceSample(name, drawn.mono_ns, drawn.unix_ns, drawn.vms, drawn.host, drawn.inventory)
         sources = draw(st.dictionaries(word, st.none() | st.sampled_from(Reason)))
         ticks.append(RecordedTick(draw(moments), draw(moments), tuple(latest.values()), sources))
     return ticks
@@ -518,12 +513,7 @@ def test_a_header_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 def test_unfinished_recordings_of_a_file_are_found(tmp_path):
     file = tmp_path / "a[b].jsonl"
     recorder = Recorder(file, HEADER)
-    for name in (
-        ".a[b].jsonl.part",
-        ".other.jsonl.abcdefgh.part",
-        ".a[b].jsonl.abcdefgh.partly",
-        "a[b].jsonl",
-    ):
+    for name in (".a[b].jsonl.part", ".other.jsonl.abcdefgh.part", ".a[b].jsonl.abcdefgh.partly", "a[b].jsonl"):
         (tmp_path / name).write_text("")
     killed = tmp_path / ".a[b].jsonl.abcd_fg1.part"
     killed.write_text("")

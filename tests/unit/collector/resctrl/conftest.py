@@ -1,7 +1,5 @@
 """A resctrl in a folder, made from the fixture trees, that does what the kernel does when groups and tasks change."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -24,9 +22,7 @@ class KernelTree(Tree):
     def __init__(self, root: Path, proc: Path, machine: str) -> None:
         super().__init__(str(root), str(proc))
         self.proc = proc
-        self.files = dict(
-            line.split("\t", 1) for line in (FIXTURES / f"{machine}.tree").read_text().splitlines()
-        )
+        self.files = dict(line.split("\t", 1) for line in (FIXTURES / f"{machine}.tree").read_text().splitlines())
         self.threads: dict[int, Place] = {}
         self.folders: dict[int, Path] = {}
         self.limbo = 0
@@ -50,9 +46,7 @@ class KernelTree(Tree):
     def everywhere(self, place: Place, occupancy: int, total: int, local: int) -> None:
         for domain in self.domains():
             for event, value in zip(
-                ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"),
-                (occupancy, total, local),
-                strict=True,
+                ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"), (occupancy, total, local), strict=True
             ):
                 self.value(place, domain, event, value)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -109,12 +107,7 @@ def test_the_kernels_word_on_a_tasks_groups(text, place):
 
 
 def test_names_of_places():
-    assert [place.name for place in (Place(""), Place("a"), Place("", "m"), Place("a", "m"))] == [
-        "/",
-        "a",
-        "m",
-        "a/m",
-    ]
+    assert [place.name for place in (Place(""), Place("a"), Place("", "m"), Place("a", "m"))] == ["/", "a", "m", "a/m"]
     assert Place("", "whitepanda-1").ours
     assert not Place("whitepanda-1").ours
 

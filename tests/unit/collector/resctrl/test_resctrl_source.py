@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl
@@ -366,13 +364,7 @@ def test_stale_groups_go_at_the_start_and_others_stay(machine):
     a = m.vm("a", 10, [11])
     m.kernel.group(Place("gold"))
     dead = "00000000-dead-4000-8000-000000000000"
-    for place in (
-        own(dead),
-        own(dead, "gold"),
-        own(a, "gold"),
-        Place("", "theirs"),
-        Place("gold", "whitepandas"),
-    ):
+    for place in (own(dead), own(dead, "gold"), own(a, "gold"), Place("", "theirs"), Place("gold", "whitepandas")):
         m.kernel.group(place)
     source = m.source()
     m.tick(source)
@@ -531,10 +523,7 @@ def test_sub_numa_nodes_are_not_counted_twice(machine):
     m.kernel.everywhere(theirs, 30, 20, 10)
     for node in ("00", "01"):
         m.kernel.value(theirs, f"00/mon_sub_L3_{node}", "llc_occupancy", 15)
-    assert dict(m.tick(m.source())[uuid].rdt.domains) == {
-        "00": RdtDomain(30, 20, 10),
-        "01": RdtDomain(30, 20, 10),
-    }
+    assert dict(m.tick(m.source())[uuid].rdt.domains) == {"00": RdtDomain(30, 20, 10), "01": RdtDomain(30, 20, 10)}
 
 
 def test_domains_come_and_go_with_their_cpus(machine):
@@ -619,9 +608,7 @@ def test_a_read_only_mount_still_shows_what_others_monitor(machine, monkeypatch)
     m.kernel.put_task(theirs, 11)
     m.kernel.fail["mkdir"] = errno.EROFS
     real = os.statvfs
-    monkeypatch.setattr(
-        os, "statvfs", lambda path: os.statvfs_result((*tuple(real(path))[:8], os.ST_RDONLY, 255))
-    )
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*tuple(real(path))[:8], os.ST_RDONLY, 255)))
     source = m.source()
     assert "read-only here" in source.probe().detail
     for _ in range(2):

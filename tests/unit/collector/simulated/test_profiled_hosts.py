@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import replace
@@ -20,9 +18,7 @@ from collector.simulated.truth import Role, RoleTracker
 from whitepanda.common.errors import ConfigError
 
 MIB = 1 << 20
-CALM = replace(
-    NOISE, load_std=0.0, ipc_std=0.0, counter_std=0.0, bandwidth_std=0.0, occupancy_std=0.0, wait_std=0.0
-)
+CALM = replace(NOISE, load_std=0.0, ipc_std=0.0, counter_std=0.0, bandwidth_std=0.0, occupancy_std=0.0, wait_std=0.0)
 
 
 def together(*vms: tuple[str, int, float]) -> Rates:
@@ -127,18 +123,11 @@ def test_a_busy_disk_delays_operations_and_nobodys_cpu() -> None:
 
 def test_the_three_stalls_are_not_multiples_of_each_other() -> None:
     ratios = []
-    for name, load in (
-        ("cache-memory-1", 0.33),
-        ("cache-memory-3", 0.95),
-        ("disk-3", 0.35),
-        ("specjbb", 0.5),
-    ):
+    for name, load in (("cache-memory-1", 0.33), ("cache-memory-3", 0.95), ("disk-3", 0.35), ("specjbb", 0.5)):
         for own in (0.1, 0.5):
             r = together(("img-dnn", 2, own), (name, 8, load))
             cycles = r.cycles_per_s[0]
-            ratios.append(
-                [v[0] / cycles for v in (r.memory_stall_per_s, r.core_stall_per_s, r.total_stall_per_s)]
-            )
+            ratios.append([v[0] / cycles for v in (r.memory_stall_per_s, r.core_stall_per_s, r.total_stall_per_s)])
     values = np.array(ratios)
     # None is a sum of the others and a constant: what an estimator with an intercept would see.
     assert np.linalg.matrix_rank(values - values.mean(axis=0), tol=1e-5) == 3
@@ -157,8 +146,7 @@ def deterministic_p95(load: float) -> float:
 
     def below(t: float) -> float:
         return (1 - load) * sum(
-            (-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k))
-            for k in range(math.floor(t) + 1)
+            (-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(math.floor(t) + 1)
         )
 
     low, high = 0.0, 20.0
@@ -193,9 +181,7 @@ def test_requests_one_by_one_have_the_expected_tail(name: str, vcpus: int) -> No
     rng = np.random.default_rng(4)
     service_s = app.service_ms / 1e3
     rate = 0.6 * workers / service_s
-    measured = [
-        queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3).p95_s for second in range(60)
-    ]
+    measured = [queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3).p95_s for second in range(60)]
     expected = service_s * expected_tail(app, workers)(np.array([0.6]), np.array([0.5e-3 / service_s]))[0]
     assert np.mean(measured) == pytest.approx(expected, rel=0.04)
     assert 0.01 < np.std(measured) / expected < 0.25
@@ -227,9 +213,7 @@ def test_the_queue_is_first_come_first_served_across_ticks(workers: int) -> None
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_on_a_vcpu_are_those_of_requests_in_service_that_do_not_wait_for_the_disk(
-    workers: int,
-) -> None:
+def test_workers_on_a_vcpu_are_those_of_requests_in_service_that_do_not_wait_for_the_disk(workers: int) -> None:
     app = replace(APPLICATIONS["moses"], disk_ops_per_request=0.3)
     queue, twin = (RequestQueue(app, workers, np.random.default_rng(9)) for _ in range(2))
     free, spans, seen = [0.0] * workers, [], []
@@ -347,9 +331,7 @@ def test_days_of_profiled_vms_are_windows_too() -> None:
     scenario = parse({"noise": {"load_std": 0.0}, **profiled(load_ratio={"ratio": 0.3})}, "test.toml")
     history = simulate_days(scenario, start_unix_s=0.0, end_unix_s=600.0, every_s=60.0, window_s=10.0)
     assert len(history) == 2 * 10
-    usage = [
-        cores for cores, task in zip(history.cpu_usage_cores, history.task_index, strict=True) if task == 0
-    ]
+    usage = [cores for cores, task in zip(history.cpu_usage_cores, history.task_index, strict=True) if task == 0]
     assert np.mean(usage) == pytest.approx(2 * 2 * 0.3, rel=0.05)
     assert np.nanmean(history.cpi[::2]) == pytest.approx(1 / 1.4, rel=0.02)
     assert min(history.network_bytes_per_s[::2]) > 0
@@ -359,9 +341,7 @@ def test_days_of_windows_of_one_step_are_those_of_as_many_steps() -> None:
     text = {
         "host": {"step_s": 2.0},
         **profiled(load_ratio={"points": [[0, 0.2], [300, 0.5]]}, start_s=120, restarts_s=[600]),
-        "antagonists": [
-            {"vm": "b", "cores": 6, "start_s": 240, "stop_s": 420, "profile": "cache-memory-3"},
-        ],
+        "antagonists": [{"vm": "b", "cores": 6, "start_s": 240, "stop_s": 420, "profile": "cache-memory-3"}],
     }
     scenario = parse(text, "test.toml")
     days = simulate_days(scenario, start_unix_s=60.0, end_unix_s=1260.0, every_s=60.0, window_s=2.0)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -17,16 +15,7 @@ from hypothesis import strategies as st
 from collector.base import PerfGroup, Reason, Source, SourceError, SourceSample
 from collector.simulated.history import simulate_days
 from collector.simulated.model import Host, cores_at
-from collector.simulated.scenario import (
-    Antagonist,
-    HostSpec,
-    NoiseSpec,
-    Profile,
-    Scenario,
-    VmSpec,
-    load,
-    parse,
-)
+from collector.simulated.scenario import Antagonist, HostSpec, NoiseSpec, Profile, Scenario, VmSpec, load, parse
 from collector.simulated.source import SimulatedSource
 from whitepanda.common.errors import ConfigError
 
@@ -120,18 +109,12 @@ def cpi_between(first: SourceSample, last: SourceSample, uuid: str) -> float:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            'cpi = 1.2\n"colour" = 3',
-            "test.toml: unknown key 'vms[0].colour' (value 3); known here: cache_mib",
-        ),
+        ('cpi = 1.2\n"colour" = 3', "test.toml: unknown key 'vms[0].colour' (value 3); known here: cache_mib"),
         ("cpi = 0.0", "vms[0].cpi must be at least 0.05 and at most 100 (value 0.0)"),
         ("cpi = nan", "vms[0].cpi must be a finite number (value nan)"),
         ('cpi = "fast"', "vms[0].cpi must be a number, got 'fast'"),
         ("cpi = 1.2\nmultiplexing_ratio = 1.5", "vms[0].multiplexing_ratio must be at least 0 and at most 1"),
-        (
-            "cpi = 1.2\nrestarts_s = [9, 5]",
-            "vms[0].restarts_s must rise and come after start_s (value [9.0, 5.0])",
-        ),
+        ("cpi = 1.2\nrestarts_s = [9, 5]", "vms[0].restarts_s must rise and come after start_s (value [9.0, 5.0])"),
         ("cpi = 1.2\nstop_s = 0", "vms[0].stop_s must be above 0 and at most inf (value 0.0)"),
     ],
 )
@@ -145,23 +128,11 @@ def test_wrong_scenarios_name_the_key_and_the_value(change: str, message: str) -
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            'vm = "hog"',
-            'vm = "nobody"',
-            "antagonists[0].vm must be the name of one of the vms (value 'nobody')",
-        ),
-        (
-            'name = "hog"',
-            'name = "victim"',
-            "vms[1].name must be given and be nobody else's (value 'victim')",
-        ),
+        ('vm = "hog"', 'vm = "nobody"', "antagonists[0].vm must be the name of one of the vms (value 'nobody')"),
+        ('name = "hog"', 'name = "victim"', "vms[1].name must be given and be nobody else's (value 'victim')"),
         ("stop_s = 60", "stop_s = 20", "antagonists[0].stop_s must be above 30 and at most inf (value 20.0)"),
         ("ghz = 2.0", "ghz = -2.0", "host.ghz must be above 0 and at most 10 (value -2.0)"),
-        (
-            "load = {cores = 2.0}",
-            "load = {points = [[5, 1], [2, 1]]}",
-            "vms[0].load.points must have rising times",
-        ),
+        ("load = {cores = 2.0}", "load = {points = [[5, 1], [2, 1]]}", "vms[0].load.points must have rising times"),
         ("load = {cores = 2.0}", "load = {points = [[5, -1]]}", "vms[0].load.points[5 s] must be at least 0"),
         (
             "load = {cores = 2.0}",
@@ -179,9 +150,7 @@ def test_inconsistent_scenarios_are_refused(old: str, new: str, message: str) ->
 def test_a_scenario_without_vms_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.toml"
     path.write_text("seed = 1\n")
-    with pytest.raises(
-        ConfigError, match=r"empty.toml: vms: a scenario needs at least one \[\[vms\]\] table"
-    ):
+    with pytest.raises(ConfigError, match=r"empty.toml: vms: a scenario needs at least one \[\[vms\]\] table"):
         load(path)
 
 
@@ -227,9 +196,7 @@ def test_a_vm_that_is_not_sensitive_is_not_hurt_and_idle_neighbours_do_not_hurt(
     host.step(40, 0, 1)
     assert {vm.spec.name: vm.cpi_multiplier > 1 for vm in host.vms} == {"victim": True, "hog": False}
     host.step(70, 0, 1)
-    assert next(vm for vm in host.vms if vm.spec.name == "victim").cpi_multiplier == pytest.approx(
-        1, abs=0.001
-    )
+    assert next(vm for vm in host.vms if vm.spec.name == "victim").cpi_multiplier == pytest.approx(1, abs=0.001)
 
 
 def test_more_demand_than_cpus_is_shared_and_waits() -> None:
@@ -384,9 +351,7 @@ def test_threads_add_up_to_the_vm_and_to_the_host(tmp_path: Path) -> None:
     ratio=st.sampled_from([1.0, 0.4, 0.0]),
     cores=st.floats(0, 8),
 )
-def test_no_counter_ever_falls_and_no_thread_exceeds_a_cpu(
-    gaps: list[float], ratio: float, cores: float
-) -> None:
+def test_no_counter_ever_falls_and_no_thread_exceeds_a_cpu(gaps: list[float], ratio: float, cores: float) -> None:
     made = SimulatedSource(Path("unused"), mono_ns=lambda: clock.ns, unix_ns=lambda: UNIX_NS)
     clock = Clock()
     text = TWO_VMS.replace("cpi = 1.2", f"cpi = 1.2\nmultiplexing_ratio = {ratio}")
@@ -452,9 +417,7 @@ def test_a_vm_without_pmu_has_a_reason_and_no_counters(tmp_path: Path) -> None:
 
 
 def test_a_restart_is_a_new_epoch_with_new_threads_and_counters_from_zero(tmp_path: Path) -> None:
-    made, clock = source(
-        tmp_path, TWO_VMS.replace("cpi = 1.2", "cpi = 1.2\nrestarts_s = [10]\nrestart_gap_s = 3")
-    )
+    made, clock = source(tmp_path, TWO_VMS.replace("cpi = 1.2", "cpi = 1.2\nrestarts_s = [10]\nrestart_gap_s = 3"))
     before, away, after = at(made, clock, 9), at(made, clock, 11.5), at(made, clock, 14)
     assert set(by_name(away)) == {"hog"}
     uuid = by_name(before)["victim"]
@@ -491,10 +454,7 @@ def test_an_antagonist_with_a_start_file_boots_when_the_file_appears(tmp_path: P
 
 def test_speed_makes_the_scenario_pass_faster_but_not_the_counters(tmp_path: Path) -> None:
     made, clock = source(tmp_path, "speed = 10.0\n" + TWO_VMS + "\n[noise]\nload_std = 0.0\n")
-    first, last = (
-        at(made, clock, 4),
-        at(made, clock, 5),
-    )  # 40 to 50 s of the scenario: the antagonist is active
+    first, last = (at(made, clock, 4), at(made, clock, 5))  # 40 to 50 s of the scenario: the antagonist is active
     hog = by_name(first)["hog"]
     spent = [sum(t.cpu_ns for t in (sample.vms[hog].threads or {}).values()) for sample in (first, last)]
     assert spent[1] - spent[0] == pytest.approx(6.0 * S, rel=1e-6)

@@ -148,13 +148,8 @@ def test_limits_of_cpi_that_leave_none_are_refused():
 
 
 def test_a_rule_that_compares_with_no_number_is_refused():
-    for what, rule in (
-        ("priority", {"priority": float("nan")}),
-        ("scheduling class", {"scheduling_class": np.nan}),
-    ):
-        with pytest.raises(
-            InputError, match=rf"the least {what} of latency-sensitive tasks must be a number"
-        ):
+    for what, rule in (("priority", {"priority": float("nan")}), ("scheduling class", {"scheduling_class": np.nan})):
+        with pytest.raises(InputError, match=rf"the least {what} of latency-sensitive tasks must be a number"):
             LatencySensitiveRule(**rule)
     LatencySensitiveRule(priority=float("-inf"))  # all are
 
@@ -363,9 +358,7 @@ def test_batches_of_any_size_give_the_same(tmp_path_factory, keys, batch_rows):
         rows, counts = read(path, batch_rows=batch_rows)
         got = {
             (task, start): (usage, not np.isnan(cpi))
-            for task, start, usage, cpi in zip(
-                rows.collection_id, rows.start_us, rows.cpu_usage, rows.cpi, strict=True
-            )
+            for task, start, usage, cpi in zip(rows.collection_id, rows.start_us, rows.cpu_usage, rows.cpi, strict=True)
         }
         assert got == best
         assert rows.rows == len(best)
@@ -423,9 +416,7 @@ def test_a_trace_without_priorities_gets_the_remedy(tmp_path):
 
 def test_a_column_of_text_is_no_column_of_numbers(tmp_path):
     text = FLAT + "1,0,5,1,2000001,0.5,high,200,3\n2,0,5,1,2000001,0.5,low,200,3\n"
-    with pytest.raises(
-        InputError, match="column 'cycles_per_instruction' must be numbers \\(row 1, value 'high'\\)"
-    ):
+    with pytest.raises(InputError, match="column 'cycles_per_instruction' must be numbers \\(row 1, value 'high'\\)"):
         collect(read_trace(write(tmp_path / "a.csv", text)))
 
 
@@ -504,11 +495,7 @@ def test_the_content_tells_the_format_not_the_name(tmp_path, name):
 
 def test_bytes_that_are_no_text_cost_their_row_only(tmp_path, capfd):
     file = tmp_path / "a.csv"
-    short, garbled, nul = (
-        b"\xff\xfe,1\n",
-        b"\xff,0,8,5,9,0,2.5,1,2\n",
-        b"9,0,8,\x006,9,0,2.5,1,2\n",
-    )
+    short, garbled, nul = (b"\xff\xfe,1\n", b"\xff,0,8,5,9,0,2.5,1,2\n", b"9,0,8,\x006,9,0,2.5,1,2\n")
     file.write_bytes(FLAT.encode() + short + garbled + nul + ROWS.encode())
     rows, counts = read(file)
     assert rows.rows == 3
