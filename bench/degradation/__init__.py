@@ -1,1 +1,1 @@
-"""Degradation on measured runs (docs/degradation-swan.md)."""
+"""Degradation on measured runs (docs/studies/degradation-swan.md)."""
