@@ -11,7 +11,8 @@ import pytest
 from tests.integration import test_resctrl_in_unit as stage
 from tests.integration.test_resctrl_in_unit import ROOT, UUIDS, threads_of
 from tests.support.resctrl_ns import needs_lookalike
-from tests.support.systemd_machine import booted, eventually
+from tests.support.systemd_machine import booted
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(240)]
 
@@ -54,7 +55,7 @@ def machine(tmp_path_factory):
         machine.start("lookalike")
         machine.start("stand-ins")
         machine.processes = stage.write_status_files(machine)
-        eventually(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
+        wait_until(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
         machine.start(ACT)
         yield machine
 
@@ -112,9 +113,9 @@ def test_after_a_kill_it_is_started_again_and_undoes_in_time(machine):
     apply(machine, "limit-cache", UUIDS[2], "--ways", "3", "--seconds", "8")
     apply(machine, "limit-cache", UUIDS[3], "--ways", "3")
     machine.run("systemctl", "kill", "--signal=KILL", ACT)
-    eventually(lambda: machine.show(ACT, "NRestarts") == "1", lambda: machine.journal(ACT))
+    wait_until(lambda: machine.show(ACT, "NRestarts") == "1", lambda: machine.journal(ACT))
     left = {f"whitepanda-act-{UUIDS[3]}"}
-    eventually(lambda: groups(machine) == left, lambda: machine.journal(ACT))
+    wait_until(lambda: groups(machine) == left, lambda: machine.journal(ACT))
     machine.run("systemctl", "stop", ACT)
     assert groups(machine) == set()
     assert "Traceback" not in machine.journal(ACT)

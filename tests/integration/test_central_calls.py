@@ -23,9 +23,9 @@ from central.pki import describe, issue
 from central.web import grpc_services
 from tests.support import firewall
 from tests.support.central_process import CentralProcess
-from tests.support.fake_central import until
 from tests.support.honest_host import HonestHost
 from tests.support.spoken_streams import CONNECT
+from tests.support.waiting import until
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc

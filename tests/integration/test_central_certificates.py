@@ -23,8 +23,8 @@ from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
 from central.pki import issue, make_ca
 from tests.support.central_process import CentralProcess
-from tests.support.fake_central import until
 from tests.support.spoken_streams import CONNECT, https, said_to_hello
+from tests.support.waiting import until
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc

@@ -26,8 +26,8 @@ from central.journal.tables import HostRecord
 from central.pki import describe
 from central.validation.reader import Sender
 from tests.support.central_process import CentralProcess
-from tests.support.fake_central import until
 from tests.support.spoken_streams import CONNECT, unread_hellos
+from tests.support.waiting import until
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2

@@ -21,8 +21,8 @@ from central.ingest import backpressure, handshake
 from central.ingest import service as ingest_module
 from central.ingest.service import Ingest
 from tests.support.central_process import CentralProcess
-from tests.support.fake_central import until
 from tests.support.spoken_streams import config
+from tests.support.waiting import until
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc

@@ -12,9 +12,9 @@ from bench.central_cost import questions
 from central.config import BuildSection, CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
 from central.pki import revoke
-from tests.support.fake_central import until
 from tests.support.honest_host import HonestHost, memory_mib
 from tests.support.spoken_streams import Peer
+from tests.support.waiting import until
 from whitepanda.common.tls import TlsFiles
 
 THREADS = 4

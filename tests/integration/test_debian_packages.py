@@ -14,7 +14,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from central.pki import issue, make_ca
 from tests.support.debian_packages import NEW, OLD, ROOT, Built, keep, need_debian, tool
 from tests.support.fresh_machine import Fresh, fresh_machine
-from tests.support.systemd_machine import eventually
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -115,8 +115,8 @@ def simulate(packaged):
     packaged.write("/etc/whitepanda/agent.toml", AGENT)
     packaged.run("whitepanda", "check-config", "/etc/whitepanda/agent.toml")
     packaged.run("systemctl", "restart", "whitepanda-agent", timeout_s=60)
-    eventually(lambda: packaged.vms() == {"db", "batch"}, lambda: packaged.machine.journal("whitepanda-agent"))
-    eventually(lambda: spooled_batches(packaged) >= 5, lambda: packaged.machine.journal("whitepanda-agent"))
+    wait_until(lambda: packaged.vms() == {"db", "batch"}, lambda: packaged.machine.journal("whitepanda-agent"))
+    wait_until(lambda: spooled_batches(packaged) >= 5, lambda: packaged.machine.journal("whitepanda-agent"))
 
 
 def spooled_batches(packaged):
@@ -143,7 +143,7 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert len(before) == 5
     fresh.install(agent.new)
     assert fresh.dpkg("-s", "whitepanda-agent").count(f"Version: {NEW}\n") == 1
-    eventually(lambda: fresh.vms() == {"db", "batch"}, lambda: machine.journal("whitepanda-agent"))
+    wait_until(lambda: fresh.vms() == {"db", "batch"}, lambda: machine.journal("whitepanda-agent"))
     assert fresh.run("cat", "/etc/whitepanda/agent.toml") == AGENT
     assert fresh.run("cat", "/etc/whitepanda/agent.toml.dpkg-dist").endswith("# new in 0.2\n")
     assert fresh.spooled() == before
@@ -166,7 +166,7 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert fresh.spooled() == before
     assert fresh.run("cat", "/etc/whitepanda/agent.toml") == AGENT
     fresh.install(agent.new)
-    eventually(lambda: fresh.vms() == {"db", "batch"}, lambda: machine.journal("whitepanda-agent"))
+    wait_until(lambda: fresh.vms() == {"db", "batch"}, lambda: machine.journal("whitepanda-agent"))
     assert fresh.spooled() == before
 
     fresh.dpkg("-P", "whitepanda-agent")
@@ -188,7 +188,7 @@ def test_central_beside_an_agent_from_install_to_purge(fresh, agent, central):
     fresh.keys("central.crt", "central.key", owner="whitepanda-central")
     fresh.run("systemctl", "enable", "--now", "whitepanda-central", timeout_s=120)
     journal = "/var/lib/whitepanda-central/journal.sqlite"
-    first = eventually(lambda: fresh.rows(journal, RECEIVED), lambda: machine.journal("whitepanda-agent"), 60)
+    first = wait_until(lambda: fresh.rows(journal, RECEIVED), lambda: machine.journal("whitepanda-agent"))
     # One command line for both, and each command where it works best.
     assert fresh.vms() == {"db", "batch"}
     fresh.run("whitepanda", "check-config", "/etc/whitepanda/agent.toml", "/etc/whitepanda/central.toml")
@@ -209,7 +209,7 @@ def test_central_beside_an_agent_from_install_to_purge(fresh, agent, central):
         now = {tuple(row[:3]): row[3] for row in fresh.rows(journal, RECEIVED)}
         return all(now.get(tuple(row[:3]), -1) > row[3] for row in first)
 
-    eventually(goes_on, lambda: str(fresh.rows(journal, RECEIVED)))
+    wait_until(goes_on, lambda: str(fresh.rows(journal, RECEIVED)))
     assert not re.search(r"level=error|Traceback", machine.journal("whitepanda-central"))
 
     fresh.dpkg("-r", "whitepanda-agent")  # the command is central's now

@@ -28,6 +28,7 @@ from collector.inventory.coverage import Coverage
 from collector.inventory.inventory import Inventory
 from collector.libvirt.source import LibvirtSource
 from collector.ovs.source import OvsSource
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]  # traffic is counted against the clock
 
@@ -141,13 +142,6 @@ class OwnOvs:
             thread.join()
             self._sockets[number] = made[0]
         return self._sockets[number]
-
-
-def wait_until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.02)
 
 
 @dataclass
@@ -303,7 +297,7 @@ def test_bytes_and_directions_are_the_generators_on_every_bridge(pairs, four, so
         return found == expected
 
     with contextlib.suppress(AssertionError):
-        wait_until(arrived, 3)
+        wait_until(arrived, limit_s=3)
     for number, values in expected.items():
         assert found[number] == pytest.approx(values, rel=0.02)
 
@@ -312,7 +306,7 @@ def test_counters_are_live(pairs, four, source):
     for _ in range(4):  # each seen long before OVSDB's statistics would be refreshed
         before = counters(sampled(source), 1).transmit_bytes
         send(pairs, 1, 2, 20)
-        wait_until(lambda before=before: counters(sampled(source), 1).transmit_bytes == before + 20 * FRAME, 2)
+        wait_until(lambda before=before: counters(sampled(source), 1).transmit_bytes == before + 20 * FRAME, limit_s=2)
 
 
 @pytest.mark.parametrize("version", ["10", "11", "12", "13", "14", "15"])
@@ -371,17 +365,17 @@ class Sampler:
             self.sample()
             time.sleep(0.05)
 
-    def until_complete(self, timeout_s=60):
-        wait_until(self.sample, timeout_s)
+    def until_complete(self):
+        wait_until(self.sample)
 
-    def until_error(self, text="", timeout_s=60):
+    def until_error(self, text=""):
         """Sample until it failed with this text: a busy machine may need a while."""
 
         def failed():
             self.sample()
             return any(text in str(error) for error in self.errors)
 
-        wait_until(failed, timeout_s)
+        wait_until(failed)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -591,7 +585,7 @@ def floods(source):
 
 
 def test_each_vms_bytes_are_the_generators_and_libvirts(lab, lab_source, libvirt):
-    wait_until(lambda: not floods(lab_source), 60)
+    wait_until(lambda: not floods(lab_source))
     asked = echoes_asked_for()
     before, before_libvirt = interfaces_of(sampled(lab_source)), interfaces_of(sampled(libvirt))
     sent = ping(1000, 1400, 0.004)
@@ -616,7 +610,7 @@ def test_directions_are_the_guests_and_live(lab, lab_source):
         "for i in range(1200):\n"
         "    s.sendto(bytes(1400), ('10.77.0.102', 9)); time.sleep(0.002)\n"
     )
-    wait_until(lambda: not floods(lab_source), 60)
+    wait_until(lambda: not floods(lab_source))
     first = last = sampled(lab_source)
     moved = []
     with subprocess.Popen(nsenter(sys.executable, "-c", script)) as sender:

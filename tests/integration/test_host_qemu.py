@@ -21,6 +21,7 @@ from collector.procfs.source import ProcfsSource
 from collector.qemu import qmp
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.source import QemuSource
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]  # traffic is counted
 
@@ -56,14 +57,6 @@ while read -r what mib; do
 done
 """
 KERNEL = "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable nowatchdog ipv6.disable=1"
-
-
-def wait_until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.1)
-    return found
 
 
 class Console:
@@ -394,13 +387,13 @@ def test_start_kill_and_restart_are_epochs_and_cost_the_others_nothing(host, sou
     epochs = []
     for _ in range(2):
         pid = spare(host)
-        wait_until(lambda: SPARE in by_uuid(inventory), 10)
+        wait_until(lambda: SPARE in by_uuid(inventory))
         vm = wait_until(lambda: source.sample() and (vm := by_uuid(inventory)[SPARE]).state == "paused" and vm)
         assert (vm.pid, vm.name, vm.manager, len(vm.vcpu_tids)) == (pid, "spare", "proxmox", 1)
         epochs.append(vm.epoch)
         host.kill(pid)
         assert (host.run_dir / "8102.pid").exists()  # stale, and names no VM
-        wait_until(lambda: SPARE not in by_uuid(inventory), 10)
+        wait_until(lambda: SPARE not in by_uuid(inventory))
         assert SPARE not in source.sample().vms
     assert len(set(epochs)) == 2
     assert {uuid: by_uuid(inventory)[uuid].epoch for uuid in (WEB, BATCH)} == others
@@ -411,7 +404,7 @@ def test_a_process_id_that_another_program_has_by_now(host, inventory):
     while heir is None:  # another process may have the number before us
         qemu = subprocess.Popen(["qemu-system-x86_64", "-S", "-display", "none", "-uuid", SPARE, "-m", "64"])
         try:
-            wait_until(lambda: SPARE in by_uuid(inventory), 60)
+            wait_until(lambda: SPARE in by_uuid(inventory))
         finally:
             qemu.kill()
             qemu.wait()  # reaped by us, so that the number is free

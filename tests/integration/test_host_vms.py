@@ -17,6 +17,7 @@ from collector.base import Reason, SourceError, SourceSample
 from collector.inventory.inventory import Inventory
 from collector.libvirt.source import LibvirtSource
 from collector.procfs.source import ProcfsSource
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -76,13 +77,6 @@ def joined(uuid: str, *samples: SourceSample) -> JoinedVm:
         parts.get("disks", absent),
         parts.get("interfaces", absent),
     )
-
-
-def wait_until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.1)
 
 
 def test_probes_find_the_real_host(procfs, libvirt):

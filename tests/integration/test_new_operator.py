@@ -23,8 +23,8 @@ from tests.support.debian_packages import ROOT, packages
 from tests.support.doc_commands import scripts
 from tests.support.fresh_machine import Fresh, fresh_machine
 from tests.support.inner_lab import Client, InnerLab, said, seconds_until
-from tests.support.systemd_machine import eventually
 from tests.support.terminal import Terminal, has
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -138,8 +138,8 @@ async def test_from_the_packages_to_an_incident_that_is_seen_everywhere(operator
         assert "store-1" in text and "node1" in text
         assert (seen.errors, seen.foreign) == ([], [])
 
-    eventually(lambda: query(operator, 'whitepanda_vm_victim{name="store-1"} == 1'), "no victim in Prometheus")
-    alerts = eventually(
+    wait_until(lambda: query(operator, 'whitepanda_vm_victim{name="store-1"} == 1'), "no victim in Prometheus")
+    alerts = wait_until(
         lambda: query(operator, 'ALERTS{alertname="WhitepandaIncidentsOpen"}'), "no alert of the incident"
     )
     assert alerts[0]["metric"]["alertstate"] in ("pending", "firing")
@@ -160,7 +160,7 @@ def vms(operator):
 def until_victim(operator: Operator) -> None:
     """Wait until the server suffers, as it does whenever the stressor is not capped."""
     victim = {SERVER: "victim", STRESSOR: "inflicting"}
-    eventually(lambda: operator.behaviours() == victim, lambda: operator.shell(f"whitepanda explain {SERVER}"), 60)
+    wait_until(lambda: operator.behaviours() == victim, lambda: operator.shell(f"whitepanda explain {SERVER}"))
 
 
 def recommended(operator: Operator, seconds: float) -> list[str]:
@@ -171,7 +171,7 @@ def recommended(operator: Operator, seconds: float) -> list[str]:
         # In its first second the stressor may not have used enough yet for anything to be taken.
         return found[0] if found and found[0]["action"] == "cap_cpu" else None
 
-    first = eventually(first_of_all, lambda: operator.shell(f"whitepanda explain {SERVER}"))
+    first = wait_until(first_of_all, lambda: operator.shell(f"whitepanda explain {SERVER}"))
     assert (first["vm"], first["victim"]) == (STRESSOR_UUID, SERVER_UUID), first
     words = first["commands"][0]["words"]
     assert words[:4] == ["whitepanda", "act", "apply", "cap-cpu"]
@@ -201,7 +201,7 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
     client.start()
     try:
         steady = {SERVER: "steady", STRESSOR: "steady"}
-        eventually(lambda: operator.behaviours() == steady, operator.behaviours, 90)
+        wait_until(lambda: operator.behaviours() == steady, operator.behaviours)
         quiet_s = client.p95_s(MEASURED_S)
         assert quiet_s < REQUESTS.timeout_s / 10, f"{quiet_s=}: something else uses the CPUs"
         vms.tell(CONTROL, STRESS)
@@ -247,7 +247,7 @@ def test_a_kill_of_all_that_could_undo_it_changes_nothing(operator, vms):
     lasted_s = undone_in_s(vms, 10)
     print(f"after the kill undone in {lasted_s} s")
     assert lasted_s is not None
-    eventually(lambda: machine.is_active(AGENT) == "active", lambda: machine.journal(AGENT))
+    wait_until(lambda: machine.is_active(AGENT) == "active", lambda: machine.journal(AGENT))
     assert [machine.show(unit, "NRestarts") for unit in (AGENT, ACT)] == ["1", "1"]
     audit = operator.run("cat", "/var/lib/whitepanda-act/audit.jsonl").splitlines()
     last = json.loads(audit[-1])
@@ -267,7 +267,7 @@ def test_a_service_that_nobody_starts_again_is_caught(operator, vms):
         machine.override(ACT, None)
     machine.run("systemctl", "reset-failed", ACT)
     machine.start(ACT)  # at once: it is overdue
-    eventually(lambda: vms.quota(STRESSOR_UUID) == -1, lambda: machine.journal(ACT))
+    wait_until(lambda: vms.quota(STRESSOR_UUID) == -1, lambda: machine.journal(ACT))
 
 
 def test_the_package_goes_only_once_nothing_is_limited(operator, vms):

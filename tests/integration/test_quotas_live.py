@@ -15,8 +15,8 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from central.config import QuotaSection
-from tests.support.fake_central import until
 from tests.support.spoken_streams import Centrals, Peer
+from tests.support.waiting import until
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 

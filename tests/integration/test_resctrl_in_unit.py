@@ -13,7 +13,8 @@ from statistics import mean
 import pytest
 
 from tests.support.resctrl_ns import needs_lookalike
-from tests.support.systemd_machine import booted, eventually, install_product, install_units
+from tests.support.systemd_machine import booted, install_product, install_units
+from tests.support.waiting import wait_until
 
 # Its look-alike answers within the source's deadline where nobody takes the CPU: alone.
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(240)]
@@ -192,7 +193,7 @@ def machine(tmp_path_factory):
         machine.start("lookalike")
         machine.start("stand-ins")
         machine.processes = write_status_files(machine)
-        eventually(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
+        wait_until(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
         # The second VM is measured by somebody else.
         tree = Resctrl(machine)
         for name in (THEIRS, EMPTY):
@@ -243,7 +244,7 @@ def occupancy_is_the_trees(machine, tree, group, name, told):
         return pairs[-1][0] == pairs[-1][1] > L3_BYTES // 2
 
     pairs = []
-    eventually(compare, lambda: f"told, in the tree: {pairs}\n{machine.journal(AGENT)}", 40)
+    wait_until(compare, lambda: f"told, in the tree: {pairs}\n{machine.journal(AGENT)}")
 
 
 @pytest.mark.long  # four turns of 10 s
@@ -265,7 +266,7 @@ def test_every_vm_gets_its_turn(machine, tree):
 
 
 def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
-    eventually(tree.mine, "it made no groups")
+    wait_until(tree.mine, "it made no groups")
 
     def complete():
         name = min(tree.mine())
@@ -274,7 +275,7 @@ def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
         except AssertionError:
             return False  # its turn was over
 
-    eventually(complete, lambda: machine.journal(AGENT))
+    wait_until(complete, lambda: machine.journal(AGENT))
 
 
 def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
@@ -299,11 +300,11 @@ def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
 def test_killed_and_started_again(machine, tree):
     pid = machine.show(AGENT, "MainPID")
     machine.run("systemctl", "kill", "--signal=KILL", AGENT)
-    left = eventually(tree.mine, "it had no groups")
+    left = wait_until(tree.mine, "it had no groups")
     stale = f"{MINE}11111111-0000-4000-8000-000000000000"  # of a VM that has ended meanwhile
     machine.run("mkdir", f"{ROOT}/mon_groups/{stale}")
-    eventually(lambda: machine.show(AGENT, "NRestarts") == "1", lambda: machine.journal(AGENT))
-    eventually(lambda: stale not in tree.groups(), lambda: machine.journal(AGENT))
+    wait_until(lambda: machine.show(AGENT, "NRestarts") == "1", lambda: machine.journal(AGENT))
+    wait_until(lambda: stale not in tree.groups(), lambda: machine.journal(AGENT))
     assert len(left) > 1
     assert machine.show(AGENT, "MainPID") not in {pid, "0"}
     seen, reasons, *_ = watch(machine, 120, RMIDS + 1)  # more than have groups at once
@@ -337,7 +338,7 @@ def drop_in(machine):
 def sampled(machine):
     """Start the agent and wait for what it says of the source and of the VMs."""
     machine.start(AGENT)
-    return eventually(
+    return wait_until(
         lambda: (found := watch(machine, 2, 1))[1].keys() - {"vm_starting", "source_off"} and found,
         lambda: machine.journal(AGENT),
     )
@@ -384,7 +385,7 @@ def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree
     drop_in(f"{text}\nReadWritePaths=/run/lock\nCapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL")
     sampled(machine)
     # Until it has started a group for each that can have one.
-    seen, reasons, *_ = eventually(
+    seen, reasons, *_ = wait_until(
         lambda: (found := watch(machine, 3, VMS))[0] and found, lambda: machine.journal(AGENT)
     )
     assert reasons["no_rmid"]
@@ -400,7 +401,7 @@ def test_the_occupancy_of_a_vm_in_a_group_of_ours(machine, tree, drop_in):
     """Told from its turn's sixth second on, so with turns that are longer."""
     drop_in("ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/held.toml")
     machine.start(AGENT)
-    eventually(lambda: MINE + UUIDS[0] in tree.groups(), lambda: machine.journal(AGENT))
+    wait_until(lambda: MINE + UUIDS[0] in tree.groups(), lambda: machine.journal(AGENT))
     group = MINE + UUIDS[0]
     occupancy_is_the_trees(machine, tree, group, "vm000", [])
     (_, _, bandwidth, occupancy), truly = watch_beside_the_tree(machine, tree, group, 10, VMS + 1)
@@ -412,4 +413,4 @@ def test_the_occupancy_of_a_vm_in_a_group_of_ours(machine, tree, drop_in):
 
 def test_with_the_shipped_unit_it_works_again(machine, tree):
     machine.start(AGENT)
-    eventually(tree.mine, lambda: machine.journal(AGENT))
+    wait_until(tree.mine, lambda: machine.journal(AGENT))

@@ -21,7 +21,8 @@ from central.config import BuildSection, CentralConfig, CentralSection
 from central.config import load as load_central
 from central.pki import issue, make_ca
 from collector.cgroup.tree import parse_mounts
-from tests.support.systemd_machine import UNITS, booted, eventually, install_product, install_units
+from tests.support.systemd_machine import UNITS, booted, install_product, install_units
+from tests.support.waiting import wait_until
 from whitepanda.common.errors import ConfigError, TlsError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -280,7 +281,7 @@ def install_stand_in(folder):
 def run_stand_in(machine):
     machine.start("stand-in.service")
     pid = machine.show("stand-in", "MainPID")
-    tids = eventually(
+    tids = wait_until(
         lambda: (t := sorted(int(t) for t in machine.run("ls", f"/proc/{pid}/task").split()))[2:] and t, "no threads"
     )
     tids.remove(int(pid))
@@ -383,15 +384,13 @@ def test_privileges_of_the_running_processes(machine):
 
 
 def test_sources_work_in_the_units_sandbox(machine):
-    found = eventually(lambda: (s := machine.sources())["procfs"][0] == "available" and s, "procfs is not sampled", 10)
+    found = wait_until(lambda: (s := machine.sources())["procfs"][0] == "available" and s, "procfs is not sampled")
     assert found["simulated"][0] == "available"
 
 
 def test_perf_works_in_the_units_sandbox(machine, override):
     override("whitepanda-agent", HOST_ONLY)
-    state, detail = eventually(
-        lambda: (s := machine.sources()["perf"])[1] != "not tried yet" and s, "no word of perf", 10
-    )
+    state, detail = wait_until(lambda: (s := machine.sources()["perf"])[1] != "not tried yet" and s, "no word of perf")
     # Where this machine has no counters, that and not a missing permission is what keeps perf from counting.
     assert state == "available" or "shows no hardware counters" in detail, detail
 
@@ -411,7 +410,7 @@ def test_vms_answers_with_a_vm_of_another_user_and_the_simulated_ones(machine):
             found if {"stand-in", "db", "batch"} <= found.keys() and value(found["stand-in"], "guest_ratio") else None
         )
 
-    found = eventually(sampled, lambda: json.dumps(machine.vms(), indent=1))
+    found = wait_until(sampled, lambda: json.dumps(machine.vms(), indent=1))
     assert found["stand-in"]["vcpus"] == 2
     assert 0.1 < value(found["db"], "cpi") < 20
     # One busy thread of two; this machine may have others at work.
@@ -419,15 +418,15 @@ def test_vms_answers_with_a_vm_of_another_user_and_the_simulated_ones(machine):
 
 
 def test_windows_reach_central_the_lake_and_a_build(machine):
-    eventually(
+    wait_until(
         lambda: machine.python("print(json.dumps(client.status().uplink.acknowledged_windows))") >= 6,
         lambda: machine.journal("whitepanda-agent") + machine.journal("whitepanda-central"),
     )
     lake = "/var/lib/whitepanda-central/lake"
-    eventually(
+    wait_until(
         lambda: machine.run("find", lake, "-name", "*.parquet").strip(), lambda: machine.journal("whitepanda-central")
     )
-    eventually(
+    wait_until(
         lambda: machine.python("print(json.dumps(client.status().coefficient_version))") > 0,
         lambda: machine.journal("whitepanda-central"),
     )
@@ -451,18 +450,18 @@ def test_the_watchdog_restarts_what_hangs(machine, override):
         last, ready = (int(machine.show(unit, f"{name}TimestampMonotonic")) for name in ("Watchdog", "ActiveEnter"))
         return last - ready > limit_s * 1e6
 
-    def reaches(unit, condition, timeout_s):
-        eventually(lambda: condition(unit), lambda: machine.journal(unit), timeout_s)
+    def reaches(unit, condition):
+        wait_until(lambda: condition(unit), lambda: machine.journal(unit))
 
     for unit in units:  # one that lives is left alone
-        reaches(unit, has_lived, 60)
+        reaches(unit, has_lived)
         assert machine.show(unit, "MainPID") == pids[unit]
         assert machine.show(unit, "NRestarts") == "0"
     for unit in units:
         machine.run("kill", "-STOP", pids[unit])
     for unit in units:
-        reaches(unit, lambda unit: machine.show(unit, "NRestarts") == "1", 90)
-        reaches(unit, lambda unit: machine.is_active(unit) == "active", 60)
+        reaches(unit, lambda unit: machine.show(unit, "NRestarts") == "1")
+        reaches(unit, lambda unit: machine.is_active(unit) == "active")
         assert machine.show(unit, "MainPID") not in {pids[unit], "0"}
         assert f"{unit}.service: Watchdog timeout (limit {limit_s}s)!" in machine.journal(unit)
 
@@ -485,7 +484,7 @@ def test_a_wrong_configuration_is_not_retried(machine, override):
 
 
 def perf_detail(machine):
-    return eventually(lambda: machine.sources()["perf"][1], "no word of perf", 10)
+    return wait_until(lambda: machine.sources()["perf"][1], "no word of perf")
 
 
 @pytest.mark.parametrize(
@@ -494,12 +493,12 @@ def perf_detail(machine):
 )
 def test_perf_needs_what_the_unit_gives(machine, override, drop_in, expected):
     override("whitepanda-agent", HOST_ONLY + drop_in)
-    eventually(lambda: expected in perf_detail(machine), lambda: perf_detail(machine), 10)
+    wait_until(lambda: expected in perf_detail(machine), lambda: perf_detail(machine))
 
 
 def test_other_users_threads_need_an_open_proc(machine, override):
     override("whitepanda-agent", "ProtectProc=invisible")
-    eventually(lambda: "db" in machine.vms(), "no VM", 10)
+    wait_until(lambda: "db" in machine.vms(), "no VM")
     assert "stand-in" not in machine.vms()
 
 
@@ -509,10 +508,10 @@ def test_libvirt_is_reached_from_the_sandbox(machine, override):
         pytest.skip("needs libvirtd (Debian: libvirt-daemon-system)")
     pytest.importorskip("libvirt", reason="needs libvirt-python: tools/bootstrap.py host")
     override("whitepanda-agent", HOST_ONLY)
-    eventually(lambda: machine.sources()["libvirt"][0] == "unavailable", lambda: str(machine.sources()), 10)
+    wait_until(lambda: machine.sources()["libvirt"][0] == "unavailable", lambda: str(machine.sources()))
     machine.start("libvirtd")
     machine.run("systemctl", "restart", "whitepanda-agent", timeout_s=60)
-    found = eventually(
+    found = wait_until(
         lambda: (s := machine.sources()["libvirt"])[0] == "available" and s, lambda: str(machine.sources()["libvirt"])
     )
     assert "qemu:///system" in found[1]

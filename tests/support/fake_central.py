@@ -1,6 +1,5 @@
 """A central that does as a test tells it, in the test's own event loop, over real gRPC and TLS."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -125,12 +124,3 @@ class FakeCentral:
 
     def batches(self) -> list[agent_pb2.CpiBatch]:
         return [batch for stream in self.streams for batch in stream.batches]
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait for something to become true."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not condition():
-        if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError("what was waited for did not happen")
-        await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ import grpc
 from bench.hostile.host import GREETING
 from central.config import CentralConfig, CentralSection, IngestSection, QuotaSection
 from central.daemon import Central
-from tests.support.fake_central import until
+from tests.support.waiting import until
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "systemd"
@@ -111,17 +112,6 @@ class Machine:
         self.run("systemctl", "daemon-reload")
 
 
-def eventually(check, what, timeout_s=60.0):
-    """Wait until `check()` returns something true, and return it."""
-    end = time.monotonic() + timeout_s
-    while True:
-        found = check()
-        if found:
-            return found
-        assert time.monotonic() < end, what() if callable(what) else what
-        time.sleep(0.1)
-
-
 def install_units(root):
     """Everything in systemd/ where docs/operate.md says."""
     places = {
@@ -155,7 +145,7 @@ def booted(folder, *needs):
         line = process.stdout.readline()
         assert line.startswith("PID "), process.communicate()[1] + (folder / "systemd.log").read_text()
         machine = Machine(int(line.split()[1]))
-        eventually(
+        wait_until(
             lambda: machine.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded"),
             "systemd does not come up",
         )

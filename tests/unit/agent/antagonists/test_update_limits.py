@@ -19,7 +19,8 @@ from agent.cli.agent_status import _json, _lines
 from agent.config import UplinkSection
 from agent.uplink.stream import explain
 from agent.uplink.view import UplinkView
-from tests.support.fake_central import FakeCentral, Message, ack, ack_of, until
+from tests.support.fake_central import FakeCentral, Message, ack, ack_of
+from tests.support.waiting import until
 from tests.unit.agent.antagonists.test_coefficients import DAY, NOW, SLOT, S, kept, tagged, update
 from tests.unit.agent.uplink.test_uplink import Agent, windows
 from whitepanda.v1 import agent_pb2, host_pb2

@@ -17,7 +17,8 @@ from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing, explain
 from central.pki import issue, make_ca
-from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient, until
+from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient
+from tests.support.waiting import until
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import TlsFiles
@@ -326,7 +327,7 @@ async def test_a_peer_that_vanishes_without_a_word_is_noticed_though_nothing_is_
     async with Agent(tmp_path, central, address=proxy.address) as agent:
         await until(lambda: agent.view.state == "connected")
         proxy.alive = False  # connections made before are dead, new ones live
-        await until(lambda: agent.uplink.connections == 2, 10.0)
+        await until(lambda: agent.uplink.connections == 2)
         agent.uplink.submit(windows(1))
         await agent.drained()
     await proxy.stop()
@@ -764,7 +765,7 @@ async def test_a_tool_tells_why_it_gave_up_only_once(tmp_path, central, logs):
 
     options = {"give_up_after_s": 3600.0, "address": "127.0.0.1:1", "rng": Rng()}
     async with Agent(tmp_path, central, **options) as agent:
-        await until(lambda: len(pauses) >= 3, 120)  # it failed and tries on
+        await until(lambda: len(pauses) >= 3)  # it failed and tries on
         agent.uplink._give_up_after_s = 0.0  # the hour is over
         with pytest.raises(UnavailableError, match="is away: unavailable"):
             await agent.task

@@ -26,7 +26,7 @@ from central.lake.segments import DAY_NS, Lake
 from central.validation.reader import Sender as BatchSender
 from central.validation.reader import read_batch
 from central.validation.rows import Limits
-from tests.support.fake_central import until
+from tests.support.waiting import until
 from tests.unit.central.validation.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
 

@@ -35,7 +35,7 @@ from central.pki import describe, issue, make_ca, renew
 from central.web import metrics
 from central.web.openapi import ROUTES, document, read_request, to_json
 from central.web.server import HttpApi
-from tests.support.fake_central import until
+from tests.support.waiting import until
 from tests.unit.central.incidents.test_incidents import GAP, NOW, row, trigger
 from whitepanda.common.config import is_loopback
 from whitepanda.common.errors import UnavailableError
