@@ -57,4 +57,4 @@ if ! virsh_ domstate "$NAME" >/dev/null 2>&1; then
     virsh_ create "$VM/$NAME.xml"
 fi
 [ -z "${NOWAIT:-}" ] || exit 0
-wait_for 90 ready || die "$NAME: the guest is not up after 90 s; see $VM/$NAME.log"
+wait_for 300 ready || die "$NAME: the guest is not up after 300 s; see $VM/$NAME.log"
