@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.analysis.antagonists.panda import CpiStatistics, RobustLogCpi
+from agent.analysis.contention.normalised_cpi import CpiStatistics, RobustLogCpi
 from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from whitepanda.common import durable, log

@@ -4,10 +4,10 @@ After each window the trailing slots are looked at anew: the last one ends now, 
 length ago, and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more
 than one over 300 s and the two do not compare.
 
-The trigger is `agent.analysis.antagonists.trigger` by default, which takes mnCPI of each window as it ends; until it
-has seen an hour, and where it is so configured, it is the paper's rule over slots.
+The trigger is `agent.analysis.contention.live_trigger` by default, which takes mnCPI of each window as it ends. In its
+first hour, and where it is so configured, the paper's rule over slots (`slot_trigger`) decides.
 
-mnCPI and trigger are per domain of a last-level cache (`agent.antagonists.contention`), and a VM's suspects are
+mnCPI and trigger are per domain of a last-level cache (`agent.antagonists.cache_domain`), and a VM's suspects are
 those that were in a domain of its own over the slot: one on another socket does not raise its CPI. A VM that was in
 several counts in each; one of which that is not known, and a control group beside the VMs, counts in all.
 """
@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.analysis.antagonists import panda as antagonists
-from agent.analysis.antagonists.panda import CpiStatistics, TaskSlot
+from agent.analysis.contention.normalised_cpi import CpiStatistics, TaskSlot, is_victim, n_cpi, victim_threshold
+from agent.analysis.contention.suspect_scores import rank_suspects
+from agent.antagonists.cache_domain import MIN_COVERAGE, Contention
 from agent.antagonists.coefficients import CoefficientStore
-from agent.antagonists.contention import MIN_COVERAGE, Contention
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.windows import CpiWindow
@@ -234,11 +234,11 @@ class HostAnalysis:
         degradation = self._degradation(slot, statistics)
         if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
             return Verdict("unknown", self._why_unknown(vm, slot, statistics), degradation)
-        exceeds = antagonists.is_victim(slot.cpi, statistics)
+        exceeds = is_victim(slot.cpi, statistics)
         suffers = uuid in self.suffering
         compared = " exceeds" if suffers else ", limit" if exceeds else " is within"
         text = (
-            f"CPI {slot.cpi:.4g}{compared} {antagonists.victim_threshold(statistics):.4g}"
+            f"CPI {slot.cpi:.4g}{compared} {victim_threshold(statistics):.4g}"
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
         if suffers:
@@ -255,7 +255,7 @@ class HostAnalysis:
         if vm is None or slot is None:
             return None
         statistics = self._statistics(vm)
-        threshold = antagonists.victim_threshold(statistics) if statistics else None
+        threshold = victim_threshold(statistics) if statistics else None
         return JudgedSlot(slot.cpi, self._n_cpi(slot, statistics), threshold, slot.cpu_usage_cores)
 
     def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
@@ -291,7 +291,7 @@ class HostAnalysis:
             statistics=statistics,
             cpi=judged.cpi if judged else None,
             n_cpi=judged.n_cpi if judged else None,
-            victim_threshold_cpi=antagonists.victim_threshold(statistics) if statistics else None,
+            victim_threshold_cpi=victim_threshold(statistics) if statistics else None,
             mn_cpi=domain.value,
             mn_cpi_threshold=domain.threshold,
             victim_slots=self._consecutive(uuid),
@@ -338,7 +338,7 @@ class HostAnalysis:
         if not window.latency_sensitive or window.cpi is None:
             return None
         statistics = self._store.statistics(window.job, self._platform, self._now_unix_ns)
-        return None if statistics is None else antagonists.n_cpi(window.cpi, statistics)
+        return None if statistics is None else n_cpi(window.cpi, statistics)
 
     # --- windows and slots ---
 
@@ -422,7 +422,7 @@ class HostAnalysis:
         coefficients = {job: coefficient.value for job, coefficient in known.items() if coefficient is not None}
         # They are of one method: rows of another one have other tags, so that they replace all others at once.
         method = next((coefficient.method for coefficient in known.values() if coefficient is not None), "")
-        expired = self._store.expired(self._now_unix_ns)
+        unknown = Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
         return tuple(
             SuspectView(
                 uuid=s.task,
@@ -431,10 +431,10 @@ class HostAnalysis:
                 cpu_usage_cores=s.cpu_usage_cores,
                 coefficient=s.coefficient,
                 score=s.score,
-                reason=Reason.STALE if expired and s.score is None else s.reason,
+                reason=Reason.UNSPECIFIED if s.score is not None else unknown,
                 epoch=self._vms[s.task].epoch,
             )
-            for s in antagonists.rank_suspects(antagonists.suspects_of(tasks, coefficients), method)
+            for s in rank_suspects(tasks, coefficients, method)
         )
 
     # --- one VM ---
@@ -453,7 +453,7 @@ class HostAnalysis:
     def _n_cpi(self, slot: _Slot | None, statistics: CpiStatistics | None) -> float | None:
         if slot is None or slot.cpi is None or statistics is None or not self._covered(slot):
             return None
-        return antagonists.n_cpi(slot.cpi, statistics)
+        return n_cpi(slot.cpi, statistics)
 
     def _slow_down(self, uuid: str) -> Degradation:
         """CPI over the slot / the job's mean CPI, with the interval that mean -+ 2 std of the job's VMs give."""
@@ -464,7 +464,7 @@ class HostAnalysis:
         least = statistics.mean - 2 * statistics.std
         return Degradation(
             ratio=slot.cpi / statistics.mean,
-            low=slot.cpi / antagonists.victim_threshold(statistics),
+            low=slot.cpi / victim_threshold(statistics),
             high=slot.cpi / least if least > 0 else math.nan,
             model="cpi",
         )

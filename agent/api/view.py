@@ -21,7 +21,7 @@ from collector.base import Reason, VmIdentity
 from collector.inventory.coverage import source_of
 
 if TYPE_CHECKING:
-    from agent.antagonists.advice import Advisor
+    from agent.antagonists.advisor import Advisor
     from agent.antagonists.decisions import Decisions
     from agent.antagonists.host_analysis import HostAnalysis, Verdict
     from agent.antagonists.vm_decision import VmDecision

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from agent.analysis.detection.behaviour import AnyDetector, Detection, VmState
+from agent.analysis.detectors.behaviour import AnyDetector, Detection, VmState
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
 from agent.config import CloudWhiteSection
 from agent.detection.degradation_models import HostModels
@@ -38,11 +38,11 @@ _OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
 def make_detector(section: CloudWhiteSection) -> AnyDetector:
     """Make the configured detector; only that one is loaded."""
     if section.detector == "paper":
-        from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
+        from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
 
         return PaperDetector(PaperSettings())
-    from agent.analysis.detection.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
-    from agent.analysis.detection.detector import Detector, DetectorSettings  # noqa: PLC0415 - loaded only where it is on
+    from agent.analysis.detectors.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
+    from agent.analysis.detectors.detector import Detector, DetectorSettings  # noqa: PLC0415 - loaded only where it is on
 
     usual, baseline = DetectorSettings(), BaselineSettings()
     settings = replace(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from collector.base import Reason
 
-#: The words of `agent.analysis.detection.detector.Behaviour`.
+#: The words of `agent.analysis.detectors.detector.Behaviour`.
 Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
 #: The words of `agent.antagonists.decisions`: what is held of a VM by all analyses.
 Held = Literal["unknown", "steady", "inflicting", "affected", "victim"]
@@ -54,7 +54,7 @@ class Degradation:
 class Shown:
     """A signal that speaks for a verdict: what it is, what it would be undisturbed, the threshold it was held against.
 
-    `expected`: at the VM's present load, as in `agent.analysis.detection.behaviour.Evidence`.
+    `expected`: at the VM's present load, as in `agent.analysis.detectors.behaviour.Evidence`.
     """
 
     signal: str

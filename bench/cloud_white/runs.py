@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import Model
-from agent.analysis.detection.behaviour import AnyDetector, Behaviour
-from agent.analysis.detection.detector import Detector, DetectorSettings
-from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detectors.behaviour import AnyDetector, Behaviour
+from agent.analysis.detectors.detector import Detector, DetectorSettings
+from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, load_factors, set_idle, set_others
 from bench.cloud_white.alita import polluters
 from bench.cloud_white.simulation import Study, StudyBlock, blocks

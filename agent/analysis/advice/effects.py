@@ -3,7 +3,7 @@
 from typing import Literal
 
 from agent.analysis.advice.recommendations import Effect, Situation, Suspect, Victim
-from agent.analysis.antagonists.panda import ROBUST_CLIP
+from agent.analysis.contention.normalised_cpi import ROBUST_CLIP
 
 #: Standard errors to each side of a 95 % interval.
 Z95 = 1.959964

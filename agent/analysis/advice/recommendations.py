@@ -104,8 +104,7 @@ class HostLimits:
 class Situation:
     """One host's contention. `mn_cpi` and its threshold are None where the host itself found the victims only.
 
-    `is_cut`: nCPI of a victim was cut (`agent.analysis.antagonists.panda.ROBUST_CLIP`), so `mn_cpi` may be more than
-    it says.
+    `is_cut`: nCPI of a victim was cut (`normalised_cpi.ROBUST_CLIP`), so the true `mn_cpi` may be higher.
     """
 
     victims: tuple[Victim, ...]

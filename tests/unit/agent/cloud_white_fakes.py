@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from agent.analysis.degradation.model import Estimates
-from agent.analysis.detection.behaviour import Behaviour, Detection, Evidence, VmState
+from agent.analysis.detectors.behaviour import Behaviour, Detection, Evidence, VmState
 from agent.sampling.rates import VmRates
 from collector.base import Reason
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.antagonists.advice import Advisor
+from agent.antagonists.advisor import Advisor
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agent.analysis.detection import detector as detector_module
-from agent.analysis.detection.baseline import BaselineSettings
-from agent.analysis.detection.behaviour import Behaviour, Evidence
-from agent.analysis.detection.detector import Detector, DetectorSettings
-from agent.analysis.detection.detector_words import _more
-from agent.analysis.detection.workers import running_shares
+from agent.analysis.detectors import detector as detector_module
+from agent.analysis.detectors.baseline import BaselineSettings
+from agent.analysis.detectors.behaviour import Behaviour, Evidence
+from agent.analysis.detectors.detector import Detector, DetectorSettings
+from agent.analysis.detectors.detector_words import _more
+from agent.analysis.detectors.workers import running_shares
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, load_factors
 from tests.unit.agent.interference import during, said, stressed, world
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.detection.behaviour import Behaviour
-from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detectors.behaviour import Behaviour
+from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey
 
 KEYS = tuple(VmKey(name, "e1", 2) for name in ("a", "b", "c"))

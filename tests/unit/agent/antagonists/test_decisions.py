@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.analysis.antagonists.panda import CpiStatistics
-from agent.antagonists.advice import Advisor
+from agent.analysis.contention.normalised_cpi import CpiStatistics
+from agent.antagonists.advisor import Advisor
 from agent.antagonists.decisions import Decisions, decide
 from agent.antagonists.host_analysis import Explanation, JudgedSlot
 from agent.antagonists.host_analysis import Verdict as ByJob
@@ -641,7 +641,7 @@ class Views:
 
 
 class NoCoefficients:
-    """`agent.antagonists.advice.Coefficients` that knows none."""
+    """`agent.antagonists.advisor.Coefficients` that knows none."""
 
     def coefficient(self, _job, _now):
         return None

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.analysis.antagonists.panda import CpiStatistics
+from agent.analysis.contention.normalised_cpi import CpiStatistics
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.host_analysis import CpiPoint, HostAnalysis, SuspectView

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent.analysis.antagonists.panda import n_cpi
+from agent.analysis.contention.normalised_cpi import n_cpi
 from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
 from agent.sampling.runner import SourcePlan

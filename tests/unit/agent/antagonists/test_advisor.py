@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.analysis.antagonists.panda import ROBUST_CLIP
-from agent.antagonists.advice import Advisor, limits_of
+from agent.analysis.contention.normalised_cpi import ROBUST_CLIP
+from agent.antagonists.advisor import Advisor, limits_of
 from agent.api.server import LocalApi
 from agent.config import ActSection, AnalysisSection
 from agent.detection.verdicts import Degradation

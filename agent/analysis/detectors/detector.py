@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
-from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, VmState
-from agent.analysis.detection.detector_words import Judged, Verdicts
-from agent.analysis.detection.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
-from agent.analysis.detection.workers import WorkersRule
+from agent.analysis.detectors.baseline import Baselines, BaselineSettings, taken
+from agent.analysis.detectors.behaviour import BEHAVIOURS, Behaviour, Detection, VmState
+from agent.analysis.detectors.detector_words import Judged, Verdicts
+from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
+from agent.analysis.detectors.workers import WorkersRule
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.workers import LearntWorkers
+from agent.analysis.detectors.workers import LearntWorkers
 from agent.analysis.signals import Tick, Values, VmKey
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent.analysis.advice.actions import pursued, recommend
 from agent.analysis.advice.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
-from agent.analysis.antagonists.panda import is_cut
+from agent.analysis.contention.normalised_cpi import is_cut
 from agent.antagonists.coefficients import Coefficient
 from agent.antagonists.reports import Trigger, TriggerVictim
 from agent.config import ActSection

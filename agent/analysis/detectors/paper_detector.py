@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.baseline import taken
-from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
+from agent.analysis.detectors.baseline import taken
+from agent.analysis.detectors.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
 
 _FORMAT = 1

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.behaviour import Behaviour, Evidence, VmState
-from agent.analysis.detection.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
+from agent.analysis.detectors.behaviour import Behaviour, Evidence, VmState
+from agent.analysis.detectors.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 from agent.analysis.signals import Tick
 
 Floats = NDArray[np.float64]

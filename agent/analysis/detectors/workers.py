@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.baseline import taken
+from agent.analysis.detectors.baseline import taken
 from agent.analysis.signals import VmKey
 
 Floats = NDArray[np.float64]

@@ -7,9 +7,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from agent.analysis.antagonists import panda
-from agent.analysis.antagonists.panda import SlotState, TaskSlot
-from agent.analysis.antagonists.trigger import NoiseScaledTrigger
+from agent.analysis.contention.live_trigger import NoiseScaledTrigger
+from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI, SlotState, TaskSlot, slot_state
+from agent.analysis.contention.slot_trigger import is_triggered, mn_cpi_threshold
 from agent.config import AnalysisSection
 from agent.sampling.windows import CpiWindow
 
@@ -68,7 +68,7 @@ class Contention:
         """Whether there is contention now."""
         if self.live is not None:
             return self.live.is_on
-        return panda.is_triggered(self.states, self._threshold, self._section.victim_slots)
+        return is_triggered(self.states, self._threshold, self._section.victim_slots)
 
     @property
     def excess(self) -> tuple[bool, float]:
@@ -83,7 +83,7 @@ class Contention:
 
     def take_slots(self, tasks: Sequence[Sequence[TaskSlot]], now_unix_ns: int, slot_ns: int) -> None:
         """Take the domain's tasks in the last slots, youngest first; keep the youngest in the history once per slot."""
-        self.states = [panda.slot_state(each) for each in reversed(tasks)]
+        self.states = [slot_state(each) for each in reversed(tasks)]
         tested = now_unix_ns - self._section.victim_slots * slot_ns
         past = [value for end, value in self._history if end <= tested]
         self._threshold = self._threshold_by(past)
@@ -96,12 +96,12 @@ class Contention:
         """Return what mnCPI of a slot has to exceed, by mnCPI of past ones."""
         floor = self._section.mn_cpi_floor
         if self._section.trigger != "noise_scaled":
-            return panda.mn_cpi_threshold(past, self._section.mn_cpi_percentile, floor)
+            return mn_cpi_threshold(past, self._section.mn_cpi_percentile, floor)
         # The live trigger is not ready. With the floor alone, one quiet host in eight triggers
         # (docs/studies/trigger.md), so it takes a rise since the start, or what is certain without one. A percentile
         # of so short a past would be that of the contention itself.
         rise = max(0.0, min(past)) if past else math.inf
-        return min(panda.CERTAIN_MN_CPI, floor + rise)
+        return min(CERTAIN_MN_CPI, floor + rise)
 
     def watch(self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int) -> None:
         """Give the live trigger mnCPI of the windows that have just ended.

@@ -1,6 +1,6 @@
 """The live trigger: is this host's mnCPI higher than its own noise explains? Pure; one value at a time.
 
-The paper's trigger (`agent.analysis.antagonists.panda.is_triggered`) fires above the host's own 99th percentile: one
+The paper's trigger (`agent.analysis.contention.slot_trigger`) fires above the host's own 99th percentile: one
 slot in a hundred by construction. This one asks for more, and for less where contention lasts:
 
 * The level of mnCPI is followed slowly, so that the course of a day is none of the host's noise. Steps beyond two
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, median, quantiles
 
-from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
+from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI
 
 #: Lengths of time over which the excess is averaged, in seconds.
 SPANS_S = (60.0, 180.0, 600.0, 1800.0)
