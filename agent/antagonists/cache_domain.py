@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from agent.analysis.contention.live_trigger import NoiseScaledTrigger
 from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI, SlotState, TaskSlot, slot_state
 from agent.analysis.contention.slot_trigger import is_triggered, mn_cpi_threshold
+from agent.antagonists.vm_slots import MIN_COVERAGE
 from agent.config import AnalysisSection
 from agent.sampling.windows import CpiWindow
-
-#: What was watched for less than this share of its length is not compared with whole ones.
-MIN_COVERAGE = 0.5
 
 _S = 10**9
 
@@ -22,8 +20,8 @@ _S = 10**9
 class Contention:
     """What is known of one domain. Single-threaded.
 
-    The history of mnCPI (for the percentile of its own) is in memory only: after a restart the configured floor is the
-    threshold until there are enough slots again.
+    The history of mnCPI is in memory only: after a restart the configured floor is the threshold until there are enough
+    slots again.
 
     Args:
         section: thresholds and history length.
@@ -72,7 +70,7 @@ class Contention:
 
     @property
     def excess(self) -> tuple[bool, float]:
-        """How bad it is here: of two domains the worse one's is greater."""
+        """Sort key: greater in the worse of two domains."""
         value = self.value
         return self.triggered, -math.inf if value is None else value - self.threshold
 
@@ -121,7 +119,7 @@ class Contention:
             self._seen = (0, [])
         live, (seen_version, seen) = self._live[1], self._seen
         if seen_version != version:
-            # The same windows by the old statistics and by the new ones: that is not the VMs' doing.
+            # The same windows by the old statistics and by the new ones: this shift is not the VMs' doing.
             both = [(old, new) for w, old in seen if (new := n_cpi(w)) is not None]
             if both:
                 by = math.fsum(new - old for old, new in both) / len(both)

@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, whole
+from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, reading, whole
 from agent.analysis.degradation.trees import Terms, Trees, numbers_of
 
 Floats = NDArray[np.float64]
@@ -51,12 +51,7 @@ class Novelty:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read the block's `novelty`.
-
-        Raises:
-            ValueError: what is wrong.
-
-        """
+        """Read the block's `novelty`; errors as of `Intervals.from_json`."""
         terms = Terms.from_json(data["terms"])
         count = len(terms.forms)
         middles = numbers_from(data, "middles", FEATURE)
@@ -107,29 +102,19 @@ class Intervals:
             ValueError: something is missing or wrong; says what.
 
         """
-        kind = data.get("kind")
-        if kind != "conformal":
-            raise ValueError(f"intervals: of unknown kind {kind}")
-        try:
-            result = cls(
+        with reading("intervals"):
+            if data.get("kind") != "conformal":
+                raise ValueError(f"of unknown kind {data.get('kind')}")
+            block = data["novelty"]
+            with reading("novelty"):
+                novelty = Novelty.from_json(block)
+            return cls(
                 nominal=number(data, "nominal", NOMINAL),
                 quantile=number(data, "quantile", (1e-9, _MOST)),
                 floor=number(data, "floor", (1e-9, _MOST)),
                 difficulty=Trees.from_json(data["difficulty"]),
-                novelty=cls._novelty(data["novelty"]),
+                novelty=novelty,
             )
-        except KeyError as error:
-            raise ValueError(f"intervals: {error} is missing") from error
-        except (TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"intervals: {error}") from error
-        return result
-
-    @staticmethod
-    def _novelty(data: Mapping[str, Any]) -> Novelty:
-        try:
-            return Novelty.from_json(data)
-        except ValueError as error:
-            raise ValueError(f"novelty: {error}") from error
 
     def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Bound estimates.
@@ -140,17 +125,16 @@ class Intervals:
             degradation: shape (n,), the estimates.
 
         Returns:
-            Low and high, shape (n,), and whether each row is like those of training. Where it is not, or a feature or
-            the estimate is missing, the numbers say nothing.
+            Low and high, shape (n,), and whether each row is like those of training; where not, the numbers are void.
 
         """
         difficulty = self.expected_error(values, baseline, degradation)
         novelty = self.novelty.of(values, baseline)
         half = self.quantile * difficulty * self.novelty.factor(novelty)
-        is_told = np.isfinite(half) & (novelty <= self.novelty.limit)
+        is_known = np.isfinite(half) & (novelty <= self.novelty.limit)
         spread = np.exp(np.minimum(half, 700.0))
-        with np.errstate(over="ignore"):  # infinite, far from training, where it is not told
-            return degradation / spread, degradation * spread, is_told
+        with np.errstate(over="ignore"):  # infinite far from training, where it is not used
+            return degradation / spread, degradation * spread, is_known
 
     def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
         """Return the difficulty of rows, the |log error| expected of such as training had, shape (n,)."""

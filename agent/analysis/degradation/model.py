@@ -26,9 +26,9 @@ A model's last resort is the one of `models` with neither behaviour nor level.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ from agent.analysis.degradation.model_numbers import (
     TERM,
     number,
     numbers_from,
+    reading,
     whole,
 )
 from agent.analysis.degradation.relative import relative
@@ -61,24 +62,6 @@ _MOST_ROWS = 10**9
 _REMEDY = "write it anew with `whitepanda degradation fit`"
 
 Floats = NDArray[np.float64]
-_T = TypeVar("_T")
-
-
-class Estimator(Protocol):
-    """What predicts: `agent.analysis.degradation.glm.Glm`, `agent.analysis.degradation.trees.Trees`."""
-
-    def predict(self, values: Floats, baseline: Floats) -> Floats:
-        """Return the degradation, shape (n,), of features (n, k) and their baselines (n, k); NaN: cannot tell."""
-
-
-class Interval(Protocol):
-    """What bounds it: `agent.analysis.degradation.intervals.Intervals`."""
-
-    def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Return low, high, and whether the rows are like those it was calibrated with; each of shape (n,)."""
-
-    def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
-        """Return the |log error| that is expected of rows like those it was calibrated with, shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,8 +124,8 @@ class SubModel:
     name: str
     behaviour: str | None
     cpu_level: float | None
-    estimator: Estimator
-    intervals: Interval | None
+    estimator: Glm | Trees
+    intervals: Intervals | None
     uses: tuple[int, ...]
     ranges: tuple[Range, ...]
     scatter: Scatter | None = None
@@ -160,8 +143,8 @@ class GroupBaseline:
 def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
     """Return what share of its workers each VM uses at its baseline, shape (n,): what CPU levels are levels of.
 
-    A queue's delay follows the use of its servers, so 1 - `vcpu_idle_ratio` where that is an input; it is `cpu`, the
-    share of the vCPUs, where nobody said how many workers there are. Without that input `cpu` it is.
+    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` where that is an input (1 - `cpu` where the
+    number of workers is not known), else `cpu`, the share of the vCPUs.
 
     Args:
         baseline: shape (n, len(inputs)).
@@ -174,18 +157,15 @@ def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
 
 def group_key(values: Iterable[object]) -> tuple[str, ...]:
     """Make the key of a group from its columns' values: 150000, 150000.0 and "150000" are the same, None is ""."""
-    return tuple(_key_part(value) for value in values)
+    return tuple(map(_key_part, values))
 
 
 def _key_part(value: object) -> str:
-    if value is None:
-        return ""
-    text = str(value)
+    text = "" if value is None else str(value)
     try:
-        number = float(text)
+        return f"{float(text):.15g}"
     except ValueError:
         return text
-    return f"{number:.15g}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,7 +235,7 @@ class Model:
         return chosen
 
     def scatter(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
-        """Tell by how much what is measured scatters around estimates, within a run; intervals hold more than that.
+        """Return how far measured seconds scatter around estimates within a run; intervals cover more than that.
 
         Args:
             values: as for `predict`.
@@ -341,14 +321,10 @@ def parse(data: Mapping[str, Any]) -> Model:
 
     """
     try:
-        return _parsed(data)
-    except KeyError as error:
-        problem = f"{error} is missing"
-    except (TypeError, AttributeError) as error:
-        problem = f"a value is of the wrong kind: {error}"
-    except (ValueError, OverflowError) as error:
-        problem = str(error)
-    raise ValueError(f"model: {problem}; {_REMEDY}")
+        with reading("model"):
+            return _parsed(data)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_REMEDY}") from error
 
 
 def _parsed(data: Mapping[str, Any]) -> Model:
@@ -371,9 +347,7 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         baseline_where=str(baselines["where"]),
         group_by=tuple(str(name) for name in baselines["group_by"]),
         groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
-        estimators=tuple(
-            _at(f"models[{place}]", _part, part, method, len(features)) for place, part in enumerate(data["models"])
-        ),
+        estimators=tuple(_parts(data["models"], method, len(features))),
     )
     parts = model.estimators
     if not features or len(set(features)) != len(features):
@@ -385,21 +359,10 @@ def _parsed(data: Mapping[str, Any]) -> Model:
     return model
 
 
-def _at(where: str, read: Callable[..., _T], *args: object) -> _T:
-    """Read a block; say where it was that something of it was wrong."""
-    try:
-        return read(*args)
-    except KeyError as error:
-        raise ValueError(f"{where}: {error} is missing") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
 def _rule(data: Mapping[str, Any] | None) -> Rule | None:
     if data is None:
         return None
-    names = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
-    memory_stalls, total_stalls, cpu = names
+    memory_stalls, total_stalls, cpu = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
     return Rule(memory_stalls, total_stalls, number(data, "memory_bound_from", _SHARE), cpu)
 
 
@@ -409,12 +372,16 @@ def _group(data: Mapping[str, Any], width: int) -> GroupBaseline:
     values = np.full(len(data["values"]), math.nan)
     if len(values) != width:
         raise ValueError(f"baselines: group {key} has {len(values)} values for {width} inputs")
-    try:
+    with reading(f"baselines: group {key}"):
         values[list(found)] = numbers_from({"values": list(found.values())}, "values", FEATURE)
         target = math.nan if data["target"] is None else number(data, "target", SCALE)
         return GroupBaseline(whole(data, "rows", 0, _MOST_ROWS), target, values)
-    except ValueError as error:
-        raise ValueError(f"baselines: group {key}: {error}") from error
+
+
+def _parts(data: Iterable[Mapping[str, Any]], method: str, width: int) -> Iterator[SubModel]:
+    for place, part in enumerate(data):
+        with reading(f"models[{place}]"):
+            yield _part(part, method, width)
 
 
 def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
@@ -423,7 +390,7 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
         raise ValueError(f"behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
     level = None if level is None else number(data, "cpu_level", _SHARE)
     uses = tuple(whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width)))
-    ranges = tuple(_at(f"ranges[{place}]", _range, one) for place, one in enumerate(data["ranges"]))
+    ranges = tuple(_ranges(data["ranges"]))
     if any(column >= width for column in (*uses, *(r.column for r in ranges))):
         raise ValueError(f"uses and ranges must name columns 0 to {width - 1}")
     estimator = _estimator(data["estimator"])
@@ -431,24 +398,22 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if any(column >= width for column in columns):
         raise ValueError(f"an estimator's terms must name columns 0 to {width - 1}")
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
-    scatter = data.get("scatter")  # models of before have none
-    if scatter is not None:
-        scatter = _at("scatter", _scatter, scatter)
+    scatter = None
+    if (given := data.get("scatter")) is not None:  # older files have none
+        with reading("scatter"):
+            scatter = Scatter(*(number(given, name, (0, TERM[1])) for name in ("factor", "quiet")))
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
     return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
 
 
-def _scatter(data: Mapping[str, Any]) -> Scatter:
-    return Scatter(number(data, "factor", (0, TERM[1])), number(data, "quiet", (0, TERM[1])))
-
-
-def _range(data: Mapping[str, Any]) -> Range:
-    form = str(data["form"])
-    if form not in ("raw", "relative"):
-        raise ValueError(f"form must be raw or relative (value {form})")
-    low = number(data, "low", FEATURE)
-    high = number(data, "high", (low, FEATURE[1]))
-    return Range(whole(data, "column", 0, MOST_COLUMNS), form, low, high, number(data, "scale", SCALE))
+def _ranges(data: Iterable[Mapping[str, Any]]) -> Iterator[Range]:
+    for place, one in enumerate(data):
+        with reading(f"ranges[{place}]"):
+            form, low = str(one["form"]), number(one, "low", FEATURE)
+            if form not in ("raw", "relative"):
+                raise ValueError(f"form must be raw or relative (value {form})")
+            high, scale = number(one, "high", (low, FEATURE[1])), number(one, "scale", SCALE)
+            yield Range(whole(one, "column", 0, MOST_COLUMNS), form, low, high, scale)
 
 
 def _estimator(data: Mapping[str, Any]) -> Glm | Trees:

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, whole
+from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, reading, whole
 from agent.analysis.degradation.relative import relative
 
 #: How a sum z becomes the degradation: z, exp(z), 1 / z, 1 / z^2.
@@ -52,19 +52,15 @@ class Terms:
             ValueError: a term is wrong; says how.
 
         """
-        try:
+        with reading("terms"):
             columns = [whole(term, "column", 0, MOST_COLUMNS) for term in data]
             forms = tuple(str(term["form"]) for term in data)
             scales = [number(term, "scale", SCALE) for term in data]
-        except KeyError as error:
-            raise ValueError(f"terms: {error} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"terms: {error}") from error
-        if not columns:
-            raise ValueError("terms: there must be one or more")
-        for form in forms:
-            if form not in FORMS:
-                raise ValueError(f"terms: form must be one of {', '.join(FORMS)} (value {form})")
+            if not columns:
+                raise ValueError("there must be one or more")
+            for form in forms:
+                if form not in FORMS:
+                    raise ValueError(f"form must be one of {', '.join(FORMS)} (value {form})")
         return cls(np.array(columns, dtype=np.int64), forms, np.array(scales, dtype=np.float64))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -87,14 +83,10 @@ class Terms:
             raise ValueError(f"terms: column {int(self.columns.max())} of {values.shape[1]} features")
         raw, base = values[:, self.columns], baseline[:, self.columns]
         result = raw.copy()
-        for form, numbers in (("baseline", base), ("relative", None)):
-            places = [i for i, f in enumerate(self.forms) if f == form]
-            if places:
-                result[:, places] = (
-                    numbers[:, places]
-                    if numbers is not None
-                    else relative(raw[:, places], base[:, places], self.scales[places])
-                )
+        as_baseline, as_relative = ([i for i, f in enumerate(self.forms) if f == form] for form in FORMS[1:])
+        result[:, as_baseline] = base[:, as_baseline]
+        if as_relative:
+            result[:, as_relative] = relative(raw[:, as_relative], base[:, as_relative], self.scales[as_relative])
         return _single(result)
 
 
@@ -121,12 +113,8 @@ class Trees:
             ValueError: something is missing, wrong or cut off; says what.
 
         """
-        try:
+        with reading("estimator of kind trees"):
             return cls._read(data)
-        except KeyError as error:
-            raise ValueError(f"estimator of kind trees: {error} is missing") from error
-        except (TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"estimator of kind trees: {error}") from error
 
     @classmethod
     def _read(cls, data: Mapping[str, Any]) -> Self:
@@ -223,30 +211,18 @@ def _single(numbers: Floats) -> Floats:
 
 
 def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
-    """Read numbers separated by spaces.
-
-    Raises:
-        ValueError: it is no such text, or a number is not finite.
-
-    """
+    """Read numbers separated by spaces; ValueError where it is no such text, or a number is not finite."""
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a text of numbers")  # noqa: TRY004 - the reader's one kind of error
-    try:
+    with reading(name):
         numbers = np.array(text.split(), dtype=kind)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: {error}") from error
     if not np.isfinite(numbers).all():
         raise ValueError(f"{name} must be finite")
     return numbers
 
 
 def _right_sides(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the roots of the trees in preorder, and each split's right side.
-
-    Raises:
-        ValueError: a split has no two sides.
-
-    """
+    """Find the roots of the trees in preorder, and each split's right side; ValueError where one is cut off."""
     right = np.zeros(len(columns), dtype=np.int64)
     whole: list[int] = []  # where the trees begin that are read so far, from the end; the last is the leftmost
     for place, column in zip(range(len(columns) - 1, -1, -1), columns[::-1].tolist(), strict=True):

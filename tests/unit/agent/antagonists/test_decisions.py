@@ -13,8 +13,7 @@ from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import CpiStatistics
 from agent.antagonists.advisor import Advisor
 from agent.antagonists.decisions import Decisions, decide
-from agent.antagonists.host_analysis import Explanation, JudgedSlot
-from agent.antagonists.host_analysis import Verdict as ByJob
+from agent.antagonists.host_analysis import CpiVerdict, Explanation, JudgedSlot
 from agent.api.exposition import render
 from agent.api.messages import explanation_message, status_message, vms_message
 from agent.api.view import Snapshot, VmSnapshot
@@ -89,10 +88,10 @@ class Fleet:
 
     def verdict(self, uuid):
         if uuid in self.suffering:
-            return ByJob("victim", "CPI 3.1 exceeds 1.9", 2.0)
+            return CpiVerdict("victim", "CPI 3.1 exceeds 1.9", 2.0)
         if uuid in self.normal:
-            return ByJob("normal", "CPI 1.2 is within 1.9", 1.0)
-        return ByJob("unknown", "no CPI window of this VM yet")
+            return CpiVerdict("normal", "CPI 1.2 is within 1.9", 1.0)
+        return CpiVerdict("unknown", "no CPI window of this VM yet")
 
     def suspects(self, _uuid):
         return self.scored

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent.antagonists.host_analysis import Verdict
+from agent.antagonists.host_analysis import CpiVerdict
 from agent.antagonists.vm_decision import VmDecision
 from agent.api.exposition import render
 from agent.api.view import Snapshot, VmSnapshot
@@ -47,7 +47,7 @@ def everything(vms: int) -> Snapshot:
             "j",
             RATES,
             joined_with_all_parts(),
-            Verdict("victim", "", 1.7),
+            CpiVerdict("victim", "", 1.7),
             VICTIM,
             decision=HELD,
             traffic=TOTALS,
