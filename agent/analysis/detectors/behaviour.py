@@ -1,7 +1,6 @@
-"""What a detector says of a VM: its behaviour, since when, from what evidence, and who does it to it.
+"""A detector's answer: each VM's behaviour, since when, with what evidence, and who inflicts it.
 
-Source of the three behaviours: "Cloud White", section 4. They are kept apart from the detectors so that whatever shows
-or sends a verdict needs none of them.
+Source of the three behaviours: "Cloud White", section 4.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,10 +31,10 @@ BEHAVIOURS = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.I
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One signal that speaks for a verdict: all three numbers are in the signal's own unit (docs/metrics.md).
+    """One signal that supports a verdict: all three numbers are in the signal's own unit (docs/metrics.md).
 
-    `expected` is what it would be at the VM's present load (and clock) without interference; `threshold` is what
-    `value` had to pass: above `expected` it is an upper limit, below it a lower one.
+    `expected`: at the VM's present load (and clock) without interference. `threshold`: an upper limit where it is above
+    `expected`, else a lower one.
     """
 
     signal: str
@@ -46,11 +45,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class VmState:
-    """The verdict on one VM in one tick.
+    """One VM in one tick.
 
     `reason`: one line for people, with numbers. `since_s`: the tick's clock when the behaviour began.
-    `culprits`: UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: how many quiet
-    ticks the baseline is made of, as far as they still count; `baseline_ready`: whether that is enough.
+    `culprits`: UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: quiet ticks behind
+    the baseline, aged; `baseline_ready`: whether they are enough.
     """
 
     key: VmKey
@@ -63,59 +62,37 @@ class VmState:
     baseline_ready: bool
 
 
+@dataclass(eq=False)
 class Detection:
     """The verdicts of one tick, in the order of its VMs.
 
-    What only somebody who looks needs (reasons, evidence, baselines) is made when it is looked at, from copies of what
-    the tick was judged by: nobody reads it in most ticks, and on a bad day it would cost more than the judging.
-
-    Args:
-        behaviours: of each VM.
-        baseline_ticks: shape (VMs,), as in `VmState`.
-        state: makes one VM's verdict, by its row; gives the same whenever it is asked.
-        baseline: makes the attribute of this name; likewise.
-        learnt: makes the attribute of this name; None: the load does not change this detector's baselines.
-        estimate: as the attribute of this name.
-        workers: as the attribute of this name.
-        factors: as the attribute of this name.
+    Reasons, evidence and baselines are made only when somebody asks for them, from copies of what the tick was judged
+    by: making them for all VMs would cost more than judging.
 
     Attributes:
-        estimate: shape (VMs,): whose degradation is worth an estimate now: with the paper's rules victims, and those
-            that were one until the load is back at the baseline; None: victims.
-        workers: what is learnt of how many requests the VMs serve at once; None: this detector does not.
-        factors: shape (VMs,): `signals.load_factors` of the VMs with what is learnt; None: nothing is.
+        behaviours: of each VM.
+        baseline_ticks: shape (VMs,), as in `VmState`.
+        state: returns one VM's state, by its row; the same at each call.
+        make_baseline, make_learnt: make `baseline` and `learnt`; None: the load does not change the baselines.
+        estimate: shape (VMs,): whose degradation is to be estimated; None: victims.
+        workers: how many requests the VMs serve at once, as learnt; None: this detector does not learn it.
+        factors: shape (VMs,): `signals.load_factors` with what is learnt; None: nothing is.
 
     """
 
-    def __init__(
-        self,
-        behaviours: tuple[Behaviour, ...],
-        baseline_ticks: NDArray[np.int64],
-        state: Callable[[int], VmState],
-        baseline: Callable[[], Values],
-        estimate: NDArray[np.bool_] | None = None,
-        learnt: Callable[[], Values] | None = None,
-        *,
-        workers: LearntWorkers | None = None,
-        factors: Values | None = None,
-    ) -> None:
-        self.behaviours = behaviours
-        self.baseline_ticks = baseline_ticks
-        self.estimate = estimate
-        self.workers = workers
-        self.factors = factors
-        self._state = state
-        self._make_baseline = baseline
-        self._make_learnt = learnt
-
-    def state(self, row: int) -> VmState:
-        """Return one VM's verdict."""
-        return self._state(row)
+    behaviours: tuple[Behaviour, ...]
+    baseline_ticks: NDArray[np.int64]
+    state: Callable[[int], VmState]
+    make_baseline: Callable[[], Values]
+    estimate: NDArray[np.bool_] | None = None
+    make_learnt: Callable[[], Values] | None = None
+    workers: LearntWorkers | None = None
+    factors: Values | None = None
 
     @cached_property
     def states(self) -> tuple[VmState, ...]:
-        """All verdicts."""
-        return tuple(self._state(row) for row in range(len(self.behaviours)))
+        """The states of all VMs."""
+        return tuple(self.state(row) for row in range(len(self.behaviours)))
 
     @cached_property
     def baseline(self) -> Values:
@@ -123,12 +100,12 @@ class Detection:
 
         Shape (VMs, SIGNALS); NaN where it is not ready or not known.
         """
-        return self._make_baseline()
+        return self.make_baseline()
 
     @cached_property
     def learnt(self) -> Values:
         """Likewise, at the load at which it was learnt."""
-        return self.baseline if self._make_learnt is None else self._make_learnt()
+        return self.baseline if self.make_learnt is None else self.make_learnt()
 
 
 class AnyDetector(Protocol):

@@ -1,6 +1,6 @@
-"""Our detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
+"""whitepanda's detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
 
-Ours, after "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
+After "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
 
 - a VM has *grown* where something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
   CPU time where instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detectors.baseline import Baselines, BaselineSettings, taken
+from agent.analysis.detectors.baseline import Baselines, BaselineSettings, move_rows
 from agent.analysis.detectors.behaviour import BEHAVIOURS, Behaviour, Detection, VmState
-from agent.analysis.detectors.detector_words import Judged, Verdicts
+from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
@@ -96,7 +96,7 @@ class DetectorSettings:
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
 
-class _Rows:
+class _VmRows:
     """What is remembered of each VM from tick to tick, beside its baseline."""
 
     def __init__(self) -> None:
@@ -109,13 +109,8 @@ class _Rows:
         self.behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def match(self, source: NDArray[np.int64], at_s: float) -> None:
-        self.grown = taken(self.grown, source, False)
-        self.suffers = taken(self.suffers, source, False)
-        self.suspect_s = taken(self.suspect_s, source, 0.0)
-        self.inflicts = taken(self.inflicts, source, False)
-        self.since_s = taken(self.since_s, source, at_s)
-        self.ready_since_s = taken(self.ready_since_s, source, math.nan)
-        self.behaviour = taken(self.behaviour, source, 0)
+        move_rows(self, source, grown=False, suffers=False, suspect_s=0.0, inflicts=False)
+        move_rows(self, source, since_s=at_s, ready_since_s=math.nan, behaviour=0)
 
 
 class _Growth(NamedTuple):
@@ -139,7 +134,7 @@ class Detector:
             np.array([*(s.prior_std for s in SYMPTOMS), *(0.05 for _ in ACTS), 0.01]),
             np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
         )
-        self._rows = _Rows()
+        self._rows = _VmRows()
         self._workers = WorkersRule()
         self._vcpus: Floats = np.zeros(0)
         self._factors: Floats = np.zeros(0)
@@ -171,14 +166,14 @@ class Detector:
         return found
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
-        """Return the baselines, as JSON has them; with the time now, their age is known when they are restored."""
+        """Return the baselines for JSON; with the time now, `restore` knows their age."""
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": self._baselines.dump()}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` gave, for VMs that are met again in the same epoch; the older the less it counts.
+        """Take back what `dump` returned, for VMs in the same epoch; the older the less it counts.
 
         Raises:
-            ValueError: it is not what `dump` gives. Then nothing of it was taken.
+            ValueError: it is not of `dump`; then nothing was taken.
 
         """
         if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
@@ -239,8 +234,7 @@ class Detector:
     def _grow(self, short: Floats, mean: Floats, ready: Bools) -> _Growth:
         """Update who has grown, with hysteresis."""
         baselines, settings, rows = self._baselines, self._settings, self._rows
-        # A VM that comes when another is known (a restart of the agent keeps what was known) does more than before it
-        # was there: nothing.
+        # A VM that comes when another is known does more than before it was there: nothing.
         rows.ready_since_s[ready & np.isnan(rows.ready_since_s)] = self._last_s
         known_since_s = rows.ready_since_s[ready].min() if ready.any() else math.inf
         newcomer = ~ready & (baselines.first_seen_s >= known_since_s)
@@ -264,7 +258,7 @@ class Detector:
         else:
             self._since_change = 0
         rows.grown = grown
-        # Whoever has grown is told of with the threshold to go on so.
+        # Evidence shows the threshold to stay grown.
         least[grown] *= settings.hysteresis
         return _Growth(growth, share, usual, least, growing)
 
@@ -290,7 +284,7 @@ class Detector:
         inflicts = hurting
         if grown.any():
             hurting = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
-            # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
+            # Much more than usual counts without a victim too: there may be one tomorrow, or one that is not measured.
             much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
             inflicts = hurting | ((much | rows.inflicts) & grown)
         rows.inflicts = inflicts
@@ -308,19 +302,19 @@ class Detector:
         ticks = baselines.ticks.astype(np.int64)
         behaviours = tuple(map(BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
         since_s = rows.since_s.copy()
-        verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
+        reasons = Reasons(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
         learnt = self._workers.found
         mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
         factors = np.where(learnt.workers > 0, self._vcpus / np.maximum(learnt.workers, 1), self._factors)
-        # What was learnt may be from before it was known how many workers there are.
+        # The mean may be older than what is known of the workers.
         mean[:, INDEX[IDLE]] = 1.0 - mean[:, INDEX["guest_ratio"]] * factors
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
         return Detection(
             behaviours,
             ticks,
-            verdicts.state,
-            baseline=lambda: _baseline_at(mean, gips, judged.ready, factors),
-            learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
+            reasons.state,
+            make_baseline=lambda: _baseline_at(mean, gips, judged.ready, factors),
+            make_learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
             workers=learnt,
             factors=factors,
         )
@@ -333,7 +327,7 @@ class Detector:
         suffering = rows.suffers.any(axis=1)
         anyone = bool((rows.inflicts & judged.hurting).any())
         odd = judged.odd
-        # Somebody does more and nobody suffers: it may yet turn out that somebody does.
+        # Somebody does more and nobody suffers yet.
         suspicious = (grown.any() | odd | judged.growing) & judged.ready | grown
         rows.suspect_s = np.where(suspicious, rows.suspect_s + elapsed_s, 0.0)
         held = suffering | rows.inflicts & (judged.hurting | anyone) | (anyone & judged.ready)

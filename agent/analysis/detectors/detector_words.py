@@ -1,4 +1,4 @@
-"""What our detector compared in a tick, and how it is told: reasons and evidence, in the signals' own units."""
+"""What whitepanda's detector compared in a tick, and the reasons and evidence it gives, in the signals' own units."""
 
 import math
 from dataclasses import dataclass, field
@@ -65,66 +65,45 @@ class Judged:
     hurting: Bools = field(default_factory=lambda: _NO_BOOLS)
 
 
-class Verdicts:
-    """What the verdicts of one tick are told from, whenever somebody asks: nothing of it changes any more.
+@dataclass(frozen=True, eq=False)
+class Reasons:
+    """Makes the states of one tick's VMs when somebody asks; its arrays do not change any more.
 
-    Args:
-        tick: the tick.
-        judged: it, compared with the baselines.
-        behaviours: of each VM.
-        inflicts: shape (VMs,): which of them inflict.
-        since_s: shape (VMs,): clock when each began to behave so.
-        ticks: shape (VMs,): quiet ticks that each baseline is made of.
-        min_ticks: so many are enough.
-
+    Each array has shape (VMs,). `since_s`: when the behaviour began; `ticks`: quiet ticks behind each baseline, of
+    which `min_ticks` are enough.
     """
 
-    def __init__(
-        self,
-        tick: Tick,
-        judged: Judged,
-        behaviours: tuple[Behaviour, ...],
-        inflicts: Bools,
-        since_s: Floats,
-        ticks: NDArray[np.int64],
-        min_ticks: int,
-    ) -> None:
-        self._tick = tick
-        self._judged = judged
-        self._behaviours = behaviours
-        self._inflicts = inflicts
-        self._since_s = since_s
-        self._ticks = ticks
-        self._min_ticks = min_ticks
+    tick: Tick
+    judged: Judged
+    behaviours: tuple[Behaviour, ...]
+    inflicts: Bools
+    since_s: Floats
+    ticks: NDArray[np.int64]
+    min_ticks: int
 
     @cached_property
     def _inflicting(self) -> list[int]:
-        """Rows of the VMs that inflict, the strongest first."""
-        # Summed up: most of the instructions and of the traffic weigh more than most of the network alone.
-        strongest = np.argsort(-self._judged.amount.sum(axis=1), kind="stable")
-        return [int(row) for row in strongest if self._inflicts[row]]
+        """Rows of the VMs that inflict, the strongest by the sum of their shares first."""
+        strongest = np.argsort(-self.judged.amount.sum(axis=1), kind="stable")
+        return [int(row) for row in strongest if self.inflicts[row]]
 
     def state(self, row: int) -> VmState:
-        """Return the verdict on one VM."""
-        judged, tick, behaviour = self._judged, self._tick, self._behaviours[row]
+        """Return the state of one VM."""
+        judged, tick, behaviour = self.judged, self.tick, self.behaviours[row]
         culprits: tuple[str, ...] = ()
         if behaviour is Behaviour.VICTIM:
             kinds = judged.suffers[row]
             causes = (one for one in self._inflicting if one != row and (judged.can[one] & kinds).any())
             culprits = tuple(tick.vms[one].uuid for one in causes)
-        evidence, ticks = _evidence(behaviour, row, judged, tick), int(self._ticks[row])
-        reason = _reason(behaviour, row, judged, evidence, ticks, self._min_ticks)
-        since_s, ready = float(self._since_s[row]), bool(judged.ready[row])
+        evidence: tuple[Evidence, ...] = ()
+        if behaviour is Behaviour.VICTIM:
+            evidence = _symptoms_of(row, judged, tick)
+        elif behaviour is Behaviour.INFLICTING:
+            evidence = _acts_of(row, judged)
+        ticks = int(self.ticks[row])
+        reason = _reason(behaviour, row, judged, evidence, ticks, self.min_ticks)
+        since_s, ready = float(self.since_s[row]), bool(judged.ready[row])
         return VmState(tick.vms[row], behaviour, reason, evidence, since_s, culprits, ticks, ready)
-
-
-def _evidence(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
-    """Return the signals that speak for a verdict, the strongest first; none for a steady VM."""
-    if behaviour is Behaviour.VICTIM:
-        return _symptoms_of(row, judged, tick)
-    if behaviour is Behaviour.INFLICTING:
-        return _acts_of(row, judged)
-    return ()
 
 
 def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
@@ -136,10 +115,10 @@ def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
             found.append(((window[place] - expected[place]) / std[place], place))
     found.sort(reverse=True)
     evidence = []
-    told = [place for _, place in found[:_MOST_EVIDENCE]]
+    places = [place for _, place in found[:_MOST_EVIDENCE]]
     if any(place == 0 for _, place in found[_MOST_EVIDENCE:]):
-        told[-1] = 0  # IPC is what people know
-    for place in told:
+        places[-1] = 0  # IPC is what people know
+    for place in places:
         symptom, usual = SYMPTOMS[place], expected[place]
         least = usual + factor[_KIND_OF[place]] * std[place]
         numbers = in_unit(symptom.name, (window[place], usual, least), row, tick)
@@ -168,7 +147,8 @@ def _reason(
         return "none of its signals is known now"
     if behaviour is Behaviour.VICTIM:
         return _victim(row, judged, evidence)
-    return f"{_more(evidence)}; {'others suffer meanwhile' if judged.hurting[row] else 'nobody is seen to suffer'}"
+    effect = "others suffer meanwhile" if judged.hurting[row] else "nobody is seen to suffer"
+    return f"{_more(evidence)}; {effect}"
 
 
 def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
@@ -183,16 +163,14 @@ def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
 
 
 def _more(evidence: tuple[Evidence, ...]) -> str:
-    return ", ".join(map(_grown, evidence[:3]))
-
-
-def _grown(one: Evidence) -> str:
-    act = _ACT_OF[one.signal]
-    return f"{act.words} {_amount(one.value, act.unit)} instead of {_amount(one.expected, act.unit)}"
+    acts = [(one, _ACT_OF[one.signal]) for one in evidence[:3]]
+    return ", ".join(
+        f"{act.words} {_amount(one.value, act.unit)} instead of {_amount(one.expected, act.unit)}" for one, act in acts
+    )
 
 
 def _amount(value: float, unit: str) -> str:
-    """Return an amount of three digits with its unit, and the prefix that this needs."""
+    """Return an amount of three digits with its prefix and unit."""
     for size, prefix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}{unit}"

@@ -1,4 +1,4 @@
-"""Cloud White's own detector, algorithm 1 with M = 5 % and N = 50 %: beside ours, and selectable.
+"""Cloud White's own detector, algorithm 1 with M = 5 % and N = 50 %; `cloud_white.detector` selects it.
 
 Per VM: load (%guest) and GIPS relative to their means over its first `baseline_ticks` ticks, which are taken for free
 of interference. First pass: where the load differs from its rolling mean by more than M, the VM inflicts if its GIPS
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detectors.baseline import taken
+from agent.analysis.detectors.baseline import move_rows
 from agent.analysis.detectors.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
 
@@ -95,18 +95,18 @@ class PaperDetector:
         estimate = self._estimate(relative, victim, inflicts)
         behaviours = tuple(map(BEHAVIOURS.__getitem__, behaviour.tolist()))
         ticks, since_s = self._ticks.astype(np.int64), self._since_s.copy()
-        told = _Told(tick, behaviours, now, usual, since_s, ticks, ready, estimate, settings)
+        reasons = _Reasons(tick, behaviours, now, usual, since_s, ticks, ready, estimate, settings)
         self._learn(tick.values, now, ready)
         baseline[~ready] = math.nan
-        return Detection(behaviours, ticks, told.state, lambda: baseline, estimate)
+        return Detection(behaviours, ticks, reasons.state, lambda: baseline, estimate)
 
     def _estimate(self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
         settings = self._settings
         off = np.abs(relative - 1)
         self._loaded = inflicts | (self._loaded & (off[:, 1] > settings.gips_change))
         others = self._loaded.sum() - self._loaded > 0
-        goes_on = self._estimating & (others | (off[:, 0] > settings.load_change))
-        self._estimating = (victim | goes_on) & ~self._loaded
+        continues = self._estimating & (others | (off[:, 0] > settings.load_change))
+        self._estimating = (victim | continues) & ~self._loaded
         return self._estimating.copy()
 
     def _baseline(self) -> Values:
@@ -124,14 +124,8 @@ class PaperDetector:
     def _match(self, tick: Tick) -> None:
         old = {key: row for row, key in enumerate(self._keys)}
         source = np.array([old.get(key, -1) for key in tick.vms], np.int64)
-        self._ticks = taken(self._ticks, source, 0.0)
-        self._sum = taken(self._sum, source, 0.0)
-        self._known = taken(self._known, source, 0.0)
-        self._ring = taken(self._ring, source, math.nan)
-        self._behaviour = taken(self._behaviour, source, 0)
-        self._since_s = taken(self._since_s, source, tick.at_s)
-        self._loaded = taken(self._loaded, source, False)
-        self._estimating = taken(self._estimating, source, False)
+        move_rows(self, source, _ticks=0.0, _sum=0.0, _known=0.0, _ring=math.nan, _behaviour=0)
+        move_rows(self, source, _since_s=tick.at_s, _loaded=False, _estimating=False)
         self._keys = tick.vms
         for row in np.flatnonzero(source < 0):
             held = self._restored.pop((tick.vms[row].uuid, tick.vms[row].epoch), None)
@@ -142,7 +136,7 @@ class PaperDetector:
     # --- on disk ---
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
-        """Return the baselines that are complete, as JSON has them."""
+        """Return the complete baselines for JSON."""
         vms = []
         baseline = self._baseline()
         for row in np.flatnonzero(self._ticks >= self._settings.baseline_ticks):
@@ -156,10 +150,10 @@ class PaperDetector:
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": vms}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` gave, unless it is older than a week, for VMs that are met again in the same epoch.
+        """Take back what `dump` returned, unless it is older than a week, for VMs in the same epoch.
 
         Raises:
-            ValueError: it is not what `dump` gives. Then nothing of it was taken.
+            ValueError: it is not of `dump`; then nothing was taken.
 
         """
         if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
@@ -185,8 +179,8 @@ _STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are 
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
-    """What the verdicts of one tick are told from, whenever somebody asks; nothing of it changes any more."""
+class _Reasons:
+    """Makes the states of one tick's VMs when somebody asks; its arrays do not change any more."""
 
     tick: Tick
     behaviours: tuple[Behaviour, ...]
@@ -199,7 +193,7 @@ class _Told:
     settings: PaperSettings
 
     def state(self, row: int) -> VmState:
-        """Return the verdict on one VM."""
+        """Return the state of one VM."""
         behaviour, settings = self.behaviours[row], self.settings
         active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
         factors = (settings.load_change, settings.gips_change)
@@ -225,7 +219,7 @@ class _Told:
 
 
 def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
-    """Return load and GIPS against what they usually are, and the limit on the side to which each has moved."""
+    """Return load and GIPS with their usual values, and the limit on the side to which each has moved."""
     found = []
     for name, value, mean, factor in zip(("guest_ratio", "gips"), now, usual, factors, strict=True):
         limit = mean * (1 + factor if value >= mean else 1 - factor)

@@ -1,13 +1,13 @@
 """How many requests a VM serves at once, learnt from how many of its vCPU threads run at one instant.
 
-A queue's delay follows what its workers have left, and a VM with fewer workers than vCPUs looks half idle where these
-are full. Nothing that is averaged over a second shows how many there are; looks at single instants do, as w workers
-never keep more than w threads busy, and keep all w busy the more often the fewer they are.
+A queue's delay follows the idle share of its workers, and a VM with fewer workers than vCPUs looks half idle when they
+are full. No average over a second shows how many there are; samples at single instants do, as w workers never keep more
+than w threads busy, and keep all w busy the more often the fewer they are.
 
-The rule, decided in docs/studies/cloud-white.md before it was evaluated: of the numbers 1 to V (vCPUs) of busy workers
-of an M/M/w queue at the offered load a = guest time of all vCPUs at the baseline, the one whose posterior is at least
-`LEAST_POSTERIOR`, from at least `LEAST_LOOKS` looks; else it cannot be told. Something else (guest kernel, interrupts,
-KVM's polling) runs beside in an unknown share of the looks, one of `BESIDE`, with one thread more, up to V.
+The rule (docs/studies/cloud-white.md): of the numbers 1 to V (vCPUs) of workers of an M/M/w queue at the offered load
+a = guest time of all vCPUs at the baseline, the one whose posterior is at least `LEAST_POSTERIOR`, from at least
+`LEAST_LOOKS` samples; else it is not known. Something else (guest kernel, interrupts, KVM's polling) runs one thread
+more, up to V, in an unknown share of the samples, one of `BESIDE`.
 """
 
 from collections.abc import Sequence
@@ -24,22 +24,21 @@ Bools = NDArray[np.bool_]
 
 LEAST_POSTERIOR = 0.95
 LEAST_LOOKS = 20.0
-#: Shares of the looks in which one thread more runs than workers are busy, each as likely as the other.
+#: Shares of the samples in which one thread more runs than workers are busy, equally likely.
 BESIDE = (0.0, 0.02, 0.05, 0.1)
 #: A VM is judged anew so often: posteriors change little from look to look.
 EVERY_TICKS = 10
-# A look that a number of workers does not allow counts as this unlikely, so that its ageing forgets it again.
+# Likelihood of a sample that a number of workers does not allow: above 0, so that ageing forgets it again.
 _IMPOSSIBLE = 1e-300
 _LEAST_LOAD = 1e-9
 _TOGETHER = 32
 
 
 class LearntWorkers(NamedTuple):
-    """What the looks at the VMs of a host tell, each of shape (VMs,).
+    """What was learnt of a host's VMs, each of shape (VMs,).
 
-    `workers`: how many requests each serves at once; 0: it cannot be told. `posterior`: of the likeliest number, NaN
-    before there are looks enough. `looks`: of how many, as far as they still count; NaN: not judged yet, or never, as
-    the operator said.
+    `workers`: how many requests each serves at once; 0: not known. `posterior`: of the likeliest number, NaN before
+    there are enough samples. `looks`: how many samples, aged; NaN: not judged yet, or given by the operator.
     """
 
     workers: NDArray[np.int64]
@@ -116,10 +115,8 @@ class WorkersRule:
 
     def match(self, source: NDArray[np.int64], keys: Sequence[VmKey]) -> None:
         """Take other VMs: `source` has the old row of each, -1 where it is new."""
-        workers, posterior, looks = self.found
-        self.found = LearntWorkers(
-            taken(workers, source, 0), taken(posterior, source, np.nan), taken(looks, source, np.nan)
-        )
+        defaults = (0, np.nan, np.nan)
+        self.found = LearntWorkers(*(taken(a, source, d) for a, d in zip(self.found, defaults, strict=True)))
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)
         self._asked = np.array([key.workers is None for key in keys], np.bool_)
         self._due = source < 0
