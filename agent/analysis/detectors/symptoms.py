@@ -1,8 +1,8 @@
-"""What our detector looks at, made from a tick's signals so that one scale fits all VMs.
+"""The columns of whitepanda's detector, made from a tick's signals so that one scale fits all VMs.
 
-Symptoms, of suffering: larger is worse, and 0.05 is about 5 % whatever the signal (pressures as they are, the rest
-logarithms). Acts, of load: logarithms of an amount plus a floor, an amount that cannot hurt anybody: what grows from
-nothing to next to nothing has not grown.
+Symptoms (of suffering): larger is worse, and 0.05 is about 5 % whatever the signal (pressures as they are, the rest
+logarithms). Acts (of load): logarithms of an amount plus a floor that cannot hurt anybody, so that growth from nothing
+to next to nothing is none.
 """
 
 import math
