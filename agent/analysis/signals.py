@@ -90,16 +90,9 @@ def load_factors(vms: Sequence[VmKey]) -> Values:
 
 
 def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float], factors: Values | float = 1.0) -> Values:
-    """Make the matrix of a tick from the metrics that are known.
+    """Make a tick's matrix from the known metrics, by name, of each VM and of the host.
 
-    Args:
-        vms: per VM its metrics by name, without those that are not known.
-        host: the host's, by name, likewise.
-        factors: `load_factors` of the VMs.
-
-    Returns:
-        Shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
-
+    Returns shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
     """
     values = np.full((len(vms), len(SIGNALS)), math.nan)
     for row, metrics in enumerate(vms):

@@ -221,13 +221,9 @@ def _sum(vms: Mapping[str, VmView], name: str) -> float:
 
 
 def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
-    """Read what resctrl can limit; 0 where it has no such limit.
+    """Read what resctrl at its mount point can limit (0: no such limit); None: off.
 
-    Args:
-        resctrl: its mount point; None: off.
-        act: what the service may do; more is not recommended.
-        central: its host:port, for commands.
-
+    No more is recommended than `act` allows. `central`: its host:port, for commands.
     """
     if resctrl is None:
         return HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)

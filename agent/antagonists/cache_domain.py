@@ -18,17 +18,10 @@ _S = 10**9
 
 
 class Contention:
-    """What is known of one domain. Single-threaded.
+    """What is known of one domain. Single-threaded. `states`: the last slots, oldest first; the last one ends now.
 
     The history of mnCPI is in memory only: after a restart the configured floor is the threshold until there are enough
     slots again.
-
-    Args:
-        section: thresholds and history length.
-
-    Attributes:
-        states: the last slots, oldest first; the last one ends now.
-
     """
 
     def __init__(self, section: AnalysisSection) -> None:
@@ -102,13 +95,9 @@ class Contention:
         return min(CERTAIN_MN_CPI, floor + rise)
 
     def watch(self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int) -> None:
-        """Give the live trigger mnCPI of the windows that have just ended.
+        """Give the live trigger mnCPI of the domain's windows that have just ended.
 
-        Args:
-            windows: of the domain's VMs.
-            n_cpi: of a window; None where it does not count.
-            version: of the statistics that `n_cpi` is by.
-
+        `n_cpi` returns None for a window that does not count; `version` is of the statistics behind it.
         """
         if self._section.trigger != "noise_scaled" or not windows:
             return

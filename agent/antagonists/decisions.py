@@ -38,16 +38,9 @@ _NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
 def decide(behaviour: Held, known: Sequence[Degradation] | None, least: float, *, waited_for: bool, was: Held) -> Held:
     """Return the verdict on a VM.
 
-    A victim stays one while an estimate itself is above the limit: the lower end of an interval moves with each
-    second's noise, and an alert must not end before the slow-down does.
-
-    Args:
-        behaviour: the verdict where no analysis finds that it suffers.
-        known: its known slow-downs, by the analyses that find that it suffers; None: none does.
-        least: the slow-down above which it is a victim, at least 1.
-        waited_for: whether it may be a victim at all.
-        was: the verdict up to now.
-
+    A victim stays one while an estimate itself is above `least`: the lower end of an interval moves with each second's
+    noise, and an alert must not end before the slow-down does. `behaviour`: the verdict where no analysis finds that it
+    suffers; `known`: its known slow-downs by those that do, None: none does; `waited_for`: whether it may be a victim.
     """
     if known is None:
         return behaviour
@@ -74,11 +67,7 @@ class _Held:
 class Decisions:
     """All decisions of one host. Single-threaded: all calls from the daemon's loop.
 
-    Args:
-        config: the limit, and how many events are kept.
-        cloud_white: the host's own analysis; None: it is off.
-        analysis: the one by the fleet's statistics; None: it could not be started.
-
+    An analysis is None where it is off or could not be started.
     """
 
     def __init__(self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None) -> None:

@@ -89,14 +89,9 @@ class Events:
         mono_ns: int,
         unix_ns: int,
     ) -> None:
-        """Take the decisions on all VMs.
+        """Take each VM that is here with its verdict, and its slow-down where it suffers.
 
-        Args:
-            vms: each VM that is here, its verdict, and its slow-down where it suffers.
-            decision: returns the whole decision on one of them, with its evidence.
-            mono_ns: the monotonic clock now.
-            unix_ns: the wall clock now.
-
+        `decision` returns the whole decision on one of them, with its evidence.
         """
         seen = set()
         for vm, verdict, slow_down in vms:

@@ -75,13 +75,8 @@ class Explanation:
 class HostAnalysis:
     """PANDA's verdicts for the VMs of this host. Single-threaded: all calls from the daemon's loop.
 
-    Args:
-        section: thresholds and history length.
-        platform: CPU model of this host; statistics are per platform.
-        store: what central sent.
-        domain_of_node: as from `collector.inventory.llc.llc_domains`; nothing, or a single domain: all VMs may hurt
-            all.
-
+    `platform`: CPU model of this host; statistics are per platform. `domain_of_node` as from
+    `collector.inventory.llc.llc_domains`; with none or a single domain all VMs may hurt all.
     """
 
     def __init__(
@@ -137,13 +132,9 @@ class HostAnalysis:
     def observe(
         self, windows: Sequence[CpiWindow], now_unix_ns: int, places: Mapping[str, NumaPlacement] | None = None
     ) -> None:
-        """Take the windows that have just ended, of all VMs, and judge the slots that end now.
+        """Take the windows that have just ended, of all VMs, if any, and judge the slots that end now.
 
-        Args:
-            windows: any number, also none (the host has no VM now).
-            now_unix_ns: the windows' end, about.
-            places: where VMs are, by UUID.
-
+        `places`: where VMs are, by UUID.
         """
         self._now_unix_ns = now_unix_ns
         self._set_slot(max([self._store.slot_ns or _DEFAULT_SLOT_NS, *(w.duration_ns for w in windows)]))

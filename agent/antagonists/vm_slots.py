@@ -66,12 +66,9 @@ class VmSlot:
 
 
 class VmSlots:
-    """The VMs with their last windows, by UUID.
+    """The VMs, by UUID, with their windows over the last `count` slots.
 
-    Args:
-        count: how many slots are kept.
-        domain_of_node: cache domain of each NUMA node; empty: domains do not matter.
-
+    `domain_of_node`: cache domain of each NUMA node; empty: domains do not matter.
     """
 
     def __init__(self, count: int, domain_of_node: Mapping[int, int]) -> None:

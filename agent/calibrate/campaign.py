@@ -67,15 +67,10 @@ def runs_of(plan: Plan) -> list[Run]:
 
 
 class Campaign:
-    """Runs a plan on this host.
+    """Runs a plan on this host, with the sources and the tick of an agent's configuration.
 
-    Args:
-        plan: the campaign.
-        config: an agent's configuration, for its sources and tick.
-        beside_others: whether VMs may run that the plan does not name.
-        on_tick: called with each tick's signals of all running VMs.
-        on_progress: called with what happens now and the seconds since the start.
-
+    `beside_others`: whether VMs may run that the plan does not name. `on_tick` is called with each tick's signals of
+    all running VMs, `on_progress` with what happens now and the seconds since the start.
     """
 
     def __init__(
@@ -119,15 +114,11 @@ class Campaign:
         return problems
 
     async def run(self, on_run: Callable[[RunResult], None]) -> None:
-        """Run everything; cancelled or failed, the stressors are stopped all the same.
-
-        Args:
-            on_run: called with each finished run.
+        """Run everything, and give each finished run to `on_run`; cancelled or failed, the stressors are stopped.
 
         Raises:
             UnavailableError: something does not run, or stopped, or another VM came.
             InputError: a phase is too short, or the user's own client prints nonsense.
-
         """
         try:
             for problem in plan_problems(self._plan, self._sampler.tick_s):

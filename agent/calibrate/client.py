@@ -44,10 +44,7 @@ class CommandLoad:
     async def run(self) -> None:
         """Run the client and read its lines until cancelled.
 
-        Raises:
-            UnavailableError: it cannot be started, or ended by itself.
-            InputError: a line is not as it should be.
-
+        UnavailableError: it cannot be started, or ended by itself. InputError: a line is wrong.
         """
         await self._command.start()
         try:

@@ -37,13 +37,9 @@ class Second(NamedTuple):
 class Sampler:
     """Samples the host and checks which VMs run.
 
-    Args:
-        config: sources and tick. Disks are read each tick, so that each second has its own values.
-        wanted: names or UUIDs of the campaign's VMs, the served one first.
-        beside_others: whether other VMs may run.
-        on_tick: called with each tick's signals of all running VMs.
-        workers: how many requests the served VM serves at once; None: as the job rules say.
-
+    Disks are read each tick, whatever `config` says, so that each second has its own values. `wanted`: names or UUIDs
+    of the campaign's VMs, the served one first. `on_tick` is called with each tick's signals of all running VMs.
+    `workers`: how many requests the served VM serves at once; None: as the job rules say.
     """
 
     def __init__(

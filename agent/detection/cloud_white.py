@@ -94,14 +94,7 @@ class _Last:
 
 
 class CloudWhite:
-    """The analysis of one host. Single-threaded: all calls from the daemon's loop.
-
-    Args:
-        section: which detector, and how much is told.
-        models: what estimates.
-        make: makes the detector, for tests.
-
-    """
+    """The analysis of one host. Single-threaded: all calls from the daemon's loop. `make`: for tests."""
 
     def __init__(
         self,
@@ -132,9 +125,7 @@ class CloudWhite:
     def tick(self, vms: Iterable[Vm], host: HostRates | Reason, mono_ns: int, unix_ns: int) -> None:
         """Judge all VMs of the host by their rates over the last tick.
 
-        Raises:
-            Exception: whatever an analysis stumbles over; there is then no verdict, or no estimate, of this tick.
-
+        Raises whatever an analysis raises; then this tick has no verdict, or no estimate.
         """
         listed = list(vms)
         self._take_keys(listed)
@@ -195,11 +186,11 @@ class CloudWhite:
         return "unknown" if last is None or row is None else _word(last.detection.behaviours[row])
 
     def estimate(self, uuid: str) -> Degradation | None:
-        """Return how slow a VM is that suffers; None of any other."""
+        """Return how slow a suffering VM is; None for any other."""
         return self._estimates.get(uuid)
 
     def verdict(self, uuid: str) -> Verdict:
-        """Return what is held of a VM now."""
+        """Return the verdict on a VM now."""
         last = self._last
         row = last.rows.get(uuid) if last else None
         if last is None or row is None:
@@ -207,14 +198,14 @@ class CloudWhite:
         return _verdict(last.detection.state(row), self._estimates.get(uuid))
 
     def since_ns(self, verdict: Verdict) -> int:
-        """Return for how long a VM has behaved so, in nanoseconds, as of the last tick."""
+        """Return how long a VM has behaved so, in nanoseconds, as of the last tick."""
         last = self._last
         return max(0, last.mono_ns - verdict.since_ns) if last and verdict.since_ns else 0
 
     def explain(self, uuid: str) -> Reasoning:
         """Return all that the verdict was made of, with an estimate unless the VM inflicts.
 
-        Of a VM that does something else than at its baseline a model would take its own doing for what it suffers.
+        A model would take what an inflicting VM does for what it suffers.
         """
         verdict, last = self.verdict(uuid), self._last
         row = last.rows.get(uuid) if last else None
@@ -245,19 +236,14 @@ class CloudWhite:
         return self._detector.dump(last.unix_ns / 1e9 if last else None)
 
     def restore(self, data: Mapping[str, Any], now_unix_ns: int) -> None:
-        """Go on with what was learnt before.
-
-        Raises:
-            Exception: it is not what `dump` gave; then nothing of it was taken.
-
-        """
+        """Continue with what was learnt before; raises, with nothing taken, where it is not of `dump`."""
         detector = self._make(self._section)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
 
 
 def _workers_shown(last: _Last, row: int) -> dict[str, float]:
-    """Return how many workers a VM has: as told; or as learnt, if it can be told, from how many looks how surely."""
+    """Return a VM's workers as configured; or as learnt, if known, with posterior and number of samples."""
     told, found = last.keys[row].workers, last.detection.workers
     if told is not None:
         return {"workers": told}

@@ -47,17 +47,10 @@ class HostModels:
         baseline_ticks: NDArray[np.int64],
         on_failure: Callable[[Exception], None],
     ) -> list[Degradation]:
-        """Estimate VMs' degradation.
+        """Return one estimate per VM, from its signals now and without interference, both (n, signals).
 
-        Args:
-            values: shape (n, signals), of now.
-            baseline: shape (n, signals), without interference.
-            baseline_ticks: shape (n,), how many ticks the baseline was learnt from.
-            on_failure: told of a model that fails; it then cannot tell.
-
-        Returns:
-            One estimate per row.
-
+        `baseline_ticks`, (n,): ticks behind each baseline. A model that fails is given to `on_failure`, and estimates
+        nothing.
         """
         count = len(values)
         found = [Degradation(cannot_tell="no_model")] * count
@@ -90,7 +83,7 @@ def _ask(named: _Named, values: Values, baseline: Values, baseline_ticks: NDArra
 
 
 def load(paths: Sequence[str]) -> HostModels:
-    """Read the configured models and those that come with whitepanda; one that cannot be used is told of once."""
+    """Read the configured models and those shipped; one that cannot be used is logged once."""
     models = []
     for file in (*map(Path, paths), *_packaged()):
         try:
@@ -104,13 +97,7 @@ def load(paths: Sequence[str]) -> HostModels:
 
 
 def read_model(file: Path | Traversable) -> Model:
-    """Read a model for a host: its inputs must be signals.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such model; says what is wrong.
-
-    """
+    """Read a model whose inputs are signals; OSError or ValueError says why it cannot be used."""
     with file.open("rb") as stream:
         raw = stream.read(_MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:

@@ -27,10 +27,9 @@ def runs(state: str) -> bool:
 class Degradation:
     """How many times longer the 95th percentile of a VM's latency is than without interference, with its interval.
 
-    All three are NaN where it cannot be told: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
-    "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, together like nothing that the model was
-    fitted to) or "failed". `model` is the file's name; "" where there is none; "cpi": the estimate is the CPI now over
-    the mean of the job, and its interval is by the job's mean -+ 2 std.
+    All three are NaN where it is not known: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
+    "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, but not together) or "failed". `model`:
+    the file's name, "" for none; "cpi": the estimate is CPI over the job's mean, with the interval of mean -+ 2 std.
     """
 
     ratio: float = math.nan

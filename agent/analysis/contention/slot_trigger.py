@@ -13,15 +13,11 @@ MIN_HISTORY_SLOTS = 100
 
 
 def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) -> float:
-    """Return what mnCPI has to exceed: the host's own percentile of `history`, from `floor` to `CERTAIN_MN_CPI`.
+    """Return what mnCPI has to exceed: the host's own percentile (0 to 100) of `history`, at least `floor`.
 
-    Linear interpolation between the closest ranks. With fewer than `MIN_HISTORY_SLOTS` slots it is the floor.
-
-    Args:
-        history: mnCPI of past slots, in any order, without those under test.
-        percentile: 0 to 100; the paper takes 99.
-        floor: the least threshold.
-
+    `history`: mnCPI of past slots in any order, without those under test. Interpolates linearly between the closest
+    ranks. With fewer than `MIN_HISTORY_SLOTS` slots it is the floor; it is never above `CERTAIN_MN_CPI`. The paper
+    takes 99.
     """
     if len(history) < MIN_HISTORY_SLOTS:
         return min(CERTAIN_MN_CPI, floor)
@@ -36,11 +32,8 @@ def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) 
 def is_triggered(slots: Sequence[SlotState], threshold: float, victim_slots: int) -> bool:
     """Whether each of the last `victim_slots` slots has a victim, and mnCPI is above `threshold` now.
 
-    Args:
-        slots: consecutive slots of one machine, oldest first, the present one last.
-        threshold: as from `mn_cpi_threshold`.
-        victim_slots: at least 1; the paper takes 3. Fewer slots than that never trigger.
-
+    `slots`: consecutive slots of one machine, oldest first, the present one last. The paper takes 3 victim slots; fewer
+    slots never trigger, nor do less than 1.
     """
     if victim_slots < 1 or len(slots) < victim_slots:
         return False

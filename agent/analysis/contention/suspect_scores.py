@@ -29,17 +29,11 @@ class RankedSuspect:
 
 
 def suspect_score(coefficient: float | None, cpu_usage_cores: float, method: str = "") -> float:
-    """Return what a suspect is ranked by: A_k * u.
+    """Return what a suspect is ranked by: A_k * u, its job's coefficient (None: not known) times its own CPU usage.
 
-    A task whose job has no coefficient comes last by PANDA. By whitepanda's method it ranks as harmless, at 0: below
-    jobs known to hurt, above jobs beside which others fared better. That method shrinks its coefficients towards the
-    same 0 (`central.models.antagonists.whitepanda_solve`), so a job hardly seen ranks like one never seen.
-
-    Args:
-        coefficient: A_k; None: not known.
-        cpu_usage_cores: u, the task's own.
-        method: by which the coefficients were fitted; "" is PANDA.
-
+    `method`: by which the coefficients were fitted; "" is PANDA, by which a job without a coefficient comes last. By
+    whitepanda's it ranks as harmless, at 0: below jobs known to hurt, above jobs beside which others fared better. That
+    method shrinks coefficients towards the same 0 (`central.models.antagonists.whitepanda_solve`).
     """
     if coefficient is None:
         return 0.0 if method in _UNKNOWN_IS_HARMLESS else -math.inf
@@ -49,15 +43,10 @@ def suspect_score(coefficient: float | None, cpu_usage_cores: float, method: str
 def rank_suspects(
     tasks: Iterable[TaskSlot], coefficients: Mapping[str, float], method: str = ""
 ) -> list[RankedSuspect]:
-    """Rank the co-located tasks that are not latency-sensitive by `suspect_score`, highest first.
+    """Rank the tasks of a machine's slot that are not latency-sensitive by `suspect_score`, highest first.
 
-    Equal scores are in the order of known before unknown, usage, and name, so that one state has one ranking.
-
-    Args:
-        tasks: of one machine in one slot.
-        coefficients: A_k by job.
-        method: as in `suspect_score`.
-
+    `coefficients`: A_k by job. Equal scores are in the order of known before unknown, usage, name: one state has one
+    ranking.
     """
     suspects = [
         RankedSuspect(t.task, t.job, t.cpu_usage_cores, coefficients.get(t.job))

@@ -29,11 +29,9 @@ class Glm:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read an estimator block: {"kind": "glm", "link", "constant", "terms": [{"column", "coefficient", "scale"}]}.
+        """Read {"kind": "glm", "link", "constant", "terms": [{"column", "coefficient", "scale"}]}.
 
-        Raises:
-            ValueError: a key is missing or its value is wrong; says which.
-
+        ValueError says which key is missing or wrong.
         """
         columns, coefficients, scales = [], [], []
         with reading("estimator of kind glm"):
@@ -48,16 +46,10 @@ class Glm:
         return cls(link, constant, tuple(columns), np.array(coefficients, np.float64), np.array(scales, np.float64))
 
     def predict(self, values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Estimate the degradation.
+        """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Args:
-            values: shape (n, k), the model's features in their own units.
-            baseline: the same of each row's VM without interference.
-
-        Returns:
-            Shape (n,): the target relative to the baseline, 1 = as without interference. NaN where a term is not
-            known, and where the inverse link's sum is 0 or less.
-
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        where the inverse link's sum is 0 or less.
         """
         columns = list(self.columns)
         terms = relative(values[:, columns], baseline[:, columns], self.scales)

@@ -96,12 +96,7 @@ class Intervals:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read an intervals block.
-
-        Raises:
-            ValueError: something is missing or wrong; says what.
-
-        """
+        """Read an intervals block; ValueError says what is missing or wrong."""
         with reading("intervals"):
             if data.get("kind") != "conformal":
                 raise ValueError(f"of unknown kind {data.get('kind')}")
@@ -117,16 +112,10 @@ class Intervals:
             )
 
     def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Bound estimates.
+        """Return low and high of estimates, and whether their rows are like those of training; each of shape (n,).
 
-        Args:
-            values: shape (n, k), the model's features in their own units.
-            baseline: the same of each row's VM without interference.
-            degradation: shape (n,), the estimates.
-
-        Returns:
-            Low and high, shape (n,), and whether each row is like those of training; where not, the numbers are void.
-
+        Features `values` and `baseline` have shape (n, k), in their own units. Where a row is unlike training, or a
+        feature or the estimate is missing, the numbers are void.
         """
         difficulty = self.expected_error(values, baseline, degradation)
         novelty = self.novelty.of(values, baseline)
@@ -150,16 +139,9 @@ def with_log(values: Floats, baseline: Floats, degradation: Floats) -> tuple[Flo
 
 
 def mean_distance(places: Floats, prototypes: Floats, neighbours: int) -> Floats:
-    """Return the mean distance to the nearest prototypes, per square root of a term.
+    """Return the mean distance of places (n, terms) to the nearest `neighbours` of prototypes (m, terms).
 
-    Args:
-        places: shape (n, terms).
-        prototypes: shape (m, terms), m >= `neighbours`.
-        neighbours: how many of the nearest count.
-
-    Returns:
-        Shape (n,); NaN where a place has a NaN.
-
+    Shape (n,), per square root of a term; NaN where a place has a NaN.
     """
     result = np.empty(len(places))
     lengths = (prototypes**2).sum(axis=1)

@@ -141,16 +141,10 @@ class GroupBaseline:
 
 
 def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
-    """Return what share of its workers each VM uses at its baseline, shape (n,): what CPU levels are levels of.
+    """Return what share of its workers each VM uses at its baseline (n, len(inputs)), shape (n,), for CPU levels.
 
-    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` where that is an input (1 - `cpu` where the
-    number of workers is not known), else `cpu`, the share of the vCPUs.
-
-    Args:
-        baseline: shape (n, len(inputs)).
-        inputs: names of its columns.
-        cpu: the rule's signal of CPU use, one of `inputs`.
-
+    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` where that is an input, else `cpu`, the rule's
+    share of the vCPUs.
     """
     return 1.0 - baseline[:, inputs.index(IDLE)] if IDLE in inputs else baseline[:, inputs.index(cpu)]
 
@@ -185,13 +179,10 @@ class Model:
     estimators: tuple[SubModel, ...]
 
     def predict(self, values: Floats, baseline: Floats, baseline_rows: NDArray[np.int64] | None = None) -> Estimates:
-        """Estimate the degradation of rows.
+        """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN where not known.
 
-        Args:
-            values: shape (n, len(inputs)), each in its own unit, NaN where not known.
-            baseline: shape (n, len(inputs)): the same without interference, NaN where there is no baseline.
-            baseline_rows: shape (n,): of how many ticks each baseline is the mean; None: of enough.
-
+        `baseline`: likewise, without interference. `baseline_rows`: shape (n,): of how many ticks each baseline is the
+        mean; None: of enough.
         """
         count = len(values)
         numbers = np.full((3, count), math.nan)
@@ -237,14 +228,8 @@ class Model:
     def scatter(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
         """Return how far measured seconds scatter around estimates within a run; intervals cover more than that.
 
-        Args:
-            values: as for `predict`.
-            baseline: likewise.
-            degradation: shape (n,), the estimates; NaN: none, as without interference.
-
-        Returns:
-            Standard deviations of the logarithm, shape (n,); NaN where the model does not know.
-
+        `values` and `baseline` as for `predict`; `degradation`: shape (n,), NaN: as without interference. Returns
+        standard deviations of the logarithm, shape (n,); NaN where the model does not know.
         """
         found = np.full(len(values), math.nan)
         chosen = self.choose(baseline)
@@ -314,12 +299,7 @@ def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple
 
 
 def parse(data: Mapping[str, Any]) -> Model:
-    """Read a model file's content.
-
-    Raises:
-        ValueError: what is wrong with it and where, in one line.
-
-    """
+    """Read a model file's content; ValueError says in one line what is wrong and where."""
     try:
         with reading("model"):
             return _parsed(data)

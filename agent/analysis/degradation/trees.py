@@ -46,12 +46,7 @@ class Terms:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Read `terms`.
-
-        Raises:
-            ValueError: a term is wrong; says how.
-
-        """
+        """Read `terms`; ValueError says what is wrong."""
         with reading("terms"):
             columns = [whole(term, "column", 0, MOST_COLUMNS) for term in data]
             forms = tuple(str(term["form"]) for term in data)
@@ -69,16 +64,7 @@ class Terms:
         return [{"column": column, "form": form, "scale": scale} for column, form, scale in rows]
 
     def of(self, values: Floats, baseline: Floats) -> Floats:
-        """Compute the terms of rows.
-
-        Args:
-            values: shape (n, k), features in their own units.
-            baseline: shape (n, k), the same without interference.
-
-        Returns:
-            Shape (n, terms), rounded to single precision; NaN where a term is not known.
-
-        """
+        """Return the terms (n, terms) of features and baselines (n, k); single precision, NaN: not known."""
         if len(values) and int(self.columns.max()) >= values.shape[1]:
             raise ValueError(f"terms: column {int(self.columns.max())} of {values.shape[1]} features")
         raw, base = values[:, self.columns], baseline[:, self.columns]
@@ -107,12 +93,7 @@ class Trees:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read an estimator block.
-
-        Raises:
-            ValueError: something is missing, wrong or cut off; says what.
-
-        """
+        """Read an estimator block; ValueError says what is missing, wrong or cut off."""
         with reading("estimator of kind trees"):
             return cls._read(data)
 
@@ -156,16 +137,10 @@ class Trees:
         )
 
     def predict(self, values: Floats, baseline: Floats) -> Floats:
-        """Estimate the degradation.
+        """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Args:
-            values: shape (n, k), the model's features in their own units.
-            baseline: the same of each row's VM without interference.
-
-        Returns:
-            Shape (n,): the target relative to the baseline, 1 = as without interference. NaN where a term is not
-            known, and where the sum is outside the link's domain.
-
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        where the sum is outside the link's domain.
         """
         terms = self.terms.of(values, baseline)
         known = ~np.isnan(terms).any(axis=1)
@@ -195,7 +170,7 @@ class Trees:
 
 
 def degradation_of(sums: Floats, link: str) -> Floats:
-    """Apply a link of `LINKS`: shape (n,) to (n,), NaN outside its domain."""
+    """Apply a link of `LINKS` to sums (n,); NaN outside its domain."""
     if link == "identity":
         return sums
     if link == "log":

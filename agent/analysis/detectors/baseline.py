@@ -52,21 +52,14 @@ class BaselineSettings:
 
 
 class Baselines:
-    """The baselines of all VMs of a host.
+    """The baselines of all VMs of a host, in rows like `keys`.
 
-    Args:
-        settings: how they are learnt.
-        columns: names of the columns, the noisy ones last: windows and noise are kept of these only.
-        prior_std: of the noisy columns, the standard deviation of a short window's mean before any is learnt.
-        floor_std: likewise, the least it can be.
+    Columns end with the noisy ones: windows and noise are kept of these only. `prior_std` and `floor_std`: of the noisy
+    columns, the standard deviation of a short window's mean before any is learnt, and its minimum.
 
-    Attributes:
-        keys: the VM of each row.
-        ticks: shape (VMs,): quiet ticks behind each baseline, aged.
-        mean, count: shape (VMs, columns): the baselines, NaN where nothing is known; from how many ticks.
-        first_seen_s, seen: shape (VMs,): clock of each VM's first tick, and number of its ticks.
-        looks: shape (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
-
+    `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines, NaN
+    where nothing is known, and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of
+    its ticks. `looks`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
     """
 
     def __init__(
@@ -110,9 +103,7 @@ class Baselines:
     def match(self, keys: tuple[VmKey, ...], at_s: float) -> NDArray[np.int64] | None:
         """Give each VM of a tick its row; a new epoch or size is a new VM.
 
-        Returns:
-            Per VM the row that it had before, -1 where it is new; None where nothing has changed.
-
+        Returns per VM the row that it had before, -1 where it is new; None where nothing has changed.
         """
         if keys == self.keys:
             return None
@@ -174,8 +165,8 @@ class Baselines:
     def variance(self, ticks: int) -> Floats:
         """Return the variance of the difference between a window of `ticks` and the baseline in quiet.
 
-        It is the noise of the window's mean, interpolated between the two learnt lengths by a power of the length, and
-        the uncertainty of a baseline that is made of few ticks.
+        It is the noise of the window's mean, interpolated between the two learnt lengths, plus the uncertainty of a
+        baseline made of few ticks.
         """
         found = self._variances.get(ticks)
         if found is None:
@@ -205,14 +196,10 @@ class Baselines:
     # --- learning ---
 
     def learn(self, values: Floats, elapsed_s: float, *, quiet: Bools, held: Bools) -> None:
-        """Learn from a tick that came `elapsed_s` after the one before.
+        """Learn from a tick's `values`, shape (VMs, columns), NaN where not known.
 
-        Args:
-            values: shape (VMs, columns), NaN where not known.
-            elapsed_s: above 0.
-            quiet: shape (VMs,): rows that learn as usual.
-            held: shape (VMs,): rows that learn with the long time constant. Others learn nothing.
-
+        `quiet`, (VMs,): rows that learn as usual; `held`: rows that learn with the long time constant. Others learn
+        nothing.
         """
         settings = self._settings
         self._forget_noise()
@@ -271,12 +258,8 @@ class Baselines:
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
         """Learn what a VM's own load does to its noisy columns: least squares through the origin.
 
-        Args:
-            rows: shape (VMs,): where no other VM does more than usual.
-            shift: shape (VMs,): the load above its baseline, as a logarithm, at least 0.
-            deviation: shape (VMs, n): of the first n noisy columns from their baselines; NaN counts as 0.
-            elapsed_s: since the tick before.
-
+        `rows`, (VMs,): where no other VM does more than usual. `shift`, (VMs,): logarithm of the load over its
+        baseline, >= 0. `deviation`, (VMs, n): of the first n noisy columns from their baselines; NaN counts as 0.
         """
         decay = math.exp(-elapsed_s / self._settings.load_time_constant_s)
         weight = np.where(rows, shift, 0.0)
@@ -331,11 +314,9 @@ class Baselines:
         }
 
     def restore(self, rows: Sequence[Mapping[str, Any]], age_s: float) -> None:
-        """Take back what `dump` gave, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
+        """Take back what `dump` returned, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
 
-        Raises:
-            ValueError: it is not what `dump` gives; says where. Nothing was taken.
-
+        ValueError says where it is wrong; then nothing was taken.
         """
         settings = self._settings
         if age_s > settings.restored_max_age_s:

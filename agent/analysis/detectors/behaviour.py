@@ -66,18 +66,11 @@ class VmState:
 class Detection:
     """The verdicts of one tick, in the order of its VMs.
 
-    Reasons, evidence and baselines are made only when somebody asks for them, from copies of what the tick was judged
-    by: making them for all VMs would cost more than judging.
+    Reasons, evidence and baselines are made only on demand, from copies: for all VMs they would cost more than judging.
 
-    Attributes:
-        behaviours: of each VM.
-        baseline_ticks: shape (VMs,), as in `VmState`.
-        state: returns one VM's state, by its row; the same at each call.
-        make_baseline, make_learnt: make `baseline` and `learnt`; None: the load does not change the baselines.
-        estimate: shape (VMs,): whose degradation is to be estimated; None: victims.
-        workers: how many requests the VMs serve at once, as learnt; None: this detector does not learn it.
-        factors: shape (VMs,): `signals.load_factors` with what is learnt; None: nothing is.
-
+    `state` returns a VM's state by its row. `make_learnt` None: the load does not change the baselines. `estimate`,
+    (VMs,): whose degradation is to be estimated; None: victims. `workers`: as learnt; `factors`, (VMs,):
+    `signals.load_factors` with what is learnt; None: this detector does not learn them.
     """
 
     behaviours: tuple[Behaviour, ...]

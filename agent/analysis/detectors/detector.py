@@ -172,9 +172,7 @@ class Detector:
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
         """Take back what `dump` returned, for VMs in the same epoch; the older the less it counts.
 
-        Raises:
-            ValueError: it is not of `dump`; then nothing was taken.
-
+        ValueError where it is not of `dump`; then nothing was taken.
         """
         if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
             raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
@@ -375,14 +373,9 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
 
 
 def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) -> Values:
-    """Return the signals' baselines at the load that each VM has now, NaN where not ready.
+    """Return the signals' baselines at each VM's present load, NaN where not ready.
 
-    Args:
-        mean: shape (VMs, columns): the baselines, up to that of log(GIPS + floor).
-        log_gips: shape (VMs,): log(GIPS + floor) over the last ticks.
-        ready: shape (VMs,).
-        factors: shape (VMs,): `load_factors`.
-
+    `mean`, (VMs, columns): the baselines, up to the one of log(GIPS + floor); `log_gips`, (VMs,): over the last ticks.
     """
     baseline = mean[:, : len(SIGNALS)].copy()
     # Where instructions are not counted, CPU time cannot tell load from suffering: then load is taken as it was.

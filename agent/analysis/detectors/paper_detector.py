@@ -152,9 +152,7 @@ class PaperDetector:
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
         """Take back what `dump` returned, unless it is older than a week, for VMs in the same epoch.
 
-        Raises:
-            ValueError: it is not of `dump`; then nothing was taken.
-
+        ValueError where it is not of `dump`; then nothing was taken.
         """
         if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
             raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")

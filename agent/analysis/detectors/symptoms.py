@@ -93,12 +93,7 @@ _PLACE = {name: place for place, name in enumerate(COLUMNS)}
 
 
 def columns_of(values: Floats, vcpus: Floats) -> Floats:
-    """Make the columns from a tick's values (VMs, SIGNALS) and the VMs' sizes (VMs,).
-
-    Returns:
-        Shape (VMs, COLUMNS), NaN where a signal is not known.
-
-    """
+    """Return the columns (VMs, COLUMNS) of a tick's values (VMs, SIGNALS) and sizes (VMs,); NaN: not known."""
     result = np.full((len(values), len(COLUMNS)), math.nan)
     cores = values[:, _CPU_CORES]
     result[:, _RAW_PLACES] = values[:, _RAW_COLUMNS]
@@ -131,12 +126,7 @@ def clock_effect(clock: Floats, memory_stalls: Floats) -> Floats:
 
     A wait for memory takes the same nanoseconds at any clock, so with the share s of cycles stalled on memory log CPI
     grows by s * d(log clock), and so does -log(1 - s). Where s is not known, a faster clock may explain as much as its
-    change.
-
-    Args:
-        clock: change of the clock's logarithm against the baseline, NaN where not known.
-        memory_stalls: baseline of the column "log_memory_stalls", NaN where not known.
-
+    change. `clock`: change of its logarithm; `memory_stalls`: baseline of "log_memory_stalls"; NaN where not known.
     """
     change = np.where(np.isnan(clock), 0.0, clock)
     known = ~np.isnan(memory_stalls)

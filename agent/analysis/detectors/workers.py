@@ -47,15 +47,10 @@ class LearntWorkers(NamedTuple):
 
 
 def running_shares(offered: Floats, vcpus: int) -> Floats:
-    """Return in what share of the looks k workers are busy: the stationary distribution of M/M/w queues.
+    """Return in what share of the samples k workers are busy: the stationary distribution of M/M/w queues.
 
-    Args:
-        offered: shape (n,): offered loads a, in workers.
-        vcpus: V, the highest number of workers.
-
-    Returns:
-        Shape (n, V, V + 1): by load, w - 1 and k = 0..V; at k = w the whole tail. 0 where a >= w: no such queue lasts.
-
+    `offered`: shape (n,), loads a in workers. Returns shape (n, V, V + 1): by load, w - 1 and k = 0..V (vCPUs); at k =
+    w the whole tail. 0 where a >= w: no such queue lasts.
     """
     # More than all of them is as impossible as all of them.
     a = np.clip(offered, _LEAST_LOAD, vcpus)[:, None]
@@ -74,15 +69,10 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
 
 
 def posteriors(looks: Floats, offered: Floats) -> Floats:
-    """Return how likely each number of workers is, given the looks; all are as likely before.
+    """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 where none is possible.
 
-    Args:
-        looks: shape (n, V + 1): in how many looks k threads ran, fractions where they have aged.
-        offered: shape (n,): offered loads in workers; NaN: not known.
-
-    Returns:
-        Shape (n, V): of 1..V workers. All 0 where none is possible.
-
+    `looks`: shape (n, V + 1): in how many samples k threads ran, aged. `offered`: shape (n,), loads in workers; NaN:
+    not known.
     """
     vcpus = looks.shape[1] - 1
     shares = running_shares(np.nan_to_num(offered, nan=vcpus), vcpus)
@@ -126,11 +116,8 @@ class WorkersRule:
     def judge(self, looks: Floats, guest_ratio: Floats, seen: NDArray[np.int64]) -> None:
         """Judge those VMs anew whose turn it is: new ones, and each once in `EVERY_TICKS` of its ticks.
 
-        Args:
-            looks: shape (VMs, most vCPUs + 1), as of `posteriors`.
-            guest_ratio: shape (VMs,): guest time per vCPU at the baseline; NaN: not known.
-            seen: shape (VMs,): for how many ticks each VM has been there.
-
+        `looks` as of `posteriors`. `guest_ratio`, (VMs,): guest time per vCPU at the baseline, NaN: not known. `seen`,
+        (VMs,): for how many ticks each VM has been there.
         """
         turn = (self._due | ((seen + self._group) % EVERY_TICKS == 0)) & self._asked
         if not turn.any():
