@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 from agent.analysis.advice.actions import pursued, recommend
 from agent.analysis.advice.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.analysis.contention.normalised_cpi import is_cut
+from agent.analysis.verdict import Degradation
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.reports import Trigger
 from agent.config import ActSection
-from agent.detection.verdicts import Degradation, SuspectView
+from agent.detection.verdicts import SuspectView
 from agent.sampling.views import VmView
 
 if TYPE_CHECKING:

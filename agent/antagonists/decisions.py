@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.events import Events
 from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
 from agent.antagonists.vm_decision import HostDecision, VmDecision
 from agent.config import AgentConfig
-from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
+from agent.detection.verdicts import Analysis, Held, SuspectView, runs
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan

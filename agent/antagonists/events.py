@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.analysis.verdict import Degradation, Evidence
 from agent.config import CloudWhiteSection
-from agent.detection.verdicts import Analysis, Degradation, Held, Shown
+from agent.detection.verdicts import Analysis, Held
 from agent.sampling.vms import Vm
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class VmEvent:
     before: Held
     lasted_ns: int
     reason: str
-    evidence: tuple[Shown, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     degradation: Degradation | None = None
     culprits: tuple[str, ...] = ()
     found_by: tuple[Analysis, ...] = ()
@@ -85,7 +86,7 @@ class Events:
     def note(
         self,
         vms: Iterable[tuple[Vm, Held, Degradation | None]],
-        decision: Callable[[str], tuple[VmDecision, tuple[Shown, ...]]],
+        decision: Callable[[str], tuple[VmDecision, tuple[Evidence, ...]]],
         mono_ns: int,
         unix_ns: int,
     ) -> None:
@@ -116,7 +117,7 @@ class Events:
         for uuid in sorted(self._reported.keys() - seen):
             self._end(uuid, self._reported.pop(uuid), mono_ns, unix_ns, "the VM is gone from this host")
 
-    def _change(self, last: _Last, now: VmDecision, evidence: tuple[Shown, ...], mono_ns: int, unix_ns: int) -> None:
+    def _change(self, last: _Last, now: VmDecision, evidence: tuple[Evidence, ...], mono_ns: int, unix_ns: int) -> None:
         suffers = now.verdict in _SUFFERS
         since_ns = max(last.since_ns, now.since_ns or mono_ns)
         self._add(

@@ -17,11 +17,12 @@ from typing import Literal
 
 from agent.analysis.contention.normalised_cpi import CpiStatistics, TaskSlot, is_victim, n_cpi, victim_threshold
 from agent.analysis.contention.suspect_scores import rank_suspects
+from agent.analysis.verdict import Degradation
 from agent.antagonists.cache_domain import Contention
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.vm_slots import MIN_COVERAGE, CpiPoint, SlotVm, VmSlot, VmSlots
 from agent.config import AnalysisSection
-from agent.detection.verdicts import Degradation, SuspectView
+from agent.detection.verdicts import SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 

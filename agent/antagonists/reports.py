@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from agent.analysis.advice.recommendations import Recommendation
-from agent.detection.verdicts import Analysis, Degradation, SuspectView
+from agent.analysis.verdict import Degradation
+from agent.detection.verdicts import Analysis, SuspectView
 
 #: Named in one report; how many more there were is a number in it.
 MAX_VICTIMS = 32

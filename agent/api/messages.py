@@ -6,10 +6,11 @@ Everything is made at once from `agent.api.state`, on the loop that owns it; not
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from agent.analysis.verdict import Verdict
 from agent.antagonists.host_analysis import CpiVerdict, Explanation
 from agent.antagonists.vm_decision import HostDecision
 from agent.api.state import AgentState
-from agent.detection.verdicts import Reasoning, SuspectView, Verdict
+from agent.detection.verdicts import Reasoning, SuspectView
 from agent.sampling.views import MetricView, SourceView, VmView
 from agent.uplink.batches import (
     analyses_message,

@@ -21,12 +21,12 @@ from collector.base import Reason, VmIdentity
 from collector.inventory.coverage import source_of
 
 if TYPE_CHECKING:
+    from agent.analysis.verdict import Verdict
     from agent.antagonists.advisor import Advisor
     from agent.antagonists.decisions import Decisions
     from agent.antagonists.host_analysis import CpiVerdict, HostAnalysis
     from agent.antagonists.vm_decision import VmDecision
     from agent.detection.cloud_white import CloudWhite
-    from agent.detection.verdicts import Verdict
     from whitepanda.common.tls import OwnCertificate
 
 

@@ -6,17 +6,17 @@ Pure of loop and disk: the daemon calls `tick`, and saves what `dump` gives.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from operator import is_, itemgetter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from agent.analysis.detectors.behaviour import AnyDetector, Detection, VmState
+from agent.analysis.detectors.base import AnyDetector, Detection
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
+from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
 from agent.detection.degradation_models import HostModels
-from agent.detection.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
+from agent.detection.verdicts import Reasoning, SignalView
 from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
@@ -183,7 +183,7 @@ class CloudWhite:
         """Return the word for what a VM does now."""
         last = self._last
         row = last.rows.get(uuid) if last else None
-        return "unknown" if last is None or row is None else _word(last.detection.behaviours[row])
+        return "unknown" if last is None or row is None else last.detection.behaviours[row]
 
     def estimate(self, uuid: str) -> Degradation | None:
         """Return how slow a suffering VM is; None for any other."""
@@ -195,7 +195,8 @@ class CloudWhite:
         row = last.rows.get(uuid) if last else None
         if last is None or row is None:
             return Verdict("unknown", "not looked at yet: it has had no tick", 0)
-        return _verdict(last.detection.state(row), self._estimates.get(uuid))
+        found = last.detection.state(row)
+        return replace(found, reason=found.reason[:_MAX_REASON], degradation=self._estimates.get(uuid))
 
     def since_ns(self, verdict: Verdict) -> int:
         """Return how long a VM has behaved so, in nanoseconds, as of the last tick."""
@@ -261,20 +262,3 @@ def _wanted(detection: Detection) -> list[int]:
     if detection.estimate is None:
         return [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
     return np.flatnonzero(detection.estimate).tolist()
-
-
-def _word(behaviour: StrEnum) -> Behaviour:
-    return cast("Behaviour", behaviour.value)
-
-
-def _verdict(state: VmState, degradation: Degradation | None) -> Verdict:
-    return Verdict(
-        behaviour=_word(state.behaviour),
-        reason=state.reason[:_MAX_REASON],
-        since_ns=round(state.since_s * 1e9),
-        evidence=tuple(Shown(one.signal, one.value, one.expected, one.threshold) for one in state.evidence),
-        culprits=state.culprits,
-        baseline_ticks=state.baseline_ticks,
-        baseline_ready=state.baseline_ready,
-        degradation=degradation,
-    )

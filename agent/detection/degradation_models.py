@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import Model, parse
 from agent.analysis.signals import INDEX, Values
-from agent.detection.verdicts import Degradation
+from agent.analysis.verdict import Degradation
 from whitepanda.common import log
 
 _log = log.get("cloud_white")

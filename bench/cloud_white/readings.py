@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agent.analysis.degradation.model import Model
-from agent.analysis.detectors.behaviour import AnyDetector
+from agent.analysis.detectors.base import AnyDetector
 from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from bench.cloud_white import tables
 from bench.cloud_white.runs import (

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.detectors.base import Detection
 from agent.analysis.detectors.baseline import Baselines, BaselineSettings, move_rows
-from agent.analysis.detectors.behaviour import BEHAVIOURS, Behaviour, Detection, VmState
 from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
+from agent.analysis.verdict import BEHAVIOURS, Verdict
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -153,7 +154,7 @@ class Detector:
             self._vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
             self._factors = load_factors(tick.vms)
         if not tick.vms:
-            nobody: tuple[VmState, ...] = ()
+            nobody: tuple[Verdict, ...] = ()
             return Detection((), np.zeros(0, np.int64), nobody.__getitem__, lambda: tick.values)
         values = np.concatenate([tick.values, columns_of(tick.values, self._vcpus)], axis=1)
         self._baselines.observe(values)
@@ -288,8 +289,8 @@ class Detector:
         rows.inflicts = inflicts
         victim = suffers.any(axis=1) & ~inflicts
         behaviour = (judged.ready & judged.known).astype(np.int64)
-        behaviour[victim] = BEHAVIOURS.index(Behaviour.VICTIM)
-        behaviour[inflicts] = BEHAVIOURS.index(Behaviour.INFLICTING)
+        behaviour[victim] = BEHAVIOURS.index("victim")
+        behaviour[inflicts] = BEHAVIOURS.index("inflicting")
         rows.since_s[behaviour != rows.behaviour] = at_s
         rows.behaviour = behaviour
         judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting

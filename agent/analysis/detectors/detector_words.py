@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detectors.behaviour import Behaviour, Evidence, VmState
 from agent.analysis.detectors.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 from agent.analysis.signals import Tick
+from agent.analysis.verdict import Behaviour, Evidence, Verdict
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -67,7 +67,7 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Reasons:
-    """Makes the states of one tick's VMs when somebody asks; its arrays do not change any more.
+    """Makes the verdicts of one tick's VMs when somebody asks; its arrays do not change any more.
 
     Each array has shape (VMs,). `since_s`: when the behaviour began; `ticks`: quiet ticks behind each baseline, of
     which `min_ticks` are enough.
@@ -87,23 +87,23 @@ class Reasons:
         strongest = np.argsort(-self.judged.amount.sum(axis=1), kind="stable")
         return [int(row) for row in strongest if self.inflicts[row]]
 
-    def state(self, row: int) -> VmState:
-        """Return the state of one VM."""
+    def state(self, row: int) -> Verdict:
+        """Return the verdict on one VM."""
         judged, tick, behaviour = self.judged, self.tick, self.behaviours[row]
         culprits: tuple[str, ...] = ()
-        if behaviour is Behaviour.VICTIM:
+        if behaviour == "victim":
             kinds = judged.suffers[row]
             causes = (one for one in self._inflicting if one != row and (judged.can[one] & kinds).any())
             culprits = tuple(tick.vms[one].uuid for one in causes)
         evidence: tuple[Evidence, ...] = ()
-        if behaviour is Behaviour.VICTIM:
+        if behaviour == "victim":
             evidence = _symptoms_of(row, judged, tick)
-        elif behaviour is Behaviour.INFLICTING:
+        elif behaviour == "inflicting":
             evidence = _acts_of(row, judged)
         ticks = int(self.ticks[row])
         reason = _reason(behaviour, row, judged, evidence, ticks, self.min_ticks)
-        since_s, ready = float(self.since_s[row]), bool(judged.ready[row])
-        return VmState(tick.vms[row], behaviour, reason, evidence, since_s, culprits, ticks, ready)
+        since_ns, ready = round(float(self.since_s[row]) * 1e9), bool(judged.ready[row])
+        return Verdict(behaviour, reason, since_ns, evidence, culprits, ticks, ready)
 
 
 def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
@@ -139,13 +139,13 @@ def _reason(
     behaviour: Behaviour, row: int, judged: Judged, evidence: tuple[Evidence, ...], ticks: int, min_ticks: int
 ) -> str:
     """Say in one line, with numbers, why a VM is what it is."""
-    if behaviour is Behaviour.STEADY:
+    if behaviour == "steady":
         return _steady(row, judged)
-    if behaviour is Behaviour.UNKNOWN:
+    if behaviour == "unknown":
         if judged.known[row]:
             return f"no baseline yet: {ticks} of {min_ticks} quiet ticks"
         return "none of its signals is known now"
-    if behaviour is Behaviour.VICTIM:
+    if behaviour == "victim":
         return _victim(row, judged, evidence)
     effect = "others suffer meanwhile" if judged.hurting[row] else "nobody is seen to suffer"
     return f"{_more(evidence)}; {effect}"

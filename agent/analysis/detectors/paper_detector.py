@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.detectors.base import Detection
 from agent.analysis.detectors.baseline import move_rows
-from agent.analysis.detectors.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
+from agent.analysis.verdict import BEHAVIOURS, Behaviour, Evidence, Verdict
 
 _FORMAT = 1
 _GUEST, _GIPS = INDEX["guest_ratio"], INDEX["gips"]
@@ -178,7 +179,7 @@ _STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are 
 
 @dataclass(frozen=True, eq=False)
 class _Reasons:
-    """Makes the states of one tick's VMs when somebody asks; its arrays do not change any more."""
+    """Makes the verdicts of one tick's VMs when somebody asks; its arrays do not change any more."""
 
     tick: Tick
     behaviours: tuple[Behaviour, ...]
@@ -190,22 +191,21 @@ class _Reasons:
     estimate: NDArray[np.bool_]
     settings: PaperSettings
 
-    def state(self, row: int) -> VmState:
-        """Return the state of one VM."""
+    def state(self, row: int) -> Verdict:
+        """Return the verdict on one VM."""
         behaviour, settings = self.behaviours[row], self.settings
-        active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
+        active = behaviour in {"victim", "inflicting"}
         factors = (settings.load_change, settings.gips_change)
         ticks = int(self.ticks[row])
         reason = _reason(behaviour, self.now[row], self.usual[row], settings, ticks)
         if self.estimate[row] and not active:
             reason += _STILL_ESTIMATED
-        return VmState(
-            key=self.tick.vms[row],
+        return Verdict(
             behaviour=behaviour,
             reason=reason,
             evidence=_evidence(self.now[row], self.usual[row], factors) if active else (),
-            since_s=float(self.since_s[row]),
-            culprits=self._culprits if behaviour is Behaviour.VICTIM else (),
+            since_ns=round(float(self.since_s[row]) * 1e9),
+            culprits=self._culprits if behaviour == "victim" else (),
             baseline_ticks=ticks,
             baseline_ready=bool(self.ready[row]),
         )
@@ -213,7 +213,7 @@ class _Reasons:
     @cached_property
     def _culprits(self) -> tuple[str, ...]:
         found = zip(self.tick.vms, self.behaviours, strict=True)
-        return tuple(key.uuid for key, behaviour in found if behaviour is Behaviour.INFLICTING)
+        return tuple(key.uuid for key, behaviour in found if behaviour == "inflicting")
 
 
 def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
@@ -226,7 +226,7 @@ def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple
 
 
 def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSettings, ticks: int) -> str:
-    if behaviour is Behaviour.UNKNOWN:
+    if behaviour == "unknown":
         if np.isnan(now[1]):
             return "instructions are not counted here: the paper's rules cannot tell"
         return f"no baseline yet: {ticks} of {settings.baseline_ticks} ticks"
@@ -236,8 +236,8 @@ def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSet
         for baseline in settings.from_baseline
     )
     changes = f"load {load:+.0f} %{'' if of_load == of_gips else of_load}, GIPS {gips:+.0f} %{of_gips}"
-    if behaviour is Behaviour.STEADY:
+    if behaviour == "steady":
         return "load as in its baseline" if settings.load_from_baseline else "load as in the last ticks"
-    if behaviour is Behaviour.VICTIM and abs(load) <= 100 * settings.load_change:
+    if behaviour == "victim" and abs(load) <= 100 * settings.load_change:
         return f"{changes}: steady, but another VM inflicts"
     return changes

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.detectors.behaviour import Behaviour
 from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey
 
@@ -130,7 +129,7 @@ def test_vms_come_and_go():
     detector = PaperDetector(SETTINGS)
     quiet(detector, 11)
     detection = detector.step(tick(11, (0.2, 0.2), (1.0, 1.0), (KEYS[2], VmKey("new", "e1", 2))))
-    assert [state.behaviour for state in detection.states] == [Behaviour.STEADY, Behaviour.UNKNOWN]
+    assert [state.behaviour for state in detection.states] == ["steady", "unknown"]
 
 
 @pytest.mark.parametrize(

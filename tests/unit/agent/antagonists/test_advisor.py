@@ -11,11 +11,11 @@ import pytest
 
 from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import ROBUST_CLIP
+from agent.analysis.verdict import Degradation
+from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.advisor import Advisor, limits_of
 from agent.api.server import LocalApi
 from agent.config import ActSection, AnalysisSection
-from agent.detection.verdicts import Degradation
-from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView
 from agent.uplink.batches import trigger_message
 from tests.unit.agent.antagonists.test_host_analysis import CALM, SCAN, VICTIM, Host, update

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import CpiStatistics
+from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.advisor import Advisor
 from agent.antagonists.decisions import Decisions, decide
 from agent.antagonists.host_analysis import CpiVerdict, Explanation, JudgedSlot
@@ -19,7 +20,7 @@ from agent.api.messages import explanation_message, status_message, vms_message
 from agent.api.view import Snapshot, VmSnapshot
 from agent.cli import vms as vms_command
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.detection.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
+from agent.detection.verdicts import VERDICTS, Reasoning, SuspectView
 from agent.display import explanation
 from agent.display.words import host_line
 from agent.sampling.views import MetricView, VmView

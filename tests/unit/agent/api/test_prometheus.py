@@ -22,6 +22,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from agent.analysis.verdict import Degradation
+from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.host_analysis import CpiVerdict
 from agent.antagonists.vm_decision import VmDecision
 from agent.api import prometheus
@@ -31,8 +33,7 @@ from agent.api.state import HostView
 from agent.api.view import Snapshot, VmSnapshot
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
-from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
-from agent.detection.verdicts import Verdict as Suffering
+from agent.detection.verdicts import VERDICTS, SuspectView
 from agent.display.words import VICTIM, word_of
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
