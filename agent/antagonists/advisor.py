@@ -226,18 +226,16 @@ def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostL
 
     No more is recommended than `act` allows. `central`: its host:port, for commands.
     """
+    limits = HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
     if resctrl is None:
-        return HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
+        return limits
     bandwidth = _read(resctrl / "info/MB/min_bandwidth")
-    mask = _read(resctrl / "info/L3/cbm_mask", 16)
-    return HostLimits(
-        cache_ways=mask.bit_count(),
+    return replace(
+        limits,
+        cache_ways=_read(resctrl / "info/L3/cbm_mask", 16).bit_count(),
         min_ways=max(_read(resctrl / "info/L3/min_cbm_bits"), act.min_ways),
         min_bandwidth_percent=max(bandwidth, act.min_bandwidth_percent) if bandwidth else 0,
         bandwidth_step_percent=_read(resctrl / "info/MB/bandwidth_gran") or 10,
-        min_cores=act.min_cores,
-        max_seconds=act.max_seconds,
-        central=central,
     )
 
 

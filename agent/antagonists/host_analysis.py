@@ -57,8 +57,6 @@ class JudgedSlot:
 class Explanation:
     """All that the verdict on one VM was made of. None: not known. CPI in cycles per instruction."""
 
-    uuid: str
-    verdict: CpiVerdict
     statistics: CpiStatistics | None
     cpi: float | None
     n_cpi: float | None
@@ -68,7 +66,6 @@ class Explanation:
     victim_slots: int
     coefficient_version: int
     coefficient_age_ns: int
-    suspects: tuple[SuspectView, ...]
     history: tuple[CpiPoint, ...]
     triggered: bool
 
@@ -230,8 +227,6 @@ class HostAnalysis:
         statistics = self._statistics(vm) if vm else None
         domain = self._worst(vm)
         return Explanation(
-            uuid=uuid,
-            verdict=self.verdict(uuid),
             statistics=statistics,
             cpi=judged.cpi if judged else None,
             n_cpi=judged.n_cpi if judged else None,
@@ -241,7 +236,6 @@ class HostAnalysis:
             victim_slots=self._consecutive(uuid),
             coefficient_version=self._store.version,
             coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
-            suspects=tuple(s for s in self.suspects(uuid) if s.uuid != uuid),
             history=tuple(vm.points) if vm else (),
             triggered=domain.triggered,
         )

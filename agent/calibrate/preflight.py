@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.calibrate.plan import Plan, Requests
 from agent.calibrate.requests import ask_once
 from agent.calibrate.runs import check_writable
-from agent.calibrate.stressors import why_of
+from agent.calibrate.stressors import connect, why_of
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 
 #: Samples come at moments of their own, so that only a phase of two ticks is sure to hold a whole one.
@@ -80,10 +80,9 @@ async def _no_answer(requests: Requests, deadline_s: float) -> str:
 
 
 async def _closed(address: str, deadline_s: float) -> str:
-    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(deadline_s):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await connect(address)
     except TimeoutError:
         return f"no answer within {deadline_s:g} s"
     except OSError as error:

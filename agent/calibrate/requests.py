@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.calibrate.latency import Latencies, Measured
 from agent.calibrate.plan import Requests
-from agent.calibrate.stressors import why_of
+from agent.calibrate.stressors import connect, why_of
 
 _MAX_BODY_BYTES = 64 << 20
 _NO_RETRY_S = 0.05  # after a refused connection
@@ -31,8 +31,7 @@ class _Connection:
     async def ask(self) -> None:
         """Send one request and read its whole answer; OSError or ValueError where it failed."""
         if self.reader is None or self.writer is None:
-            host, _, port = self.spec.address.rpartition(":")
-            self.reader, self.writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            self.reader, self.writer = await connect(self.spec.address)
         if self.spec.protocol == "line":
             self.writer.write(f"{self.spec.send}\n".encode())
             if not (await self.reader.readline()).endswith(b"\n"):

@@ -29,6 +29,12 @@ def why_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to `host:port`; IPv6 addresses are in brackets."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
 @dataclass(slots=True)
 class Lasting:
     """A command that lasts until it is ended, with its children: it has its own process group.
@@ -160,10 +166,9 @@ class Stressors:
     async def _control(self, stressor: Stressor, line: str) -> None:
         """Send a control line; the answer must begin with "ok"."""
         where = f"stressor '{stressor.name}': '{line}' to {stressor.control}"
-        host, _, port = stressor.control.rpartition(":")
         try:
             async with asyncio.timeout(self._deadline_s):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                reader, writer = await connect(stressor.control)
                 try:
                     writer.write(f"{line}\n".encode())
                     answer = (await reader.readline()).decode(errors="replace").strip()

@@ -138,7 +138,10 @@ class CloudWhite:
             set_idle(values, detection.factors)
         self._last = last = _Last(mono_ns, unix_ns, self._keys, self._rows, values, detection)
         failures: list[Exception] = []
-        wanted = _wanted(detection)
+        if detection.estimate is not None:
+            wanted = np.flatnonzero(detection.estimate).tolist()
+        else:
+            wanted = [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
         if wanted:
             found = self._estimate(last, wanted, failures)
             self._estimates = {self._keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
@@ -177,13 +180,17 @@ class CloudWhite:
             for one, known in zip(found, ticks.tolist(), strict=True)
         ]
 
-    # --- what is asked ---
+    # --- questions ---
+
+    def _found(self, uuid: str) -> tuple[_Last | None, int]:
+        """Return the last tick and a VM's row in it; None where the VM is not in it."""
+        row = self._last.rows.get(uuid) if self._last else None
+        return (None, -1) if row is None else (self._last, row)
 
     def behaviour(self, uuid: str) -> Behaviour:
         """Return the word for what a VM does now."""
-        last = self._last
-        row = last.rows.get(uuid) if last else None
-        return "unknown" if last is None or row is None else last.detection.behaviours[row]
+        last, row = self._found(uuid)
+        return "unknown" if last is None else last.detection.behaviours[row]
 
     def estimate(self, uuid: str) -> Degradation | None:
         """Return how slow a suffering VM is; None for any other."""
@@ -191,9 +198,8 @@ class CloudWhite:
 
     def verdict(self, uuid: str) -> Verdict:
         """Return the verdict on a VM now."""
-        last = self._last
-        row = last.rows.get(uuid) if last else None
-        if last is None or row is None:
+        last, row = self._found(uuid)
+        if last is None:
             return Verdict("unknown", "not looked at yet: it has had no tick", 0)
         found = last.detection.state(row)
         return replace(found, reason=found.reason[:_MAX_REASON], degradation=self._estimates.get(uuid))
@@ -208,9 +214,8 @@ class CloudWhite:
 
         A model would take what an inflicting VM does for what it suffers.
         """
-        verdict, last = self.verdict(uuid), self._last
-        row = last.rows.get(uuid) if last else None
-        if last is None or row is None:
+        verdict, (last, row) = self.verdict(uuid), self._found(uuid)
+        if last is None:
             return Reasoning(self.detector, verdict, ())
         if verdict.degradation is None and verdict.behaviour != "inflicting":
             failures: list[Exception] = []
@@ -255,10 +260,3 @@ def _workers_shown(last: _Last, row: int) -> dict[str, float]:
     if not math.isnan(found.posterior[row]):
         shown["workers_posterior"] = float(found.posterior[row])
     return {**shown, "workers_looks": float(found.looks[row])}
-
-
-def _wanted(detection: Detection) -> list[int]:
-    """Return the rows of the VMs to estimate at each tick: victims, unless the detector says otherwise."""
-    if detection.estimate is None:
-        return [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
-    return np.flatnonzero(detection.estimate).tolist()

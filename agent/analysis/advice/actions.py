@@ -29,7 +29,6 @@ from agent.analysis.advice.recommendations import (
     Recommendation,
     Situation,
     Suspect,
-    Unit,
     Victim,
 )
 
@@ -100,30 +99,9 @@ _DISTURBS: dict[Action, int] = {
 }
 
 
-def _about(
-    who: Suspect | Victim,
-    victim: Victim,
-    action: Action,
-    *,
-    effect: Effect,
-    evidence: tuple[str, ...],
-    commands: tuple[Command, ...],
-    amount: float | None = None,
-    unit: Unit = "",
-) -> Recommendation:
-    return Recommendation(
-        action=action,
-        vm=who.vm,
-        name=who.name,
-        job=who.job,
-        victim=victim.vm,
-        victim_name=victim.name,
-        effect=effect,
-        amount=amount,
-        unit=unit,
-        evidence=evidence,
-        commands=commands,
-    )
+def _ids(who: Suspect | Victim, victim: Victim) -> tuple[str, str, str, str, str]:
+    """Return whom a recommendation is against and whom it helps, as `Recommendation` takes them."""
+    return who.vm, who.name, who.job, victim.vm, victim.name
 
 
 def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
@@ -135,10 +113,9 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
     yield from _limit_cache(suspect, victim, situation)
     yield from _limit_bandwidth(suspect, victim, situation)
     if is_worth_it:
-        yield _about(
-            suspect,
-            victim,
+        yield Recommendation(
             "migrate_suspect",
+            *_ids(suspect, victim),
             effect=effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores),
             evidence=(*_why(suspect), *migration_notes(suspect)),
             commands=migration(suspect, situation),
@@ -165,10 +142,9 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
             ),
             Command("undo it", ("systemctl", "set-property", "--runtime", "--", unit, "CPUQuota=")),
         )
-    yield _about(
-        suspect,
-        victim,
+    yield Recommendation(
         "cap_cpu",
+        *_ids(suspect, victim),
         effect=effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
         amount=cores,
         unit="cores",
@@ -203,10 +179,9 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
     ways = max(host.min_ways, 2, host.cache_ways // 6)
     if share is None or share < _CACHE_SHARE or ways >= host.cache_ways:
         return
-    yield _about(
-        suspect,
-        victim,
+    yield Recommendation(
         "limit_cache",
+        *_ids(suspect, victim),
         effect=unknown_effect(victim, situation, "no coefficient says what a VM's share of the cache costs others"),
         amount=float(ways),
         unit="ways",
@@ -231,10 +206,9 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
         return
     kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, situation.host.min_cores)
     percent = min(most, max(least, math.floor(kept * 100 / step) * step))
-    yield _about(
-        suspect,
-        victim,
+    yield Recommendation(
         "limit_bandwidth",
+        *_ids(suspect, victim),
         effect=unknown_effect(victim, situation, "no coefficient says what a VM's memory traffic costs others"),
         amount=float(percent),
         unit="percent",
@@ -247,10 +221,9 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
 
 
 def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
-    return _about(
-        victim,
-        victim,
+    return Recommendation(
         "migrate_victim",
+        *_ids(victim, victim),
         effect=unknown_effect(
             victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
         ),

@@ -107,8 +107,7 @@ class Baselines:
         """
         if keys == self.keys:
             return None
-        old = {key: row for row, key in enumerate(self.keys)}
-        source = np.array([old.get(key, -1) for key in keys], np.int64)
+        source = old_rows(self.keys, keys)
         new = source < 0
         self._forget_noise()
         self._same_ticks = 0
@@ -374,6 +373,20 @@ class Baselines:
             if column >= start:
                 for array, number in zip((self._short, self._long, self._noise_count), numbers[3:], strict=True):
                     array[row, column - start] = number
+
+
+def old_rows(old: Sequence[VmKey], new: Sequence[VmKey]) -> NDArray[np.int64]:
+    """Return each new VM's old row, -1 where it has none."""
+    places = {key: row for row, key in enumerate(old)}
+    return np.array([places.get(key, -1) for key in new], np.int64)
+
+
+def dumped_vms(data: Mapping[str, Any], now_unix_s: float, known: int) -> tuple[Sequence[Any], float]:
+    """Return the VMs that a detector dumped and their age in seconds; ValueError: not of this format."""
+    if data.get("format") != known or not isinstance(data.get("vms"), list):
+        raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {known}")
+    unix_s = data.get("unix_s")
+    return data["vms"], now_unix_s - unix_s if isinstance(unix_s, int | float) else 0.0
 
 
 def move_rows(owner: object, source: NDArray[np.int64], **defaults: object) -> None:

@@ -19,13 +19,13 @@ with a long time constant only: the end is the return to the baseline.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detectors.base import Detection
-from agent.analysis.detectors.baseline import Baselines, BaselineSettings, move_rows
+from agent.analysis.detectors.baseline import Baselines, BaselineSettings, dumped_vms, move_rows
 from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
@@ -114,16 +114,6 @@ class _VmRows:
         move_rows(self, source, since_s=at_s, ready_since_s=math.nan, behaviour=0)
 
 
-class _Growth(NamedTuple):
-    """Of each VM's acts, shape (VMs, ACTS): as in `Judged`."""
-
-    growth: Floats
-    share: Floats
-    usual: Floats
-    enough: Floats
-    growing: Bools
-
-
 class Detector:
     """Finds victims and inflicting VMs of one host. Ticks come in order of time; not thread-safe."""
 
@@ -175,11 +165,7 @@ class Detector:
 
         ValueError where it is not of `dump`; then nothing was taken.
         """
-        if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
-            raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
-        unix_s = data.get("unix_s")
-        age_s = now_unix_s - unix_s if isinstance(unix_s, int | float) else 0.0
-        self._baselines.restore(data["vms"], age_s)
+        self._baselines.restore(*dumped_vms(data, now_unix_s, _FORMAT))
 
     # --- judging ---
 
@@ -190,8 +176,7 @@ class Detector:
         ready = baselines.ticks >= settings.baseline.min_ticks
         short = baselines.window(short_ticks)
         mean = baselines.mean[:, _FIRST_SYMPTOM:]
-        grow = self._grow(short, mean, ready)
-        growth = grow.growth
+        growth, amount, grown_from, enough, growing = self._grow(short, mean, ready)
         # Where instructions are counted they tell the load; CPU time grows with suffering too.
         load = np.where(np.isnan(growth[:, _GIPS]), growth[:, _CPU], growth[:, _GIPS])
         shift = np.where(np.isnan(load), 0.0, np.maximum(load, 0.0))
@@ -214,10 +199,10 @@ class Detector:
             ready=ready,
             known=np.any(~np.isnan(short[:, : _ACTS.stop]), axis=1),
             growth=growth,
-            amount=grow.share,
-            usual=grow.usual,
-            enough=grow.enough,
-            growing=grow.growing,
+            amount=amount,
+            usual=grown_from,
+            enough=enough,
+            growing=growing,
             shift=shift,
             window=window[:, _SYMPTOMS],
             expected=expected,
@@ -230,8 +215,8 @@ class Detector:
             by_load=short[:, _SYMPTOMS] - usual - explained,
         )
 
-    def _grow(self, short: Floats, mean: Floats, ready: Bools) -> _Growth:
-        """Update who has grown, with hysteresis."""
+    def _grow(self, short: Floats, mean: Floats, ready: Bools) -> tuple[Floats, Floats, Floats, Floats, Bools]:
+        """Update who has grown, with hysteresis; return growth, amount, usual, enough and growing as in `Judged`."""
         baselines, settings, rows = self._baselines, self._settings, self._rows
         # A VM that comes when another is known does more than before it was there: nothing.
         rows.ready_since_s[ready & np.isnan(rows.ready_since_s)] = self._last_s
@@ -259,7 +244,7 @@ class Detector:
         rows.grown = grown
         # Evidence shows the threshold to stay grown.
         least[grown] *= settings.hysteresis
-        return _Growth(growth, share, usual, least, growing)
+        return growth, share, usual, least, growing
 
     def _decide(self, judged: Judged, at_s: float) -> None:
         """Update who suffers and who inflicts, with hysteresis."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detectors.base import Detection
-from agent.analysis.detectors.baseline import move_rows
+from agent.analysis.detectors.baseline import dumped_vms, move_rows, old_rows
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
 from agent.analysis.verdict import BEHAVIOURS, Behaviour, Evidence, Verdict
 
@@ -123,8 +123,7 @@ class PaperDetector:
         self._cursor = (self._cursor + 1) % self._settings.rolling_ticks
 
     def _match(self, tick: Tick) -> None:
-        old = {key: row for row, key in enumerate(self._keys)}
-        source = np.array([old.get(key, -1) for key in tick.vms], np.int64)
+        source = old_rows(self._keys, tick.vms)
         move_rows(self, source, _ticks=0.0, _sum=0.0, _known=0.0, _ring=math.nan, _behaviour=0)
         move_rows(self, source, _since_s=tick.at_s, _loaded=False, _estimating=False)
         self._keys = tick.vms
@@ -155,13 +154,11 @@ class PaperDetector:
 
         ValueError where it is not of `dump`; then nothing was taken.
         """
-        if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
-            raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
-        unix_s = data.get("unix_s")
-        if isinstance(unix_s, int | float) and now_unix_s - unix_s > _MAX_AGE_S:
+        vms, age_s = dumped_vms(data, now_unix_s, _FORMAT)
+        if age_s > _MAX_AGE_S:
             return
         restored = {}
-        for place, row in enumerate(data["vms"]):
+        for place, row in enumerate(vms):
             try:
                 total, known = np.zeros(len(SIGNALS)), np.zeros(len(SIGNALS))
                 for name, (mean, count) in row["means"].items():

@@ -113,8 +113,6 @@ class Fleet:
     def explain(self, uuid):
         slot = self.slot(uuid)
         return Explanation(
-            uuid=uuid,
-            verdict=self.verdict(uuid),
             statistics=CpiStatistics(1.2, 0.35, 1000),
             cpi=slot.cpi if slot else None,
             n_cpi=slot.n_cpi if slot else None,
@@ -124,7 +122,6 @@ class Fleet:
             victim_slots=0,
             coefficient_version=7,
             coefficient_age_ns=S,
-            suspects=self.scored,
             history=(),
             triggered=self.triggered,
         )
