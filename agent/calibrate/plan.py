@@ -1,7 +1,7 @@
 """The plan of a campaign: TOML into frozen structs; errors name the key. docs/calibrate.md has an example."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -134,12 +134,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         if stressor.vm == plan.served.vm:
             yield f"stressors[{index}].vm must not be the served VM (value {stressor.vm!r}): it would disturb itself"
     for key, named in (("stressors", plan.stressors), ("scenarios", plan.scenarios)):
-        names = [one.name for one in named]
-        for index, name in enumerate(names):
-            if not name.strip():
-                yield f"{key}[{index}].name must not be empty"
-            if names.index(name) != index:
-                yield f"{key}[{index}].name '{name}' is there twice"
+        yield from _name_problems(key, [one.name for one in named])
     if not plan.scenarios:
         yield "scenarios must have at least one (a scenario without stressors is one without interference)"
     known = {stressor.name for stressor in plan.stressors}
@@ -148,6 +143,14 @@ def _problems(plan: Plan) -> Iterator[str]:
             if name not in known:
                 have = ", ".join(sorted(known)) or "none"
                 yield f"scenarios[{index}].stressors names '{name}', which is no stressor; there is: {have}"
+
+
+def _name_problems(key: str, names: Sequence[str]) -> Iterator[str]:
+    for index, name in enumerate(names):
+        if not name.strip():
+            yield f"{key}[{index}].name must not be empty"
+        if names.index(name) != index:
+            yield f"{key}[{index}].name '{name}' is there twice"
 
 
 def _served_problems(served: Served) -> Iterator[str]:
