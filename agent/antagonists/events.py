@@ -148,8 +148,8 @@ class Events:
     def _end(self, uuid: str, last: _Last, mono_ns: int, unix_ns: int, why: str) -> None:
         if last.verdict in _ACTIVE:
             lasted_ns = mono_ns - last.since_ns
-            whose = (uuid, last.epoch, last.name, last.job, last.latency_sensitive)
-            self._add(VmEvent(*whose, unix_ns, "unknown", last.verdict, lasted_ns, why, degradation=last.worst))
+            vm = (uuid, last.epoch, last.name, last.job, last.latency_sensitive)
+            self._add(VmEvent(*vm, unix_ns, "unknown", last.verdict, lasted_ns, why, degradation=last.worst))
 
     def _add(self, event: VmEvent) -> None:
         if len(self._pending) == _MAX_PENDING:

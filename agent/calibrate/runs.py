@@ -1,6 +1,6 @@
-"""The RUNS file: one row per second of the served VM, with what its client measured and what the host could tell.
+"""The RUNS file: one row per second of the served VM, with its client's measurements and the host's signals.
 
-It grows in FILE.part, run by run, and becomes FILE only when it is whole.
+It grows in FILE.part, run by run, and becomes FILE when it is whole.
 """
 
 import math

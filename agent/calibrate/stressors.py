@@ -57,7 +57,7 @@ class Lasting:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if self.output else asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is ours to handle: the children are ended in order
+                start_new_session=True,  # Ctrl-C is handled here: the children are ended in order
             )
         except (OSError, ValueError) as error:
             raise UnavailableError(f"{self.what}: cannot run {_shown(self.arguments)}: {why_of(error)}") from error

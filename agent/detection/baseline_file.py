@@ -1,4 +1,4 @@
-"""Learnt baselines on disk, over restarts of the agent. JSON; a write is whole or not at all, and only ours to read."""
+"""Learnt baselines on disk, kept over restarts of the agent: JSON, written atomically, readable by the agent only."""
 
 import contextlib
 from collections.abc import Mapping
@@ -34,8 +34,7 @@ class BaselineFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            told = "cannot read the baselines, learning anew"
-            _log.warning(told, path=str(self._path), error=error.strerror)
+            _log.warning("cannot read the baselines, learning anew", path=str(self._path), error=error.strerror)
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.set_aside(str(error))
@@ -64,5 +63,5 @@ class BaselineFile:
         """Write it, synced to disk; after an OSError what was there before still is."""
         data = msgspec.json.encode(_Held(_FORMAT, self._detector, now_unix_ns, dict(state)))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with durable.replacing(self._path, mode=0o600) as file:  # they tell which VMs run here
+        with durable.replacing(self._path, mode=0o600) as file:  # it names the VMs of this host
             file.write(data)

@@ -25,8 +25,7 @@ _MAX_REASON = 400  # characters
 
 _HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
 _OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
-#: What is taken of a VM's rates: its own signals, the two parts of each sum, and the look at its vCPU threads, all with
-#: one call.
+#: What is taken of a VM's rates with one call: its own signals, the two parts of each sum, and its running vCPU threads.
 _PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts), "vcpus_running")
 _RUNNING = len(_PICKED) - 1
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
@@ -60,7 +59,7 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
 def _numbers(rates: Sequence[VmRates]) -> Values:
     """Return what is taken of rates, shape (len(rates), len(_PICKED)), NaN where it is not known."""
     nan = math.nan
-    # A Reason is an integer too, so it is told by its class.
+    # A Reason is an integer too, so its class is compared.
     flat = [nan if value.__class__ is Reason else value for one in rates for value in _pick(one)]
     return np.array(flat, np.float64).reshape(len(rates), len(_PICKED))
 
@@ -149,7 +148,7 @@ class CloudWhite:
             raise failures[0]
 
     def _take_numbers(self, rates: list[VmRates]) -> Values:
-        """Return the numbers of rates; those of a VM whose rates are the very object of the tick before stand."""
+        """Return the numbers of rates; they are kept where a VM's rates are the same object as in the tick before."""
         if len(rates) == len(self._rates):
             known = self._rates
             moved = [row for row, (now, last) in enumerate(zip(rates, known, strict=True)) if now is not last]
@@ -250,10 +249,9 @@ class CloudWhite:
 
 def _workers_shown(last: _Last, row: int) -> dict[str, float]:
     """Return a VM's workers as configured; or as learnt, if known, with posterior and number of samples."""
-    told, found = last.keys[row].workers, last.detection.workers
-    if told is not None:
-        return {"workers": told}
-    # The operator's word or nobody's looks: nothing was learnt.
+    configured, found = last.keys[row].workers, last.detection.workers
+    if configured is not None:
+        return {"workers": configured}
     if found is None or not found.looks[row] > 0:
         return {}
     shown = {"workers": float(found.workers[row])} if found.workers[row] else {}

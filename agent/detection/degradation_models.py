@@ -1,7 +1,7 @@
 """The models that a host estimates degradation with: those configured, in order, then those that come with whitepanda.
 
-The first that can tell of a VM counts; where none can, the first one's reason is told. A file that cannot be used
-costs that model alone.
+The first model that can estimate a VM counts; where none can, the first one's reason is shown. A file that cannot be
+used costs that model alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,11 +60,11 @@ class HostModels:
                 break
             rows = np.array(left, np.intp)
             try:
-                told = _ask(named, values[rows], baseline[rows], baseline_ticks[rows])
+                estimates = _ask(named, values[rows], baseline[rows], baseline_ticks[rows])
             except Exception as error:  # noqa: BLE001 - a model is data of others; the next one may do
                 on_failure(error)
-                told = [Degradation(cannot_tell="failed", model=named.name)] * len(left)
-            for row, one in zip(left, told, strict=True):
+                estimates = [Degradation(cannot_tell="failed", model=named.name)] * len(left)
+            for row, one in zip(left, estimates, strict=True):
                 if number == 0 or not one.cannot_tell:
                     found[row] = one
             left = [row for row in left if found[row].cannot_tell]
@@ -73,12 +73,12 @@ class HostModels:
 
 def _ask(named: _Named, values: Values, baseline: Values, baseline_ticks: NDArray[np.int64]) -> list[Degradation]:
     columns = named.columns
-    told = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
-    names = {model: f"{named.name}: {model}" if model else named.name for model in set(told.models)}
-    numbers = (told.degradation.tolist(), told.low.tolist(), told.high.tolist())
+    found = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
+    names = {model: f"{named.name}: {model}" if model else named.name for model in set(found.models)}
+    numbers = (found.degradation.tolist(), found.low.tolist(), found.high.tolist())
     return [
         Degradation(ratio, low, high, reason, names[model])
-        for ratio, low, high, reason, model in zip(*numbers, told.reasons, told.models, strict=True)
+        for ratio, low, high, reason, model in zip(*numbers, found.reasons, found.models, strict=True)
     ]
 
 
@@ -91,7 +91,7 @@ def load(paths: Sequence[str]) -> HostModels:
         except (OSError, ValueError) as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
             _log.error(
-                "a model of degradation cannot be used; the agent goes on without it", error=text, path=str(file)
+                "a model of degradation cannot be used; the agent continues without it", error=text, path=str(file)
             )
     return HostModels(models)
 

@@ -244,7 +244,7 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     if spared:
         lines.append(f"not limited, as this host finds that another one inflicts it (score): {_scores(spared)}")
     if len(alone) < len(blamed):
-        lines.append("it goes on as long as the suspect does what it does")
+        lines.append("it continues as long as the suspect does what it does")
     elif not alone:
         lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
     signal, before, threshold = signal_of(victim, situation)

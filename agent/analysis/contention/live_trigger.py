@@ -44,7 +44,7 @@ _END = 0.5  # of the threshold
 _CERTAIN_END = 2.5  # of mnCPI; lower than what is certain, so that noise does not end it
 _PART_S = 600.0  # of the warm-up
 _PART_STEPS = 10  # at least
-_PART_SPAN = 0.3  # of a part: the longest mean whose noise is told from one
+_PART_SPAN = 0.3  # of a part: the longest mean whose noise a part can show
 _MOST_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
 
 

@@ -6,7 +6,7 @@ Fitted by `central.degradation.intervals`. With d the estimate, the interval is 
     difficulty = floor + the expected |log error|, by trees, from the features and log d
     novelty = the mean distance to the nearest rows of training / what that was in training for most rows
 
-A row with a novelty above `limit` is too unlike what the model was fitted to: it cannot be told. The block:
+A row with a novelty above `limit` is too unlike the training data: no estimate. The block:
 
     {"kind": "conformal", "nominal": 0.9, "quantile": 2.1, "floor": 0.01,
      "difficulty": {"kind": "trees", ...}, over the features and one column more, log d

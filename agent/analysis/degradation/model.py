@@ -1,4 +1,4 @@
-"""How much slower a VM is than without interference, by a fitted model, with an interval, or why it cannot be told.
+"""How much slower a VM is than without interference, by a fitted model, with an interval, or why that is not known.
 
 Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model's file, JSON of this shape:
 
@@ -66,7 +66,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """One estimate per row. Where `reasons` is not empty the numbers are NaN: it cannot be told.
+    """One estimate per row. Where `reasons` is not empty the numbers are NaN.
 
     `degradation`, `low`, `high`: shape (n,), the target relative to the baseline (1 = as without interference).
     `low` and `high` alone are NaN where the model has no intervals.
@@ -240,10 +240,10 @@ class Model:
                 continue
             is_quiet = np.isnan(degradation[rows])
             found[rows[is_quiet]] = part.scatter.quiet
-            told = rows[~is_quiet]
-            if part.intervals is not None and len(told):
-                found[told] = part.scatter.factor * part.intervals.expected_error(
-                    values[told, :count], baseline[told, :count], degradation[told]
+            estimated = rows[~is_quiet]
+            if part.intervals is not None and len(estimated):
+                found[estimated] = part.scatter.factor * part.intervals.expected_error(
+                    values[estimated, :count], baseline[estimated, :count], degradation[estimated]
                 )
         return found
 
@@ -274,9 +274,9 @@ class Model:
         is_like_training = np.ones(len(usable), dtype=np.bool_)
         if part.intervals is not None:
             low, high, is_like_training = part.intervals.bounds(v, b, degradation)
-        is_told = np.isfinite(degradation) & ~outside & is_like_training
-        numbers[:, usable[is_told]] = np.stack((degradation, low, high))[:, is_told]
-        for place in np.flatnonzero(~is_told):
+        is_known = np.isfinite(degradation) & ~outside & is_like_training
+        numbers[:, usable[is_known]] = np.stack((degradation, low, high))[:, is_known]
+        for place in np.flatnonzero(~is_known):
             of_range = worst[place] >= 0 and (outside[place] or not np.isfinite(degradation[place]))
             name = self.features[worst[place]] if worst[place] >= 0 else ""
             reasons[usable[place]] = f"out_of_range:{name}" if of_range else "unlike_training"

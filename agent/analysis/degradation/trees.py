@@ -30,7 +30,7 @@ from agent.analysis.degradation.relative import relative
 LINKS = ("identity", "log", "inverse", "inverse-square-root")
 FORMS = ("raw", "baseline", "relative")
 _LARGEST_EXPONENT = 700.0
-#: Levels of descent between two looks at which rows have arrived.
+#: Levels of descent between two checks which rows have arrived.
 _LEVELS_AT_ONCE = 4
 
 Floats = NDArray[np.float64]

@@ -67,7 +67,7 @@ _ELASTIC = [
 ]
 _MAX_GUEST_RATIO = 0.9
 _MOST_SCORE = 20.0
-_MOST_SLOWING = 3.0  # a logarithm: beyond, a number tells no more
+_MOST_SLOWING = 3.0  # a logarithm: larger ones mean no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
 _NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times what hurts nobody
@@ -177,7 +177,7 @@ class Detector:
         short = baselines.window(short_ticks)
         mean = baselines.mean[:, _FIRST_SYMPTOM:]
         growth, amount, grown_from, enough, growing = self._grow(short, mean, ready)
-        # Where instructions are counted they tell the load; CPU time grows with suffering too.
+        # Counted instructions measure the load; CPU time grows with suffering too.
         load = np.where(np.isnan(growth[:, _GIPS]), growth[:, _CPU], growth[:, _GIPS])
         shift = np.where(np.isnan(load), 0.0, np.maximum(load, 0.0))
 
@@ -364,7 +364,7 @@ def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) 
     `mean`, (VMs, columns): the baselines, up to the one of log(GIPS + floor); `log_gips`, (VMs,): over the last ticks.
     """
     baseline = mean[:, : len(SIGNALS)].copy()
-    # Where instructions are not counted, CPU time cannot tell load from suffering: then load is taken as it was.
+    # Without instructions, CPU time does not distinguish load from suffering: load is taken as at the baseline.
     load = _without_floor(log_gips) - _without_floor(mean[:, _GROWN_GIPS])
     # Small shifts are mostly noise of one tick; a real change of load is followed in full.
     load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))

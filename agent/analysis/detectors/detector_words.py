@@ -25,11 +25,11 @@ _KIND_OF = [KINDS.index(symptom.kind) for symptom in SYMPTOMS]
 
 @dataclass(slots=True, eq=False)
 class Judged:
-    """A tick compared with the baselines; one row per VM, in columns what the name after the comma says.
+    """A tick compared with the baselines; one row per VM, columns as named after the comma.
 
     `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown; `growing`: some act is on the
     way there. `amount`: share of the growth of the VM that grew most.
-    `shift`: growth of the own load's logarithm, 0 where it cannot be told from suffering.
+    `shift`: growth of the own load's logarithm, 0 where it is indistinguishable from suffering.
     `window`, `expected`, `std`, symptoms: now, expected at the present load and clock, noise of their difference.
     `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
     are large, whatever the cause.

@@ -225,7 +225,7 @@ def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple
 def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSettings, ticks: int) -> str:
     if behaviour == "unknown":
         if np.isnan(now[1]):
-            return "instructions are not counted here: the paper's rules cannot tell"
+            return "instructions are not counted here: the paper's rules do not apply"
         return f"no baseline yet: {ticks} of {settings.baseline_ticks} ticks"
     load, gips = 100 * (now / usual - 1)
     of_load, of_gips = (

@@ -80,7 +80,7 @@ COLUMNS: tuple[str, ...] = (*(s.name for s in SYMPTOMS), *(a.name for a in ACTS)
 
 _MISSES_FLOOR = 0.2
 _IDLE_CORES = 0.02  # a VM that does less waits too seldom for its share of waiting to mean anything
-_QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not tell requests
+_QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not follow requests
 _GIPS, _CPU_CORES = INDEX["gips"], INDEX["cpu_usage_cores"]
 _ACT_COLUMNS = [INDEX[act.signal] for act in ACTS]
 _ACT_FLOORS = np.array([act.floor for act in ACTS])
@@ -109,8 +109,8 @@ def columns_of(values: Floats, vcpus: Floats) -> Floats:
         result[:, _PLACE["log_waiting"]] = np.log1p(waiting / np.maximum(cores, _IDLE_CORES))
         # Where instructions are counted IPC says the same, without the noise of the network.
         network = values[:, INDEX["network_bytes_per_s"]]
-        tells = np.isnan(values[:, _GIPS]) & (network >= _QUIET_BYTES_PER_S) & (cores > 0)
-        result[:, _PLACE["log_cpu_per_byte"]] = np.where(tells, np.log(cores / network), math.nan)
+        is_used = np.isnan(values[:, _GIPS]) & (network >= _QUIET_BYTES_PER_S) & (cores > 0)
+        result[:, _PLACE["log_cpu_per_byte"]] = np.where(is_used, np.log(cores / network), math.nan)
         start = len(SYMPTOMS)
         result[:, start : start + len(ACTS)] = np.log(values[:, _ACT_COLUMNS] + _ACT_FLOORS)
         clock = values[:, INDEX["frequency_ratio"]]

@@ -26,7 +26,7 @@ LEAST_POSTERIOR = 0.95
 LEAST_LOOKS = 20.0
 #: Shares of the samples in which one thread more runs than workers are busy, equally likely.
 BESIDE = (0.0, 0.02, 0.05, 0.1)
-#: A VM is judged anew so often: posteriors change little from look to look.
+#: Ticks between two judgements of a VM: posteriors change little from sample to sample.
 EVERY_TICKS = 10
 # Likelihood of a sample that a number of workers does not allow: above 0, so that ageing forgets it again.
 _IMPOSSIBLE = 1e-300

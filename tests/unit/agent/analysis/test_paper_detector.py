@@ -99,7 +99,7 @@ def test_before_the_baseline_and_without_instructions_it_cannot_tell():
     assert np.isnan(detection.baseline).all()
     detection = detector.step(tick(10, (0.3, 0.2, 0.2), (math.nan, 1.0, 1.0)))
     assert behaviours(detection) == ["unknown", "steady", "steady"]
-    assert detection.states[0].reason == "instructions are not counted here: the paper's rules cannot tell"
+    assert detection.states[0].reason == "instructions are not counted here: the paper's rules do not apply"
     assert detection.baseline[0, INDEX["gips"]] == pytest.approx(1.0)
 
 
