@@ -25,7 +25,7 @@ _MAX_REASON = 400  # characters
 
 _HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
 _OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
-#: What is taken of a VM's rates with one call: its own signals, the two parts of each sum, and its running vCPU threads.
+#: Taken of a VM's rates with one call: its own signals, the two parts of each sum, and its running vCPU threads.
 _PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts), "vcpus_running")
 _RUNNING = len(_PICKED) - 1
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
