@@ -5,7 +5,6 @@ used costs that model alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model import Model, parse
+from agent.analysis.degradation.model import Estimates, Model, parse
 from agent.analysis.signals import INDEX, Values
 from agent.analysis.verdict import Degradation
 from whitepanda.common import log
@@ -23,21 +22,13 @@ _log = log.get("cloud_white")
 _MAX_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Named:
-    """A model, and where its inputs are among the signals."""
-
-    name: str
-    model: Model
-    columns: NDArray[np.intp]
-
-
 class HostModels:
-    """All models of this host. An empty one says "no_model" of every VM."""
+    """All models of this host, by name. An empty one says "no_model" of every VM."""
 
     def __init__(self, models: Sequence[tuple[str, Model]] = ()) -> None:
+        #: Each with the columns of its inputs among the signals.
         self._models = [
-            _Named(name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp)) for name, model in models
+            (name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp)) for name, model in models
         ]
 
     def estimate(
@@ -52,29 +43,27 @@ class HostModels:
         `baseline_ticks`, (n,): ticks behind each baseline. A model that fails is given to `on_failure`, and estimates
         nothing.
         """
-        count = len(values)
-        found = [Degradation(cannot_tell="no_model")] * count
-        left = list(range(count))
-        for number, named in enumerate(self._models):
+        result = [Degradation(cannot_tell="no_model")] * len(values)
+        left = list(range(len(values)))
+        for number, (name, model, columns) in enumerate(self._models):
             if not left:
                 break
             rows = np.array(left, np.intp)
             try:
-                estimates = _ask(named, values[rows], baseline[rows], baseline_ticks[rows])
+                found = model.predict(values[rows][:, columns], baseline[rows][:, columns], baseline_ticks[rows])
+                estimates = _listed(name, found)
             except Exception as error:  # noqa: BLE001 - a model is data of others; the next one may do
                 on_failure(error)
-                estimates = [Degradation(cannot_tell="failed", model=named.name)] * len(left)
+                estimates = [Degradation(cannot_tell="failed", model=name)] * len(left)
             for row, one in zip(left, estimates, strict=True):
                 if number == 0 or not one.cannot_tell:
-                    found[row] = one
-            left = [row for row in left if found[row].cannot_tell]
-        return found
+                    result[row] = one
+            left = [row for row in left if result[row].cannot_tell]
+        return result
 
 
-def _ask(named: _Named, values: Values, baseline: Values, baseline_ticks: NDArray[np.int64]) -> list[Degradation]:
-    columns = named.columns
-    found = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
-    names = {model: f"{named.name}: {model}" if model else named.name for model in set(found.models)}
+def _listed(name: str, found: Estimates) -> list[Degradation]:
+    names = {model: f"{name}: {model}" if model else name for model in set(found.models)}
     numbers = (found.degradation.tolist(), found.low.tolist(), found.high.tolist())
     return [
         Degradation(ratio, low, high, reason, names[model])

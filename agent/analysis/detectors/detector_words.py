@@ -14,8 +14,6 @@ from agent.analysis.verdict import Behaviour, Evidence, Verdict
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_NO_FLOATS: Floats = np.zeros((0, 0))
-_NO_BOOLS: Bools = np.zeros((0, 0), bool)
 AS_USUAL = "as usual"
 _CLOCK_CHANGE = 0.05
 _LOAD_CHANGE = 0.2
@@ -36,7 +34,7 @@ class Judged:
     `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`, symptoms: their
     change but for the clock's part.
     `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
-    `movers`: how many VMs have grown.
+    `movers`: how many VMs have grown. The detector sets these last ones in a second step.
     """
 
     ready: Bools
@@ -56,13 +54,13 @@ class Judged:
     clock: Floats
     own_clock: Bools
     by_load: Floats
-    factor: Floats = field(default_factory=lambda: _NO_FLOATS)
-    delay: Floats = field(default_factory=lambda: _NO_FLOATS)
-    grown: Bools = field(default_factory=lambda: _NO_BOOLS)
-    suffers: Bools = field(default_factory=lambda: _NO_BOOLS)
-    can: Bools = field(default_factory=lambda: _NO_BOOLS)
-    movers: int = 0
-    hurting: Bools = field(default_factory=lambda: _NO_BOOLS)
+    factor: Floats = field(init=False)
+    delay: Floats = field(init=False)
+    grown: Bools = field(init=False)
+    suffers: Bools = field(init=False)
+    can: Bools = field(init=False)
+    movers: int = field(init=False)
+    hurting: Bools = field(init=False)
 
 
 @dataclass(frozen=True, eq=False)
