@@ -218,20 +218,11 @@ class Campaign:
         guest = [float(s.values[INDEX["guest_ratio"]]) for phase, s in placed if phase.name == "quiet"]
         known = sorted(ratio for ratio in guest if not math.isnan(ratio))
         level = cpu_level(percentile(known, 0.5) if known else math.nan)
+        name, vm, load_ratio = run.scenario.name, self._plan.served.vm, run.load.load_ratio
         for phase, second in placed:
             measured = client.over(second.start_ns, second.end_ns) or Measured(math.nan)
             at_s = (second.end_ns - self.phases[0].start_ns) / 1e9
-            yield Row(
-                run.scenario.name,
-                run.repetition,
-                phase.name,
-                at_s,
-                self._plan.served.vm,
-                run.load.load_ratio,
-                level,
-                measured,
-                second.values,
-            )
+            yield Row(name, run.repetition, phase.name, at_s, vm, load_ratio, level, measured, second.values)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

@@ -96,13 +96,5 @@ class RunsFile:
 
 def _line(row: Row) -> str:
     numbers = (row.load_ratio, row.cpu_level, *row.measured, *row.values.tolist())
-    return csv_line(
-        (
-            row.scenario,
-            row.repetition,
-            row.phase,
-            f"{row.at_s:.3f}",
-            row.vm,
-            *(None if math.isnan(number) else repr(number) for number in numbers),
-        )
-    )
+    cells = (None if math.isnan(number) else repr(number) for number in numbers)
+    return csv_line((row.scenario, row.repetition, row.phase, f"{row.at_s:.3f}", row.vm, *cells))

@@ -32,15 +32,11 @@ class HostModels:
         ]
 
     def estimate(
-        self,
-        values: Values,
-        baseline: Values,
-        baseline_ticks: NDArray[np.int64],
-        on_failure: Callable[[Exception], None],
+        self, values: Values, baseline: Values, ticks: NDArray[np.int64], on_failure: Callable[[Exception], None]
     ) -> list[Degradation]:
         """Return one estimate per VM, from its signals now and without interference, both (n, signals).
 
-        `baseline_ticks`, (n,): ticks behind each baseline. A model that fails is given to `on_failure`, and estimates
+        `ticks`, (n,): ticks behind each baseline. A model that fails is given to `on_failure`, and estimates
         nothing.
         """
         result = [Degradation(cannot_tell="no_model")] * len(values)
@@ -50,7 +46,7 @@ class HostModels:
                 break
             rows = np.array(left, np.intp)
             try:
-                found = model.predict(values[rows][:, columns], baseline[rows][:, columns], baseline_ticks[rows])
+                found = model.predict(values[rows][:, columns], baseline[rows][:, columns], ticks[rows])
                 estimates = _listed(name, found)
             except Exception as error:  # noqa: BLE001 - a model is data of others; the next one may do
                 on_failure(error)

@@ -62,6 +62,7 @@ _MOST_ROWS = 10**9
 _REMEDY = "write it anew with `whitepanda degradation fit`"
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +179,7 @@ class Model:
     groups: Mapping[tuple[str, ...], GroupBaseline]
     estimators: tuple[SubModel, ...]
 
-    def predict(self, values: Floats, baseline: Floats, baseline_rows: NDArray[np.int64] | None = None) -> Estimates:
+    def predict(self, values: Floats, baseline: Floats, baseline_rows: Ints | None = None) -> Estimates:
         """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN where not known.
 
         `baseline`: likewise, without interference. `baseline_rows`: shape (n,): of how many ticks each baseline is the
@@ -200,7 +201,7 @@ class Model:
         names = tuple(self.estimators[index].name for index in chosen)
         return Estimates(numbers[0], numbers[1], numbers[2], tuple(reasons), names)
 
-    def choose(self, baseline: Floats) -> NDArray[np.int64]:
+    def choose(self, baseline: Floats) -> Ints:
         """Choose each row's model by its baseline (n, len(inputs)): places in `estimators`.
 
         Behaviour by the share of memory stalls, then the CPU level that is nearest to the `used_share`, within
@@ -248,13 +249,7 @@ class Model:
         return found
 
     def _estimate(
-        self,
-        part: SubModel,
-        rows: NDArray[np.int64],
-        values: Floats,
-        baseline: Floats,
-        numbers: Floats,
-        reasons: list[str],
+        self, part: SubModel, rows: Ints, values: Floats, baseline: Floats, numbers: Floats, reasons: list[str]
     ) -> None:
         """Fill in `numbers` (degradation, low, high) and `reasons` of the rows that `part` is for."""
         uses = list(part.uses)
@@ -282,7 +277,7 @@ class Model:
             reasons[usable[place]] = f"out_of_range:{name}" if of_range else "unlike_training"
 
 
-def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[NDArray[np.bool_], Ints]:
     """Return whether each row leaves a range, and the column that is farthest out, -1 without ranges."""
     if not ranges:
         return np.zeros(len(values), dtype=np.bool_), np.full(len(values), -1, dtype=np.int64)
