@@ -302,7 +302,6 @@ def test_vms_come_and_go_and_a_restart_begins_anew():
     turned = [Tick(tick.at_s, tick.vms[:0:-1], tick.values[:0:-1]) for tick in ticks[60:65]]
     for tick in turned:
         states = detector.step(tick).states
-    assert [state.key.uuid for state in states] == ["vm2", "vm1"]
     assert [state.baseline_ready for state in states] == [True, True]
     again = ticks[65]
     keys = (VmKey("vm1", "e2", 4), again.vms[2])
