@@ -37,7 +37,7 @@ class TwoSockets(Host):
             self.observe([window(end=self.now, **vm) for vm in plain], places)
 
     def suspects(self, vm):
-        return [suspect.name for suspect in self.suspects(vm)]
+        return [suspect.name for suspect in super().suspects(vm)]
 
 
 def on(nodes, like, **more):

@@ -323,4 +323,4 @@ def test_models_that_cannot_be_used_cost_themselves_only(tmp_path):
         "list.json",
         "wrong.json",
     ]
-    assert {named.name for named in models._models}.isdisjoint({"none", "list", "wrong"})
+    assert {name for name, _, _ in models._models}.isdisjoint({"none", "list", "wrong"})
