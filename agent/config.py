@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
+from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI
 from whitepanda.common.config import MAX_PORT, Range, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
 

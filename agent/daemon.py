@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agent.antagonists.coefficients import CoefficientStore
     from agent.antagonists.reports import Trigger
     from agent.api.prometheus import MetricsServer
-    from agent.detection.baselines import BaselineFile
+    from agent.detection.baseline_file import BaselineFile
     from agent.detection.cloud_white import CloudWhite
     from agent.sampling.host_cgroups import HostSuspects
     from agent.uplink.client import Uplink
@@ -342,7 +342,7 @@ class Daemon:
             wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     def _start_analysis(self) -> None:
-        from agent.antagonists.advice import Advisor, limits_of
+        from agent.antagonists.advisor import Advisor, limits_of
         from agent.antagonists.coefficients import CoefficientStore
         from agent.antagonists.host_analysis import HostAnalysis
 
@@ -375,7 +375,7 @@ class Daemon:
         if section.detector == "off":
             return
         with self._failures.guard(f"start of {CLOUD_WHITE}"):
-            from agent.detection.baselines import BaselineFile
+            from agent.detection.baseline_file import BaselineFile
             from agent.detection.cloud_white import CloudWhite
             from agent.detection.degradation_models import load
 

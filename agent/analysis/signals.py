@@ -1,8 +1,7 @@
-"""What the analysis looks at: one row per VM and tick, in one order everywhere.
+"""The signals of the analysis: one row per VM and tick, in one order everywhere.
 
-The same names are the columns of a RUNS file, the inputs of a model and the rows of a baseline, and where they are
-metrics too they mean what docs/metrics.md says. A value that is not known is NaN here; why it is not known stays in
-the rates it was made from.
+They name the columns of a RUNS file, the inputs of models and the columns of baselines; those that are metrics are in
+docs/metrics.md. An unknown value is NaN; its reason stays in the rates.
 """
 
 import math
@@ -41,7 +40,7 @@ SUMS: Mapping[str, tuple[str, str]] = {
 }
 #: The host's, the same for all its VMs.
 _HOST = ("host_cpu_idle_ratio", "host_cpu_iowait_ratio", "host_pressure_io_some_ratio")
-#: What the other VMs of the host do together: the signal, and the own one that is summed. NaN where it is NaN for all.
+#: What the other VMs do together: the signal, and the own one that is summed. NaN where it is NaN for all.
 OTHERS: Mapping[str, str] = {
     f"others_{name}": name
     for name in (
@@ -54,9 +53,8 @@ OTHERS: Mapping[str, str] = {
         "network_bytes_per_s",
     )
 }
-#: What a VM's vCPUs have left, 1 - `guest_ratio`: a queue's delay goes with its inverse, whatever else it does.
-#: Where it is told, or learnt, how many requests the VM serves at once, what these have left: 1 - `guest_ratio` *
-#: vCPUs / workers (`load_factors`).
+#: Idle share of a VM's vCPUs, 1 - `guest_ratio`: a queue's delay goes with its inverse. Where the number of workers is
+#: configured or learnt, their idle share: 1 - `guest_ratio` * vCPUs / workers (`load_factors`).
 IDLE = "vcpu_idle_ratio"
 SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS, IDLE)
 INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
@@ -65,10 +63,7 @@ Values = NDArray[np.float64]
 
 
 class VmKey(NamedTuple):
-    """A VM in one epoch: what is learnt of it holds for this epoch only (`vcpus` is what load is relative to).
-
-    `workers`: how many requests it serves at once, as the operator says; None: nobody said.
-    """
+    """A VM in one epoch, for which alone it is learnt. `workers`: requests it serves at once, as configured."""
 
     uuid: str
     epoch: str
@@ -79,9 +74,8 @@ class VmKey(NamedTuple):
 class Tick(NamedTuple):
     """One tick of one host.
 
-    `values`: shape (VMs, SIGNALS), NaN where not known. `at_s` is a monotonic clock in seconds.
-    `vcpus_running`: shape (VMs,): how many vCPU threads ran at the tick's instant, NaN where nobody looked; None: at
-    none of them.
+    `values`: shape (VMs, SIGNALS), NaN where not known. `at_s`: monotonic. `vcpus_running`: shape (VMs,): how many vCPU
+    threads ran at the tick's instant, NaN where not sampled; None: nowhere.
     """
 
     at_s: float
@@ -91,21 +85,14 @@ class Tick(NamedTuple):
 
 
 def load_factors(vms: Sequence[VmKey]) -> Values:
-    """Return by how much each VM's workers are busier than its vCPUs, shape (VMs,): 1 where nobody said."""
+    """Return vCPUs / workers of each VM, shape (VMs,): 1 where workers are not configured."""
     return np.array([vm.vcpus / min(vm.workers or vm.vcpus, vm.vcpus) if vm.vcpus else 1.0 for vm in vms])
 
 
 def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float], factors: Values | float = 1.0) -> Values:
-    """Make the matrix of a tick from the metrics that are known.
+    """Make a tick's matrix from the known metrics, by name, of each VM and of the host.
 
-    Args:
-        vms: per VM its metrics by name, without those that are not known.
-        host: the host's, by name, likewise.
-        factors: `load_factors` of the VMs.
-
-    Returns:
-        Shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
-
+    Returns shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
     """
     values = np.full((len(vms), len(SIGNALS)), math.nan)
     for row, metrics in enumerate(vms):
@@ -122,17 +109,13 @@ def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float], fa
 
 
 def set_others(values: Values, factors: Values | float = 1.0) -> None:
-    """Fill what is made of other columns of a tick's matrix, in place.
-
-    The `others_` columns are the sum over the VMs less the VM's own; `IDLE` is what its workers have left, by their
-    `load_factors`.
-    """
+    """Fill the `others_` columns, the sum over the VMs less the VM's own, and `IDLE`, in place."""
     set_idle(values, factors)
     own = values[:, [INDEX[name] for name in OTHERS.values()]]
     known = ~np.isnan(own)
     filled = np.where(known, own, 0.0)
     others = filled.sum(axis=0) - filled
-    # A VM that is alone has no others: they do nothing. Where others are there and none of them is known, it is NaN.
+    # Without other VMs it is 0; with others of which none is known, NaN.
     unknown = (known.sum(axis=0) - known == 0) & (len(values) > 1)
     values[:, [INDEX[name] for name in OTHERS]] = np.where(unknown, math.nan, others)
 

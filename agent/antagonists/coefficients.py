@@ -1,12 +1,11 @@
-"""What central has learnt and this host holds: job statistics and coefficients, versioned, on disk.
+"""Job statistics and coefficients that central sent, versioned, on disk.
 
-Central may be away for days, so what it sent last is kept in a file and read again at start. A write is whole
-or not at all, and the file before it is kept beside it. Nothing is used beyond its time to live: a host must not accuse
-anybody by stale knowledge.
+Central may be away for days, so its last update is kept in a file. Writes are atomic, and the file before is kept
+beside it. Nothing is used beyond its time to live.
 
-Central is not trusted with more than its numbers: what it sends is checked against the limits of `[uplink]` and against
-what a CPI can be, only rows of jobs that this host asked for are taken, and a version whose creation time is in the
-future is not used, so that no update can shut out later ones.
+Central's numbers are not trusted: they are checked against the limits of `[uplink]` and against what a CPI can be, only
+rows of jobs that this host asked for are taken, and a version created in the future is not used, so that no update can
+shut out later ones.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.analysis.antagonists.panda import CpiStatistics, RobustLogCpi
+from agent.analysis.contention.normalised_cpi import CpiStatistics, RobustLogCpi
 from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from whitepanda.common import durable, log
@@ -41,7 +40,7 @@ _FILE_BYTES_PER_JOB = 2048
 
 
 def _require(**conditions: bool) -> None:
-    """Refuse what does not hold: from a file (msgspec then says where) as from central."""
+    """Raise ValueError for conditions that do not hold; from a file, msgspec adds where."""
     wrong = [what for what, holds in conditions.items() if not holds]
     if wrong:
         raise ValueError(f"out of range: {', '.join(wrong)}")
@@ -63,12 +62,7 @@ class Coefficient(msgspec.Struct, frozen=True):
     method: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            ValueError: a value that is not finite or not plausible, or a count that is none.
-
-        """
+        """Raise ValueError for implausible values."""
         error = self.standard_error
         _require(
             value=abs(self.value) <= _MAX_COEFFICIENT,
@@ -127,18 +121,16 @@ class _Held(msgspec.Struct, frozen=True):
 class CoefficientStore:
     """The newest coefficients that central sent, kept at `path`.
 
-    Which update is taken: a delta is merged if its version is at least the held one; a full update replaces everything
-    if its version is at least the held one, or if it was created later: then central's lake was lost or restored, and
-    it counts from a lower number. An update created later than this host's clock allows is refused; one that is held
-    already is not used.
+    A delta is merged if its version is at least the held one. A full update replaces everything if its version is at
+    least the held one, or if it was created later: then central's lake was lost or restored, and counts from a lower
+    number. An update created later than this host's clock allows is refused.
 
     Args:
-        path: JSON file; its folder is made. The file before the last write is kept beside it as NAME.previous, and read
-            where this one is damaged or too large; where both are, central sends everything again because the agent
-            then says that it holds version 0. None: in memory only.
+        path: JSON file; its folder is made. NAME.previous beside it is read where this one is damaged or too large.
+            Where both are, the agent reports version 0 and central sends everything again. None: in memory only.
         limits: how much is taken, and how long it is used.
-        asked: the jobs whose rows are taken; None: of all.
-        platform: rows of others are left out; None: none are.
+        asked: the jobs whose rows are taken; None: all.
+        platform: rows of other platforms are left out; None: none are.
         refusals: counts what is refused.
         now_unix_ns: this host's wall clock.
 
@@ -174,7 +166,7 @@ class CoefficientStore:
 
     @property
     def version(self) -> int:
-        """Version held; 0 means nothing that can be used."""
+        """Version held; 0: none that can be used."""
         return 0 if self._is_of_the_future(self._now_unix_ns()) else self._held.version
 
     @property
@@ -221,14 +213,10 @@ class CoefficientStore:
         return None if self.expired(now_unix_ns) else self._held.coefficients.get(job)
 
     def apply(self, update: agent_pb2.CoefficientUpdate) -> bool:
-        """Take an update from central, and write it to disk before it is used.
-
-        A disk that cannot be written costs only the memory over a restart: it is warned of, the update is
-        used.
+        """Write an update from central to disk, then use it; a disk that cannot be written is only logged.
 
         Returns:
-            False where the update is older than what is held, or does not fit to it; then nothing has
-            changed.
+            False where the update was refused; then nothing has changed.
 
         """
         refusal = self._refusal(update)
@@ -247,7 +235,7 @@ class CoefficientStore:
         return True
 
     def _refusal(self, update: agent_pb2.CoefficientUpdate) -> tuple[str, str] | None:
-        """Return why an update is not taken, as `Refusals.update` wants it: kind and text. None: it is taken."""
+        """Return why an update is refused, as kind and text for `Refusals.update`; None: it is taken."""
         if not 0 < update.version <= _MAX_COUNT:
             return "version", f"version {update.version} is none"
         if not _MIN_SLOT_NS <= update.slot_ns <= _MAX_SLOT_NS:
@@ -272,36 +260,27 @@ class CoefficientStore:
         if jobs > self._max_jobs:
             return "jobs", f"{jobs} jobs would be held; at most {self._max_jobs} (uplink.max_jobs); {remedy}"
         if size > self._max_file_bytes:
-            return ("size", f"{size} bytes would be kept; at most {self._max_file_bytes}, 2 KiB a job; {remedy}")
+            return "size", f"{size} bytes would be kept; at most {self._max_file_bytes}, 2 KiB a job; {remedy}"
         return None
 
     def _merged(self, update: agent_pb2.CoefficientUpdate) -> _Held:
-        replaces = update.full or not self.version
-        statistics = {} if replaces else {(s.job, s.platform): s for s in self._held.statistics}
-        coefficients = {} if replaces else dict(self._held.coefficients)
-        # A central without tags may have changed any row: what it sends in full has none, what it merges keeps those
-        # of other jobs. Rows of a job with a new tag replace all that were held of it, also those that it has no more.
+        before = _Held() if update.full or not self.version else self._held
+        # Rows of a job with a new tag replace all that was held of it, also rows that it has no more. A job whose rows
+        # come without a tag loses its tag.
         replaced = set(update.removed_jobs) | {row.job for row in update.tags}
-        statistics = {key: value for key, value in statistics.items() if key[0] not in replaced}
-        coefficients = {job: value for job, value in coefficients.items() if job not in replaced}
+        statistics = {(s.job, s.platform): s for s in before.statistics if s.job not in replaced}
+        coefficients = {job: value for job, value in before.coefficients.items() if job not in replaced}
         changed = replaced | {row.job for row in update.statistics} | {row.job for row in update.coefficients}
-        tags = {} if replaces else {job: tag for job, tag in self._held.tags.items() if job not in changed}
+        tags = {job: tag for job, tag in before.tags.items() if job not in changed}
         tags.update(_true_tags(update, {row.job: row.tag for row in update.tags if self._is_wanted(row.job)}))
         strange = absurd = 0
         for row in update.statistics:
             if not self._is_wanted(row.job) or self._platform not in (None, row.platform):
                 strange += 1
                 continue
+            robust = row.location_log_cpi, row.scale_log_cpi
             try:
-                new = _Statistics(
-                    row.job,
-                    row.platform,
-                    row.samples,
-                    row.mean_cpi,
-                    row.std_cpi,
-                    row.location_log_cpi,
-                    row.scale_log_cpi,
-                )
+                new = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi, *robust)
             except ValueError:
                 absurd += 1
                 continue
@@ -345,7 +324,7 @@ class CoefficientStore:
         self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
     def _read(self) -> _Held:
-        """Return what the file has, else the one before it, else nothing. Damage is logged."""
+        """Return the content of the file, else of the previous one, else nothing. Damage is logged."""
         if self._path is None or self._previous is None:
             return _Held()
         problem = ""
@@ -367,13 +346,6 @@ class CoefficientStore:
         return _Held()
 
     def _read_one(self, path: Path) -> _Held:
-        """Read a file.
-
-        Raises:
-            OSError: it cannot be read, or is larger than any that is written.
-            ValueError, msgspec.DecodeError, RecursionError: it is damaged.
-
-        """
         held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_Held)
         if held.format != _FORMAT:
             raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")
@@ -393,10 +365,10 @@ class CoefficientStore:
 
 
 def _true_tags(update: agent_pb2.CoefficientUpdate, tags: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the jobs whose tag is that of the rows sent with it, and the tag.
+    """Yield job and tag where the tag fits the rows sent with it.
 
-    Any other is not held, so that central sends the job's rows again: false rows under the right tag would be taken for
-    the right ones by every central after the one that sent them.
+    Others are not held, so that central sends the job's rows again: every later central would take false rows under the
+    right tag for the right ones.
     """
     rows = {job: agent_pb2.CoefficientUpdate(slot_ns=update.slot_ns) for job in tags}
     for one in update.statistics:

@@ -1,26 +1,26 @@
 """The one decision on each VM, and on the host, from both analyses: what every view, event and report says.
 
-A VM that suffers by either analysis is a *victim* where its slow-down is known to be real: the lower end of an estimate
-is above `analysis.least_slow_down`. It stays one while it suffers and the estimate itself is above that. Where none can
-be estimated, the evidence of the analysis decides. Else it is *affected*, as is any VM that nobody waits for: it is
-shown, and nobody is alerted.
+A VM that suffers by either analysis is a *victim* if the lower end of an estimate of its slow-down is above
+`analysis.least_slow_down`; it stays one while it suffers and the estimate itself is above that. Without an estimate the
+evidence of the analysis decides. Else it is *affected*, as is a VM without alerts: shown, but nobody is alerted.
 
-Pure of loop and disk: the daemon calls `tick`, and sends what `events.take` and `report` give.
+No loop and no disk: the daemon calls `tick`, and sends what `events.take` and `report` return.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.events import Events
 from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
 from agent.antagonists.vm_decision import HostDecision, VmDecision
 from agent.config import AgentConfig
-from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
+from agent.detection.verdicts import Analysis, Held, SuspectView, runs
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
@@ -39,16 +39,9 @@ _NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
 def decide(behaviour: Held, known: Sequence[Degradation] | None, least: float, *, waited_for: bool, was: Held) -> Held:
     """Return the verdict on a VM.
 
-    A victim stays one while it suffers and an estimate itself is above the limit: the lower end of an interval moves
-    with each second's noise, and an alert must not end before the slow-down does.
-
-    Args:
-        behaviour: what it does where no analysis finds that it suffers.
-        known: its slow-down, by each analysis that finds that it suffers and can tell; None: none does.
-        least: the slow-down above which it is a victim, at least 1.
-        waited_for: whether it may be one at all.
-        was: the verdict up to now.
-
+    A victim stays one while an estimate itself is above `least`: the lower end of an interval moves with each second's
+    noise, and an alert must not end before the slow-down does. `behaviour`: the verdict where no analysis finds that it
+    suffers; `known`: its known slow-downs by those that do, None: none does; `waited_for`: whether it may be a victim.
     """
     if known is None:
         return behaviour
@@ -61,7 +54,7 @@ def decide(behaviour: Held, known: Sequence[Degradation] | None, least: float, *
 
 @dataclass(slots=True)
 class _Held:
-    """What is held of one VM in its epoch."""
+    """The decision on one VM in its epoch."""
 
     vm: Vm
     since_ns: int
@@ -75,14 +68,7 @@ class _Held:
 class Decisions:
     """All decisions of one host. Single-threaded: all calls from the daemon's loop.
 
-    Args:
-        config: the limit, and how many events are kept.
-        cloud_white: the host's own analysis; None: it is off.
-        analysis: the one by the fleet's statistics; None: it could not be started.
-
-    Attributes:
-        events: what began and ended.
-
+    An analysis is None where it is off or could not be started.
     """
 
     def __init__(self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None) -> None:
@@ -102,7 +88,10 @@ class Decisions:
         self._now_ns, self._host = mono_ns, None
         held: dict[str, _Held] = {}
         vms = list(vms)
-        own = self._behaviours(vms)
+        own: dict[str, Held] = {}
+        if self.cloud_white is not None:
+            running = (vm.identity.uuid for vm in vms if runs(vm.identity.state))
+            own = {uuid: self.cloud_white.behaviour(uuid) for uuid in running}
         by_fleet = self.analysis.suffering if self.analysis is not None else {}
         # Where nobody suffers, a VM that does more than usual hurts nobody.
         if not by_fleet and "victim" not in own.values():
@@ -119,13 +108,6 @@ class Decisions:
         verdicts = ((one.vm, one.verdict, one.slow_down) for one in held.values())
         self.events.note(verdicts, lambda uuid: (self.vm(uuid), self._own(uuid).evidence), mono_ns, unix_ns)
 
-    def _behaviours(self, vms: Iterable[Vm]) -> dict[str, Held]:
-        """Return what the host's own analysis holds of the VMs that run."""
-        if self.cloud_white is None:
-            return {}
-        running = (vm.identity.uuid for vm in vms if runs(vm.identity.state))
-        return {uuid: self.cloud_white.behaviour(uuid) for uuid in running}
-
     def _decide(self, one: _Held, behaviour: Held, mono_ns: int) -> None:
         uuid, is_running = one.vm.identity.uuid, runs(one.vm.identity.state)
         verdict: Held
@@ -136,18 +118,13 @@ class Decisions:
             one.slow_down, one.found_by, one.known = None, (), None
             verdict = behaviour
         else:
-            # For the verdict, and to be shown: an estimate of before does not say how it is.
-            counted: list[Degradation] = []
-            shown: list[Degradation] = []
-            if behaviour == "victim":
-                last, now = self._estimates(one, mono_ns)
-                counted.append(last)
-                shown.append(now)
-            if by_cpi is not None:
-                counted.append(by_cpi)
-                shown.append(by_cpi)
             by_host: tuple[Analysis, ...] = ("host",) if behaviour == "victim" else ()
             one.found_by = (*by_host, "fleet") if by_cpi is not None else by_host
+            # The verdict counts the last estimate for a while; views show it only while it is recent.
+            counted, shown = ([], []) if by_cpi is None else ([by_cpi], [by_cpi])
+            if by_host:
+                last, now = self._estimates(one, mono_ns)
+                counted, shown = [last, *counted], [now, *shown]
             known = [estimate for estimate in counted if estimate.is_known]
             verdict = decide(behaviour, known, self._least, waited_for=one.vm.alert, was=one.verdict)
             one.slow_down = self._shown(one, verdict, shown)
@@ -157,8 +134,8 @@ class Decisions:
     def _shown(self, one: _Held, verdict: Held, estimates: Sequence[Degradation]) -> Degradation:
         """Return the slow-down that views show.
 
-        Latency and CPI are not slowed down alike. So it stays of the same one, unless that does not speak for the
-        verdict: a VM that becomes a victim is one by an estimate that is sure, and stays one by its ratio.
+        Latency and CPI do not slow down alike, so it stays with the same one while that supports the verdict: a VM
+        becomes a victim by an estimate that is sure, and stays one by its ratio.
         """
         before, is_victim = one.slow_down, verdict == "victim"
         known = [now for now in estimates if now.is_known]
@@ -174,10 +151,7 @@ class Decisions:
         return next(same, None) or next(sure, None) or highest or unknown
 
     def _estimates(self, one: _Held, mono_ns: int) -> tuple[Degradation, Degradation]:
-        """Return the host's own estimate for the verdict, and to be shown.
-
-        Where the model cannot make one just now, they are those of a moment ago.
-        """
+        """Return the host's own estimate for the verdict, and the one to show; each may be of a moment ago."""
         now = self.cloud_white.estimate(one.vm.identity.uuid) if self.cloud_white is not None else None
         if now is not None and now.is_known:
             one.known, one.known_ns = now, mono_ns
@@ -190,36 +164,29 @@ class Decisions:
     # --- what is asked ---
 
     def vm(self, uuid: str) -> VmDecision:
-        """Return what is held of a VM, with the reason."""
+        """Return the decision on a VM, with the reason."""
         one, own = self._held.get(uuid), self._own(uuid)
         if one is None:
             return VmDecision(uuid, "unknown", "not looked at yet: it has had no tick")
         if one.found_by:
-            return VmDecision(
-                uuid,
-                one.verdict,
-                self._why(one, own),
-                one.since_ns,
-                one.slow_down,
-                one.found_by,
-                self._named(uuid, own.culprits),
-            )
+            why, suspects = self._why(one, own), self._named(uuid, own.culprits)
+            return VmDecision(uuid, one.verdict, why, one.since_ns, one.slow_down, one.found_by, suspects)
         if not runs(one.vm.identity.state):
             return VmDecision(uuid, "unknown", "it does not run")
         if one.verdict != "unknown" or self.analysis is None:
             return VmDecision(uuid, one.verdict, own.reason, one.since_ns)
-        told = self.analysis.verdict(uuid)
-        if self.cloud_white is not None and told.verdict == "unknown":
+        by_fleet = self.analysis.verdict(uuid)
+        if self.cloud_white is not None and by_fleet.verdict == "unknown":
             return VmDecision(uuid, "unknown", own.reason, one.since_ns)
-        return VmDecision(uuid, "steady" if told.verdict == "normal" else "unknown", told.reason)
+        return VmDecision(uuid, "steady" if by_fleet.verdict == "normal" else "unknown", by_fleet.reason)
 
     def since_ns(self, decision: VmDecision) -> int:
-        """Return for how long a VM has been so, in nanoseconds, as of the last tick."""
+        """Return how long a decision has stood, in nanoseconds, as of the last tick."""
         return max(0, self._now_ns - decision.since_ns) if decision.since_ns else 0
 
     @property
     def host(self) -> HostDecision:
-        """What is held of the host."""
+        """The decision on the host."""
         if self._host is None:
             words = Counter(one.verdict for one in self._held.values())
             victims = sorted(
@@ -230,8 +197,8 @@ class Decisions:
             for one in victims:
                 culprits.update(self._own(one.uuid).culprits)
             blamed = [uuid for uuid, _ in culprits.most_common()]
-            # A victim is no suspect of what it suffers alone, nor is a VM that no victim can suffer from: on another
-            # socket than all of them. Who is blamed by no victim comes after those who are.
+            # A lone victim is no suspect, nor is a VM on another socket than all victims. Those blamed by no victim
+            # come last.
             theirs = {suspect.uuid for one in victims for suspect in one.suspects}
             alone = victims[0].uuid if len(victims) == 1 else ""
             ranked = self._ranked(alone, blamed) if victims else ()
@@ -243,22 +210,20 @@ class Decisions:
 
     @property
     def has_news(self) -> bool:
-        """Whether something waits to be sent: an event, or the end of what central was told of."""
+        """Whether something waits to be sent: an event, or the end of what was reported to central."""
         return self.events.waiting or (self._triggers.is_open and not self.host.victims)
 
     def hurt_by(self, uuid: str) -> tuple[str, ...]:
         """Return the UUIDs of the VMs that suffer from a VM by the host's own analysis, the slowest first."""
-        hurt = [one for one in self._suffering() if uuid in self._own(one.vm.identity.uuid).culprits]
+        suffering = (one for one in self._held.values() if one.found_by)
+        hurt = [one for one in suffering if uuid in self._own(one.vm.identity.uuid).culprits]
         return tuple(one.vm.identity.uuid for one in sorted(hurt, key=lambda one: _rank(one.slow_down)))
-
-    def _suffering(self) -> Iterator[_Held]:
-        return (one for one in self._held.values() if one.found_by)
 
     def _own(self, uuid: str) -> Verdict:
         return self.cloud_white.verdict(uuid) if self.cloud_white is not None else _NOBODY
 
     def _why(self, one: _Held, own: Verdict) -> str:
-        """Say in one line what speaks for it, and why a VM is not a victim."""
+        """Return the evidence in one line, and why an affected VM is no victim."""
         reasons = []
         if "host" in one.found_by:
             reasons.append(own.reason)
@@ -274,38 +239,38 @@ class Decisions:
     # --- suspects ---
 
     def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
-        """Return all that may be blamed for what a VM suffers, the likeliest first; () where it does not suffer."""
+        """Return a suffering VM's suspects, the likeliest first; () where it does not suffer."""
         one = self._held.get(uuid)
         return self._ranked(uuid, self._own(uuid).culprits) if one is not None and one.found_by else ()
 
     def _named(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
         """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
-        found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
+        found = self._inflicting(uuid, culprits)
         if found or self.analysis is None:
-            return tuple(sorted(found, key=_likelihood))
+            return tuple(found)
         first = self.analysis.first_suspect(uuid)
         return (first,) if first is not None and first.is_blamed else ()
 
-    def _inflicting(self, culprit: str) -> SuspectView | None:
-        """Return a VM that the host itself found; None where it is gone."""
-        scored = self.analysis.suspect(culprit) if self.analysis is not None else None
+    def _inflicting(self, uuid: str, culprits: Sequence[str]) -> list[SuspectView]:
+        """Return the VMs that the host itself found, without those gone and `uuid`, the likeliest first."""
+        found = (self._culprit(one) for one in culprits if one != uuid)
+        return sorted((one for one in found if one is not None), key=_likelihood)
+
+    def _culprit(self, uuid: str) -> SuspectView | None:
+        scored = self.analysis.suspect(uuid) if self.analysis is not None else None
         if scored is not None:
             return replace(scored, inflicts=True)
-        one = self._held.get(culprit)
+        one = self._held.get(uuid)
         if one is None:
             return None
         identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
         cores = math.nan if isinstance(cores, Reason) else cores
-        known = (culprit, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
+        known = (uuid, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
         return SuspectView(*known, epoch=identity.epoch, inflicts=True)
 
     def _ranked(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
-        """Rank who may be blamed for what a VM suffers, "" for the host.
-
-        First those that inflict: by their scores, then, without one, the strongest first. Then the others by score.
-        """
-        found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
-        found.sort(key=_likelihood)
+        """Rank a VM's suspects ("": the host's): first those that inflict, each group by score."""
+        found = self._inflicting(uuid, culprits)
         listed = {uuid, *(one.uuid for one in found)}
         scored = self.analysis.suspects(uuid) if self.analysis is not None else ()
         return (*found, *sorted((one for one in scored if one.uuid not in listed), key=_likelihood))
@@ -313,7 +278,7 @@ class Decisions:
     # --- reports to central ---
 
     def report(self, unix_ns: int) -> Trigger | None:
-        """Return what central is to be told now, at a window's end; None: nothing that it does not know."""
+        """Return the report for central at a window's end; None: nothing new."""
         host, analysis = self.host, self.analysis
         trigger = Trigger(
             unix_ns=unix_ns,
@@ -352,10 +317,10 @@ _SLOT_NS = 300 * 10**9
 
 
 def _likelihood(one: SuspectView) -> float:
-    """Return what suspects are sorted by; those without a score above 0 stay in their order, and come last."""
+    """Sort key of suspects; those without a score above 0 come last, in their order."""
     return -max(one.score or 0.0, 0.0)
 
 
 def _rank(slow_down: Degradation | None) -> float:
-    """Return what VMs are sorted by: the slowest first, those of which that is not known last."""
+    """Sort key of VMs: the slowest first, those with an unknown slow-down last."""
     return -slow_down.ratio if slow_down is not None and slow_down.is_known else 0.0

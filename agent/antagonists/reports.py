@@ -1,18 +1,16 @@
-"""What central is told of victims on this host: when there are some, once per slot as long as there are, and the end.
-
-Plain values and when to tell them; `agent.antagonists.decisions` finds them. Nothing here reads a clock.
-"""
+"""Reports of victims to central: at the beginning, once per slot, and at the end. Nothing here reads a clock."""
 
 from dataclasses import dataclass, replace
 
 from agent.analysis.advice.recommendations import Recommendation
-from agent.detection.verdicts import Analysis, Degradation, SuspectView
+from agent.analysis.verdict import Degradation
+from agent.detection.verdicts import Analysis, SuspectView
 
 #: Named in one report; how many more there were is a number in it.
 MAX_VICTIMS = 32
 MAX_SUSPECTS = 16
 
-_CHANGE_NS = 60 * 10**9  # other victims are told of no sooner than this after the last report
+_CHANGE_NS = 60 * 10**9  # a change of victims is reported no sooner than this after the last report
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +55,35 @@ class Trigger:
 
 
 class Triggers:
-    """When to tell: at once where it begins, ends, or another VM is suspected first; else once per slot."""
+    """When to report: at once where it begins, ends, or another VM is suspected first; else once per slot."""
 
     def __init__(self) -> None:
-        self._told: Trigger | None = None
+        self._last: Trigger | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether central was told of victims, and not yet of the end."""
-        return self._told is not None
+        """Whether victims were reported, and the end not yet."""
+        return self._last is not None
 
     def note(self, now: Trigger) -> Trigger | None:
-        """Take the present state of the host; return what is to be told of it, None where nothing is."""
-        told = self._told
+        """Take the present state of the host; return the report, None where none is due."""
+        last = self._last
         if not now.victims:
-            self._told = None
-            if told is None:
+            self._last = None
+            if last is None:
                 return None
-            return replace(now, suspects=(), since_unix_ns=told.since_unix_ns, ended=True)
-        if told is None:
-            self._told = replace(now, since_unix_ns=now.unix_ns)
-            return self._told
+            return replace(now, suspects=(), since_unix_ns=last.since_unix_ns, ended=True)
+        if last is None:
+            self._last = replace(now, since_unix_ns=now.unix_ns)
+            return self._last
         # A clock that was set back does not silence the host until it has caught up.
-        passed_ns = now.unix_ns - told.unix_ns
-        others = {one.vm for one in now.victims} != {one.vm for one in told.victims}
-        is_news = _first(now) != _first(told) or (others and passed_ns >= _CHANGE_NS)
+        passed_ns = now.unix_ns - last.unix_ns
+        others = {one.vm for one in now.victims} != {one.vm for one in last.victims}
+        is_news = _first(now) != _first(last) or (others and passed_ns >= _CHANGE_NS)
         if not is_news and 0 <= passed_ns < now.slot_ns:
             return None
-        self._told = replace(now, since_unix_ns=min(told.since_unix_ns, now.unix_ns))
-        return self._told
+        self._last = replace(now, since_unix_ns=min(last.since_unix_ns, now.unix_ns))
+        return self._last
 
 
 def _first(trigger: Trigger) -> str:

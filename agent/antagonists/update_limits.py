@@ -1,7 +1,6 @@
-"""Limits on what central sends: a message's parts are counted before it is built; refusals are counted and logged.
+"""Limits on what central sends, so that a broken or hostile central neither fills memory nor the log.
 
-A central that was taken over, or is broken, must neither cost the agent its memory nor fill its log. docs/security.md
-has the numbers.
+docs/security.md has the numbers.
 """
 
 import itertools
@@ -11,19 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from whitepanda.common import log
 
 _LOG_INTERVAL_S = 60.0
-_ASKED_NS = 600 * 10**9  # an answer of central may be on its way for so long after a job has left this host
+_ASKED_NS = 600 * 10**9  # central's answer may still arrive so long after a job has left this host
 _NOTE_NS = 60 * 10**9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 _MAX_VARINT_BYTES = 10
 
 
 class Refusals:
-    """Counts what was refused of central's updates, and logs it: one line a minute and kind.
-
-    Args:
-        now_s: monotonic seconds.
-
-    """
+    """Counts what was refused of central's updates, and logs one line a minute and kind. `now_s`: monotonic."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -36,20 +30,13 @@ class Refusals:
         self.last = ""
 
     def update(self, kind: str, why: str, **facts: object) -> None:
-        """Count a refused update.
-
-        Args:
-            kind: one of a few words; what limits the log.
-            why: for people: the value and the remedy.
-            facts: more for the line of the log.
-
-        """
+        """Count a refused update. `kind` limits the log; `why` has the value and the remedy."""
         self.updates += 1
         self.last = why
         self._say(kind, "coefficient update refused", why=why, **facts)
 
     def leave_out(self, kind: str, why: str, rows: int, **facts: object) -> None:
-        """Count rows that were left out of an update that was taken."""
+        """Count rows left out of an update that was taken."""
         self.rows += rows
         self._say(kind, "rows of a coefficient update left out", why=why, rows=rows, **facts)
 
@@ -64,13 +51,9 @@ class Refusals:
 
 
 class AskedJobs:
-    """The jobs that central was asked for lately: only of these rows are taken.
+    """The jobs that central was asked for lately; rows of others are refused.
 
-    `note` belongs to one thread; any may ask.
-
-    Args:
-        now_ns: monotonic nanoseconds.
-
+    `note` belongs to one thread, `in` to any. `now_ns`: monotonic.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -83,7 +66,7 @@ class AskedJobs:
         return job in self._asked_ns
 
     def note(self, jobs: Sequence[str]) -> None:
-        """Note what central is asked for now. Called often, so that it mostly does nothing."""
+        """Note what central is asked for now. Called often, it mostly returns at once."""
         now_ns, jobs = self._now_ns(), tuple(jobs)
         if jobs == self._jobs and now_ns - self._noted_ns < _NOTE_NS:
             return
@@ -93,10 +76,10 @@ class AskedJobs:
 
 
 def has_more_parts(message: bytes, most: int) -> bool:
-    """Whether a CentralMessage has more than `most` fields in it and in what it holds, without building any.
+    """Whether a CentralMessage and its parts have more than `most` fields, without building any of them.
 
-    A row of two bytes becomes an object of about a hundred, so the size of a message alone bounds no memory. Bytes that
-    are no protobuf have no fields: building the message fails anyway.
+    A row of two bytes becomes an object of about a hundred, so a message's size alone bounds no memory. Bytes that are
+    no protobuf have no fields: building the message fails anyway.
     """
     bodies = itertools.chain.from_iterable(
         itertools.chain(((start, end),), _fields(message, start, end))

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView
+from agent.analysis.verdict import Degradation
+from agent.detection.verdicts import Analysis, Held, SuspectView
 
 
 def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:

@@ -6,11 +6,11 @@ Everything is made at once from `agent.api.state`, on the loop that owns it; not
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from agent.antagonists.host_analysis import Explanation, Verdict
+from agent.analysis.verdict import Verdict
+from agent.antagonists.host_analysis import CpiVerdict, Explanation
 from agent.antagonists.vm_decision import HostDecision
 from agent.api.state import AgentState
 from agent.detection.verdicts import Reasoning, SuspectView
-from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, SourceView, VmView
 from agent.uplink.batches import (
     analyses_message,
@@ -102,10 +102,10 @@ def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> 
     return answer
 
 
-def _verdict(vm: VmView, state: AgentState) -> Verdict:
+def _verdict(vm: VmView, state: AgentState) -> CpiVerdict:
     if state.analysis is None:
         reason = "the analysis could not be started: see the agent's log"
-        return Verdict("unknown", reason)
+        return CpiVerdict("unknown", reason)
     return state.analysis.verdict(vm.uuid)
 
 
@@ -209,7 +209,7 @@ def _suspect(one: SuspectView) -> host_pb2.Suspect:
     )
 
 
-def _suffering(verdict: Suffering, since_ns: int, names: Mapping[str, str]) -> host_pb2.CloudWhite:
+def _suffering(verdict: Verdict, since_ns: int, names: Mapping[str, str]) -> host_pb2.CloudWhite:
     found = verdict.degradation
     return host_pb2.CloudWhite(
         behaviour=behaviour_number(verdict.behaviour),

@@ -14,7 +14,7 @@ from agent.sampling.views import MetricView, SourceView, VmView
 from agent.uplink.view import UplinkView
 
 if TYPE_CHECKING:
-    from agent.antagonists.advice import Advisor
+    from agent.antagonists.advisor import Advisor
     from agent.antagonists.decisions import Decisions
     from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite

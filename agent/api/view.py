@@ -21,12 +21,12 @@ from collector.base import Reason, VmIdentity
 from collector.inventory.coverage import source_of
 
 if TYPE_CHECKING:
-    from agent.antagonists.advice import Advisor
+    from agent.analysis.verdict import Verdict
+    from agent.antagonists.advisor import Advisor
     from agent.antagonists.decisions import Decisions
-    from agent.antagonists.host_analysis import HostAnalysis, Verdict
+    from agent.antagonists.host_analysis import CpiVerdict, HostAnalysis
     from agent.antagonists.vm_decision import VmDecision
     from agent.detection.cloud_white import CloudWhite
-    from agent.detection.verdicts import Verdict as Suffering
     from whitepanda.common.tls import OwnCertificate
 
 
@@ -66,8 +66,8 @@ class VmSnapshot(NamedTuple):
     job: str
     rates: VmRates
     now: JoinedVm | None = None
-    verdict: Verdict | None = None
-    suffering: Suffering | None = None
+    verdict: CpiVerdict | None = None
+    suffering: Verdict | None = None
     state: str = "running"
     decision: VmDecision | None = None
     traffic: tuple[int | None, ...] = ()  # `agent.sampling.traffic.TRAFFIC`; None: not known

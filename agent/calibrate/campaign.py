@@ -1,11 +1,11 @@
-"""A whole campaign: every run's phases, the load, the stressors and the samples; rows for the RUNS file."""
+"""A campaign: each run's phases, load, stressors and samples become rows of the RUNS file."""
 
 import asyncio
 import math
 import random
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from agent.analysis.signals import INDEX, Tick
 from agent.calibrate.client import CommandLoad
@@ -24,21 +24,6 @@ from whitepanda.common.errors import UnavailableError, WhitepandaError
 _POLL_S = 0.1
 _LATE_TICKS = 2.5  # until the samples of a phase's last second have been read
 _STOP_S = 60.0  # for all stressors together, when the campaign is given up
-
-Tell = Callable[[str, float], None]
-
-
-class Client(Protocol):
-    """Makes the load of one run and measures it."""
-
-    failures: int
-    trouble: str
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-
-    def over(self, start_ns: int, end_ns: int) -> Measured | None:
-        """Return what was measured over a stretch of the monotonic clock."""
 
 
 class Run(NamedTuple):
@@ -59,18 +44,18 @@ class Phase(NamedTuple):
 
 @dataclass(slots=True)
 class RunResult:
-    """The rows of a run, and what there is to say of it; latencies are medians over the phase's seconds."""
+    """The rows of a run, and its summary."""
 
     run: Run
     rows: list[Row]
     failures: int
     trouble: str
-    #: Per phase the median of p95_latency_s; no entry where no second of it has one.
+    #: Per phase the median of p95_latency_s over its seconds; no entry where none is known.
     p95_s: dict[str, float] = field(default_factory=dict)
 
 
 def runs_of(plan: Plan) -> list[Run]:
-    """Return the plan's runs in the order drawn: so that a drift of the host is no scenario's."""
+    """Return the plan's runs in random order, so that a drift of the host biases no scenario."""
     runs = [
         Run(scenario, 1 + level * plan.repetitions + number, load)
         for scenario in plan.scenarios
@@ -82,15 +67,10 @@ def runs_of(plan: Plan) -> list[Run]:
 
 
 class Campaign:
-    """Runs a plan on this host.
+    """Runs a plan on this host, with the sources and the tick of an agent's configuration.
 
-    Args:
-        plan: what.
-        config: an agent's configuration, for its sources and tick.
-        beside_others: whether VMs may run that the plan does not name.
-        on_tick: is told each tick's signals of all VMs that run.
-        on_progress: is told what happens now and how many seconds of the campaign have passed.
-
+    `beside_others`: whether VMs may run that the plan does not name. `on_tick` is called with each tick's signals of
+    all running VMs, `on_progress` with what happens now and the seconds since the start.
     """
 
     def __init__(
@@ -100,7 +80,7 @@ class Campaign:
         *,
         beside_others: bool = False,
         on_tick: Callable[[Tick], None] = lambda _tick: None,
-        on_progress: Tell = lambda _what, _seconds: None,
+        on_progress: Callable[[str, float], None] = lambda _what, _seconds: None,
     ) -> None:
         self._plan = plan
         self._clock = SystemClock()
@@ -111,9 +91,9 @@ class Campaign:
         self._tell = on_progress
         self._started_ns = 0
         self._what = ""
-        #: What has to go on while a phase lasts: the sampling, and the load.
+        #: The sampling and the load: they must not end while a phase lasts.
         self._going: list[asyncio.Task[None]] = []
-        #: The phases of the run that goes on, as far as they are over.
+        #: The finished phases of the present run.
         self.phases: list[Phase] = []
 
     @property
@@ -122,7 +102,7 @@ class Campaign:
         return self._sampler.sources
 
     async def problems(self) -> list[WhitepandaError]:
-        """Return why the campaign could not start here. Starts no load and no stressor: the server is asked once."""
+        """Return what prevents a start here. Starts no load and no stressor; the server is asked once."""
         problems = list(plan_problems(self._plan, self._sampler.tick_s))
         try:
             await self._sampler.open()
@@ -134,15 +114,11 @@ class Campaign:
         return problems
 
     async def run(self, on_run: Callable[[RunResult], None]) -> None:
-        """Run everything; cancelled or failed, the stressors are stopped all the same.
-
-        Args:
-            on_run: is given each run when it is whole.
+        """Run everything, and give each finished run to `on_run`; cancelled or failed, the stressors are stopped.
 
         Raises:
             UnavailableError: something does not run, or stopped, or another VM came.
             InputError: a phase is too short, or the user's own client prints nonsense.
-
         """
         try:
             for problem in plan_problems(self._plan, self._sampler.tick_s):
@@ -179,11 +155,13 @@ class Campaign:
                 await self._phase("after", phases.after_s)
             await self._hold("last samples", _LATE_TICKS * sampler.tick_s)
         finally:
-            await self._end_load()
+            client_task = self._going.pop()
+            client_task.cancel()
+            await asyncio.gather(client_task, return_exceptions=True)
         rows = list(self._rows(run, client))
         return RunResult(run, rows, client.failures, client.trouble, dict(_medians(rows)))
 
-    def _client(self, load: Load, number: int) -> Client:
+    def _client(self, load: Load, number: int) -> RequestLoad | CommandLoad:
         served = self._plan.served
         if served.requests is not None:
             return RequestLoad(served.requests, load.requests_per_s, seed=self._plan.seed + number)
@@ -195,7 +173,7 @@ class Campaign:
         self.phases.append(Phase(name, start_ns, self._clock.mono_ns()))
 
     async def _hold(self, name: str, seconds: float) -> None:
-        """Let some time pass, and see that all goes on as it should."""
+        """Let some time pass while checking load, stressors and VMs."""
         end_ns = self._clock.mono_ns() + round(seconds * 1e9)
         while True:
             now_ns = self._clock.mono_ns()
@@ -212,13 +190,8 @@ class Campaign:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._going.append(asyncio.create_task(work))
 
-    async def _end_load(self) -> None:
-        client = self._going.pop()
-        client.cancel()
-        await asyncio.gather(client, return_exceptions=True)
-
     async def _close(self) -> None:
-        """Stop everything; what cannot be stopped is told."""
+        """Stop everything, then raise what could not be stopped."""
         problem: WhitepandaError | None = None
         try:
             async with asyncio.timeout(_STOP_S):
@@ -234,8 +207,8 @@ class Campaign:
         if problem is not None:
             raise problem
 
-    def _rows(self, run: Run, client: Client) -> Iterator[Row]:
-        """Join the seconds with what the client measured over them; a second of two phases is left out."""
+    def _rows(self, run: Run, client: RequestLoad | CommandLoad) -> Iterator[Row]:
+        """Join each second with what the client measured over it; seconds across phases are left out."""
         placed = [
             (phase, second)
             for phase in self.phases
@@ -245,24 +218,15 @@ class Campaign:
         guest = [float(s.values[INDEX["guest_ratio"]]) for phase, s in placed if phase.name == "quiet"]
         known = sorted(ratio for ratio in guest if not math.isnan(ratio))
         level = cpu_level(percentile(known, 0.5) if known else math.nan)
+        name, vm, load_ratio = run.scenario.name, self._plan.served.vm, run.load.load_ratio
         for phase, second in placed:
             measured = client.over(second.start_ns, second.end_ns) or Measured(math.nan)
             at_s = (second.end_ns - self.phases[0].start_ns) / 1e9
-            yield Row(
-                run.scenario.name,
-                run.repetition,
-                phase.name,
-                at_s,
-                self._plan.served.vm,
-                run.load.load_ratio,
-                level,
-                measured,
-                second.values,
-            )
+            yield Row(name, run.repetition, phase.name, at_s, vm, load_ratio, level, measured, second.values)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Do something to its end, even if this is cancelled meanwhile (a second Ctrl-C)."""
+    """Finish some work even if cancelled meanwhile (a second Ctrl-C)."""
     task = asyncio.create_task(work)
     cancelled = False
     while not task.done():
@@ -275,9 +239,9 @@ async def _whole(work: Coroutine[Any, Any, None]) -> None:
         raise asyncio.CancelledError
 
 
-def _no_answer(plan: Plan, client: Client) -> str:
+def _no_answer(plan: Plan, client: RequestLoad | CommandLoad) -> str:
     if plan.served.requests is None:
-        return "served.command told nothing in the quiet phase: it has to print a JSON object per second"
+        return "served.command printed nothing in the quiet phase: it has to print a JSON object per second"
     why = f": {client.trouble}" if client.trouble else ""
     return f"no answer from served.requests.address {plan.served.requests.address} in the quiet phase{why}"
 

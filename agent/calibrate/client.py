@@ -1,4 +1,4 @@
-"""A client of the user's own: a command that tells, line by line, what it measures."""
+"""The user's own client: a command that prints, line by line, what it measures."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ _NEAR_NS = 750_000_000
 
 
 class _Line(NamedTuple):
-    """What one line said, when it came, and when it says that it was."""
+    """A line's measurement, when it came, and its own time."""
 
     came_ns: int
     at_s: float | None
@@ -28,31 +28,23 @@ class _Line(NamedTuple):
 class CommandLoad:
     """The user's own client for one run: a command that prints a JSON object per second.
 
-    Keys: `p95_latency_s`; `p50_latency_s`, `p99_latency_s`, `requests_per_s` and `at_s` if it likes. `at_s` is the
-    end of the second on any clock; the lines that came quickest tell how that clock relates to ours, so that a line
-    that was held up on its way still counts for its own second. Without it a line counts for when it comes. What
-    is no JSON object is passed over.
-
-    Args:
-        arguments: the command, with the load's arguments.
-
+    Keys: `p95_latency_s`; optional `p50_latency_s`, `p99_latency_s`, `requests_per_s` and `at_s`, the end of the second
+    on any clock. The quickest lines give that clock's offset, so that a delayed line still counts for its own second.
+    Without `at_s` a line counts for when it comes. Other lines are ignored.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._command = Lasting("served.command", arguments, output=True)
         self._lines: list[_Line] = []
         self._offset_ns = math.inf
-        #: A client of one's own counts its failures itself.
+        #: The command counts its failures itself.
         self.failures = 0
         self.trouble = ""
 
     async def run(self) -> None:
         """Run the client and read its lines until cancelled.
 
-        Raises:
-            UnavailableError: it cannot be started, or ended by itself.
-            InputError: a line is not as it should be.
-
+        UnavailableError: it cannot be started, or ended by itself. InputError: a line is wrong.
         """
         await self._command.start()
         try:
@@ -65,7 +57,7 @@ class CommandLoad:
             await self._command.end()
 
     def over(self, start_ns: int, end_ns: int) -> Measured | None:
-        """Return what the client told of the stretch of time; None: nothing."""
+        """Return what the client measured over the stretch of time; None: nothing."""
         moments = [self._moment_ns(line) for line in self._lines]
         after = bisect_left(moments, end_ns)
         near = [i for i in (after - 1, after) if 0 <= i < len(moments) and moments[i] > start_ns]

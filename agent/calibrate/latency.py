@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Measured(NamedTuple):
-    """What a client saw over a stretch of time. NaN: it does not tell."""
+    """What a client measured over a stretch of time. NaN: not measured."""
 
     p95_latency_s: float
     p50_latency_s: float = math.nan
@@ -17,13 +17,7 @@ class Measured(NamedTuple):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed (nearest rank).
-
-    Args:
-        ordered: ascending, at least one.
-        share: more than 0, to 1.
-
-    """
+    """Return the percentile by nearest rank of ascending values, at least one; 0 < share <= 1."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
@@ -35,12 +29,12 @@ class Latencies:
     _latency_s: list[float] = field(default_factory=list)
 
     def add(self, done_ns: int, latency_s: float) -> None:
-        """Take an answer; not earlier than those before."""
+        """Take an answer, in order of time."""
         self._done_ns.append(done_ns)
         self._latency_s.append(latency_s)
 
     def over(self, start_ns: int, end_ns: int) -> Measured | None:
-        """Return the percentiles of the answers that came after `start_ns`, to `end_ns`; None: none came."""
+        """Return the percentiles of the answers in (start_ns, end_ns]; None: none came."""
         first, last = bisect_right(self._done_ns, start_ns), bisect_right(self._done_ns, end_ns)
         if first >= last:
             return None

@@ -65,11 +65,10 @@ class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stressor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that disturbs, and how it is started and stopped: by one of three ways.
+    """Something that disturbs, started and stopped in one of three ways.
 
-    `run`: a command that lasts; it is ended (SIGTERM) at the end of the phase, then `stop` runs if there is one.
-    `start` and `stop`: commands that return. `control`, `on` and `off`: lines that are sent to a TCP port, each
-    answered by a line that begins with "ok".
+    `run`: a command that lasts; it is ended (SIGTERM) at the end of the phase, then `stop` runs if given. `start` and
+    `stop`: commands that return. `control`, `on` and `off`: lines sent to a TCP port, each answered by "ok ...".
     """
 
     name: str
@@ -120,15 +119,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> Plan:
-    """Read a plan.
-
-    Raises:
-        ConfigError: it cannot be read, or a setting is wrong; the message names the file, the key and the value.
-
-    """
+    """Read a plan; ConfigError names the file, the key and the value of the first wrong setting."""
     plan = load_toml(path, Plan)
-    problem = next(_problems(plan), None)
-    if problem is not None:
+    for problem in _problems(plan):
         raise ConfigError(f"{path}: {problem}")
     return plan
 
@@ -140,11 +133,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield from _stressor_problems(f"stressors[{index}]", stressor)
         if stressor.vm == plan.served.vm:
             yield f"stressors[{index}].vm must not be the served VM (value {stressor.vm!r}): it would disturb itself"
-    for key, names in (
-        ("stressors", [stressor.name for stressor in plan.stressors]),
-        ("scenarios", [scenario.name for scenario in plan.scenarios]),
-    ):
-        yield from _name_problems(key, names)
+    for key, named in (("stressors", plan.stressors), ("scenarios", plan.scenarios)):
+        yield from _name_problems(key, [one.name for one in named])
     if not plan.scenarios:
         yield "scenarios must have at least one (a scenario without stressors is one without interference)"
     known = {stressor.name for stressor in plan.stressors}

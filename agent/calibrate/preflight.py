@@ -1,4 +1,4 @@
-"""What would end a campaign, found before it begins: in the plan, in where RUNS is to be, in who has to answer."""
+"""What would end a campaign, found before it begins: in the plan, the RUNS file, and the addresses that must answer."""
 
 import asyncio
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from agent.calibrate.plan import Plan, Requests
 from agent.calibrate.requests import ask_once
-from agent.calibrate.runs import room_for
-from agent.calibrate.stressors import why_of
+from agent.calibrate.runs import check_writable
+from agent.calibrate.stressors import connect, why_of
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 
 #: Samples come at moments of their own, so that only a phase of two ticks is sure to hold a whole one.
@@ -16,7 +16,7 @@ _LEAST_TICKS = 2
 
 
 def plan_problems(plan: Plan, tick_s: float) -> Iterator[WhitepandaError]:
-    """Tell of phases that are too short for the sources' tick, and of commands that are not there."""
+    """Yield phases that are too short for the sources' tick, and commands that are missing."""
     least_s = _LEAST_TICKS * tick_s
     phases = plan.phases
     for key, seconds in (("quiet_s", phases.quiet_s), ("stress_s", phases.stress_s), ("after_s", phases.after_s)):
@@ -41,11 +41,11 @@ def _command_problems(where: str, command: Sequence[str]) -> Iterator[Whitepanda
 
 
 def file_problem(runs: Path, *, replace: bool) -> WhitepandaError | None:
-    """Tell why RUNS cannot come into being; None: it can. Leaves nothing there."""
+    """Return why RUNS cannot be made; None: it can. Leaves nothing there."""
     if runs.suffix == ".parquet":
         return InputError(f"{runs}: calibrate writes CSV; name it .csv")
     try:
-        room_for(runs, replace=replace)
+        check_writable(runs, replace=replace)
     except FileExistsError:
         return InputError(f"{runs}: exists already; give another name, or --force to replace it")
     except IsADirectoryError:
@@ -56,7 +56,7 @@ def file_problem(runs: Path, *, replace: bool) -> WhitepandaError | None:
 
 
 async def answer_problems(plan: Plan) -> AsyncIterator[WhitepandaError]:
-    """Ask the served VM once, and see that the stressors' control ports are open; nothing is said to these."""
+    """Ask the served VM once, and connect to the stressors' control ports without sending anything."""
     if plan.served.requests is not None:
         why = await _no_answer(plan.served.requests, plan.deadline_s)
         if why:
@@ -80,10 +80,9 @@ async def _no_answer(requests: Requests, deadline_s: float) -> str:
 
 
 async def _closed(address: str, deadline_s: float) -> str:
-    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(deadline_s):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await connect(address)
     except TimeoutError:
         return f"no answer within {deadline_s:g} s"
     except OSError as error:

@@ -1,8 +1,8 @@
 """Requests to the served VM at a given rate, and how long each took.
 
 The load is open: requests are due at moments that do not depend on the answers, and a latency counts from when its
-request was due. So a server that stalls is seen to stall (a client that waits for the answer before it sends the next
-request leaves out just those that suffer), and the time spent waiting for a free connection counts too.
+request was due, waiting for a free connection included. A client that waits for each answer before its next request
+would leave out the requests that a stalled server delays.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.calibrate.latency import Latencies, Measured
 from agent.calibrate.plan import Requests
-from agent.calibrate.stressors import why_of
+from agent.calibrate.stressors import connect, why_of
 
 _MAX_BODY_BYTES = 64 << 20
 _NO_RETRY_S = 0.05  # after a refused connection
@@ -29,10 +29,9 @@ class _Connection:
     writer: asyncio.StreamWriter | None = None
 
     async def ask(self) -> None:
-        """Send one request and read its answer to the end. OSError or ValueError: it failed."""
+        """Send one request and read its whole answer; OSError or ValueError where it failed."""
         if self.reader is None or self.writer is None:
-            host, _, port = self.spec.address.rpartition(":")
-            self.reader, self.writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            self.reader, self.writer = await connect(self.spec.address)
         if self.spec.protocol == "line":
             self.writer.write(f"{self.spec.send}\n".encode())
             if not (await self.reader.readline()).endswith(b"\n"):
@@ -50,7 +49,7 @@ class _Connection:
 
 
 async def ask_once(spec: Requests) -> None:
-    """Send one request, and read its answer to the end. OSError, ValueError or IncompleteReadError: it failed."""
+    """Send one request and read its whole answer; OSError, ValueError or IncompleteReadError where it failed."""
     connection = _Connection(spec)
     try:
         await connection.ask()
@@ -60,19 +59,12 @@ async def ask_once(spec: Requests) -> None:
 
 @dataclass(slots=True)
 class RequestLoad:
-    """The built-in client of one run.
-
-    Args:
-        spec: whom to ask for what.
-        requests_per_s: how often.
-        seed: of the moments at which requests are due.
-
-    """
+    """The built-in client of one run; `seed` is of the moments at which requests are due."""
 
     spec: Requests
     requests_per_s: float
     seed: int
-    #: Requests that had no answer, beside those that took too long; and why the last of them had none.
+    #: Failed requests, without those that took too long; and why the last one failed.
     failures: int = 0
     trouble: str = ""
     _latencies: Latencies = field(default_factory=Latencies)
@@ -89,7 +81,7 @@ class RequestLoad:
             await asyncio.gather(*workers, return_exceptions=True)
 
     def over(self, start_ns: int, end_ns: int) -> Measured | None:
-        """Return what was measured after `start_ns`, to `end_ns` of the monotonic clock; None: no answer came."""
+        """Return what was measured in (start_ns, end_ns] of the monotonic clock; None: no answer came."""
         return self._latencies.over(start_ns, end_ns)
 
     async def _pace(self) -> None:
@@ -112,7 +104,7 @@ class RequestLoad:
     async def _ask(self, connection: _Connection, due_ns: int) -> None:
         """Ask once and note how long it took since it was due."""
         left_s = self.spec.timeout_s - (time.monotonic_ns() - due_ns) / 1e9
-        if left_s <= 0:  # it waited too long for a connection; an answer would come too late in any case
+        if left_s <= 0:  # it waited too long for a connection
             self._latencies.add(time.monotonic_ns(), self.spec.timeout_s)
             return
         try:

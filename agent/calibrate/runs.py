@@ -1,6 +1,6 @@
-"""The RUNS file: one row per second of the served VM, with what its client measured and what the host could tell.
+"""The RUNS file: one row per second of the served VM, with its client's measurements and the host's signals.
 
-It grows in FILE.part, run by run, and becomes FILE only when it is whole.
+It grows in FILE.part, run by run, and becomes FILE when it is whole.
 """
 
 import math
@@ -29,7 +29,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 class Row(NamedTuple):
-    """One second of a run. `at_s` is its end, since the run's first phase began; `values` has shape (SIGNALS,)."""
+    """One second of a run. `at_s`: its end, since the first phase began; `values`: shape (SIGNALS,)."""
 
     scenario: str
     repetition: int
@@ -49,39 +49,23 @@ def cpu_level(guest_ratio: float) -> float:
     return min(CPU_LEVELS, key=lambda level: abs(level - guest_ratio))
 
 
-def room_for(path: Path, *, replace: bool) -> None:
-    """See that a RUNS file can be made; leaves nothing.
-
-    Raises:
-        FileExistsError: there is one, and it may not be replaced.
-        IsADirectoryError: it is a folder.
-        OSError: its folder is not there, or cannot be written.
-
-    """
+def check_writable(path: Path, *, replace: bool) -> None:
+    """Raise FileExistsError, IsADirectoryError or another OSError where a RUNS file cannot be made; leaves nothing."""
     if path.is_dir():
         raise IsADirectoryError(path)
     if path.exists() and not replace:
         raise FileExistsError(path)
-    # Only trying tells: who is root may write anywhere, but on what is mounted read-only.
+    # Permissions say too little: root may write anywhere but on a read-only mount.
     made, stream = create_beside(path)
     stream.close()
     made.unlink()
 
 
 class RunsFile:
-    """Writes a RUNS file.
-
-    Args:
-        path: where to, as CSV.
-        replace: whether an existing file may be replaced.
-
-    Raises:
-        OSError: it cannot be written; see `room_for`.
-
-    """
+    """Writes a RUNS file as CSV. Raises OSError as `check_writable` does."""
 
     def __init__(self, path: Path, *, replace: bool = False) -> None:
-        room_for(path, replace=replace)
+        check_writable(path, replace=replace)
         self.path = path
         self.part = path.with_name(f"{path.name}.part")
         self.rows = 0
@@ -90,7 +74,7 @@ class RunsFile:
         self._file.flush()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Write a whole run, at once and to the disk."""
+        """Write a whole run, synced to disk."""
         lines = [_line(row) for row in rows]
         self._file.write("".join(lines))
         self._file.flush()
@@ -98,17 +82,12 @@ class RunsFile:
         self.rows += len(lines)
 
     def close(self) -> None:
-        """Let the file come into being. OSError: it stays FILE.part."""
+        """Rename FILE.part to FILE; after an OSError it stays FILE.part."""
         self._file.close()
         self.part.replace(self.path)
 
     def leave(self) -> bool:
-        """End without a whole file; what there is of it stays in FILE.part, if there is anything.
-
-        Returns:
-            Whether something stays.
-
-        """
+        """Stop early; return whether rows stay in FILE.part."""
         self._file.close()
         if self.rows == 0:
             self.part.unlink(missing_ok=True)
@@ -117,13 +96,5 @@ class RunsFile:
 
 def _line(row: Row) -> str:
     numbers = (row.load_ratio, row.cpu_level, *row.measured, *row.values.tolist())
-    return csv_line(
-        (
-            row.scenario,
-            row.repetition,
-            row.phase,
-            f"{row.at_s:.3f}",
-            row.vm,
-            *(None if math.isnan(number) else repr(number) for number in numbers),
-        )
-    )
+    cells = (None if math.isnan(number) else repr(number) for number in numbers)
+    return csv_line((row.scenario, row.repetition, row.phase, f"{row.at_s:.3f}", row.vm, *cells))

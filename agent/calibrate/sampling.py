@@ -27,7 +27,7 @@ _PAUSED = "paused"
 
 
 class Second(NamedTuple):
-    """The served VM over one tick: the stretch of time that its values are of, and they (shape (SIGNALS,))."""
+    """The served VM over one tick; `values` has shape (SIGNALS,)."""
 
     start_ns: int
     end_ns: int
@@ -35,15 +35,11 @@ class Second(NamedTuple):
 
 
 class Sampler:
-    """Samples the host and keeps watch over which VMs run.
+    """Samples the host and checks which VMs run.
 
-    Args:
-        config: sources and tick. The disks are read each tick, whatever it says: a second has to have its own.
-        wanted: names or UUIDs of the campaign's VMs, the served one first.
-        beside_others: whether other VMs may run.
-        on_tick: is told each tick's signals of all VMs that run.
-        workers: how many requests the served VM serves at once; None: as the job rules say.
-
+    Disks are read each tick, whatever `config` says, so that each second has its own values. `wanted`: names or UUIDs
+    of the campaign's VMs, the served one first. `on_tick` is called with each tick's signals of all running VMs.
+    `workers`: how many requests the served VM serves at once; None: as the job rules say.
     """
 
     def __init__(
@@ -73,12 +69,7 @@ class Sampler:
         return self._slots.views()
 
     async def open(self) -> None:
-        """Start the sources and wait for the first rates.
-
-        Raises:
-            UnavailableError: a required source or all of them are not there, or the VMs are not as they should be.
-
-        """
+        """Start the sources and wait for the first rates; UnavailableError for missing sources, or as `check`."""
         self._slots.start()
         await wait_for(self._slots, lambda slot: slot.tried, clock=self._clock, timeout_s=_START_WAIT_S)
         check_required(self._slots, _START_WAIT_S)
@@ -106,12 +97,7 @@ class Sampler:
         self._slots.kick()
 
     def check(self) -> None:
-        """See that just the VMs run that should, the same ones all the time.
-
-        Raises:
-            UnavailableError: one does not, or another one does.
-
-        """
+        """Raise UnavailableError unless exactly the campaign's VMs run, in the same epochs as at the start."""
         found = {vm.identity.uuid: vm for vm in self._named()}
         for name in self._wanted:
             if not any(name in (vm.identity.name, vm.identity.uuid) for vm in found.values()):

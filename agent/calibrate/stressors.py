@@ -1,4 +1,4 @@
-"""Starting and stopping what disturbs: commands given as lists of arguments, or lines to a TCP port."""
+"""Starts and stops stressors: commands as lists of arguments, or lines to a TCP port."""
 
 import asyncio
 import os
@@ -18,26 +18,28 @@ _KEPT_BYTES = 2000  # of a command's standard error, for the message
 
 
 def _shown(arguments: Sequence[str]) -> str:
-    """Show a command in a message: on one line, and not too long."""
+    """Shorten a command to one line for a message."""
     return textwrap.shorten(shlex.join(arguments), _SHOWN, placeholder=" ...")
 
 
 def why_of(error: Exception) -> str:
-    """Say in words why something failed; asyncio's own words for a failed connection name only the address."""
+    """Return why something failed; asyncio's own words for a failed connection name only the address."""
     if isinstance(error, OSError) and (error.errno or 0) > 0:
         return os.strerror(error.errno or 0)
     return getattr(error, "strerror", None) or str(error)
 
 
+async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to `host:port`; IPv6 addresses are in brackets."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
 @dataclass(slots=True)
 class Lasting:
-    """A command that is to last until it is ended. Its children end with it: it has a process group of its own.
+    """A command that lasts until it is ended, with its children: it has its own process group.
 
-    Args:
-        what: names it in messages.
-        arguments: the command.
-        output: whether its standard output is wanted.
-
+    `what` names it in messages; `output`: whether its standard output is read.
     """
 
     what: str
@@ -48,19 +50,14 @@ class Lasting:
     _listener: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it.
-
-        Raises:
-            UnavailableError: it cannot be started.
-
-        """
+        """Start it, or raise UnavailableError."""
         try:
             self.process = await asyncio.create_subprocess_exec(
                 *self.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if self.output else asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is ours to handle: the children are ended in order
+                start_new_session=True,  # Ctrl-C is handled here: the children are ended in order
             )
         except (OSError, ValueError) as error:
             raise UnavailableError(f"{self.what}: cannot run {_shown(self.arguments)}: {why_of(error)}") from error
@@ -68,7 +65,7 @@ class Lasting:
 
     @property
     def ended(self) -> str:
-        """How it ended, with what it said last; "" while it runs."""
+        """How it ended, with its last line of standard error; "" while it runs."""
         if self.process is None or self.process.returncode is None:
             return ""
         last = bytes(self._said).decode(errors="replace").strip().rpartition("\n")[2]
@@ -104,11 +101,9 @@ class Lasting:
 
 
 class Stressors:
-    """The stressors that run now. Whatever was begun to be started is stopped, also where its start failed.
+    """The running stressors; `stop` also stops those whose start failed.
 
-    Args:
-        deadline_s: a command or a control line that takes longer has failed.
-
+    `deadline_s`: a command or a control line that takes longer has failed.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -116,12 +111,7 @@ class Stressors:
         self._running: dict[str, tuple[Stressor, Lasting | None]] = {}
 
     async def start(self, stressors: Sequence[Stressor]) -> None:
-        """Start all of them.
-
-        Raises:
-            UnavailableError: one did not start; the message says why.
-
-        """
+        """Start all of them; UnavailableError says which one did not start, and why."""
         for stressor in stressors:
             lasting = Lasting(f"stressor '{stressor.name}'", stressor.run) if stressor.run else None
             self._running[stressor.name] = (stressor, lasting)
@@ -130,33 +120,23 @@ class Stressors:
             elif stressor.start:
                 await self._command(stressor, stressor.start)
             else:
-                await self._tell(stressor, stressor.on)
+                await self._control(stressor, stressor.on)
 
     def check(self) -> None:
-        """See that those that are to last still run.
-
-        Raises:
-            UnavailableError: one ended by itself, so the phase is not what its name says.
-
-        """
+        """Raise UnavailableError where a lasting stressor has ended by itself."""
         for name, (_, lasting) in self._running.items():
             if lasting is not None and lasting.ended:
                 raise UnavailableError(f"stressor '{name}' ended before its phase did: {lasting.ended}")
 
     async def stop(self) -> None:
-        """Stop all that run; one that cannot be stopped does not keep the others from it.
-
-        Raises:
-            UnavailableError: one or more could not be stopped.
-
-        """
+        """Stop all of them, then raise UnavailableError for those that could not be stopped."""
         problems: list[str] = []
         for stressor, lasting in list(self._running.values()):
             try:
                 if lasting is not None:
                     await lasting.end()
                 if stressor.control:
-                    await self._tell(stressor, stressor.off)
+                    await self._control(stressor, stressor.off)
                 elif stressor.stop:
                     await self._command(stressor, stressor.stop)
             except UnavailableError as error:
@@ -166,7 +146,7 @@ class Stressors:
             raise UnavailableError(f"{'; '.join(problems)}; stop what may still run there by hand")
 
     async def _command(self, stressor: Stressor, arguments: Sequence[str]) -> None:
-        """Run a command that is to return with status 0."""
+        """Run a command; it must return with status 0."""
         command = Lasting(f"stressor '{stressor.name}'", arguments)
         await command.start()
         try:
@@ -177,19 +157,18 @@ class Stressors:
                 "a command that lasts belongs into `run`"
             ) from None
         finally:
-            # What it leaves running in the background is what it was started for; only itself is ended.
+            # Its background processes are what it was started for; only the command itself is ended.
             if command.process is not None and command.process.returncode is None:
                 await command.end()
         if status != 0:
             raise UnavailableError(f"stressor '{stressor.name}': {command.ended}")
 
-    async def _tell(self, stressor: Stressor, line: str) -> None:
-        """Send a control line and see that it is answered by "ok"."""
+    async def _control(self, stressor: Stressor, line: str) -> None:
+        """Send a control line; the answer must begin with "ok"."""
         where = f"stressor '{stressor.name}': '{line}' to {stressor.control}"
-        host, _, port = stressor.control.rpartition(":")
         try:
             async with asyncio.timeout(self._deadline_s):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                reader, writer = await connect(stressor.control)
                 try:
                     writer.write(f"{line}\n".encode())
                     answer = (await reader.readline()).decode(errors="replace").strip()

@@ -6,17 +6,17 @@ Pure of loop and disk: the daemon calls `tick`, and saves what `dump` gives.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from operator import is_, itemgetter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from agent.analysis.detection.behaviour import AnyDetector, Detection, VmState
+from agent.analysis.detectors.base import AnyDetector, Detection
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
+from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
 from agent.detection.degradation_models import HostModels
-from agent.detection.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
+from agent.detection.verdicts import Reasoning, SignalView
 from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
@@ -25,8 +25,7 @@ _MAX_REASON = 400  # characters
 
 _HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
 _OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
-#: What is taken of a VM's rates: its own signals, the two parts of each sum, and the look at its vCPU threads, all with
-#: one call.
+#: Taken of a VM's rates with one call: its own signals, the two parts of each sum, and its running vCPU threads.
 _PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts), "vcpus_running")
 _RUNNING = len(_PICKED) - 1
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
@@ -38,11 +37,11 @@ _OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
 def make_detector(section: CloudWhiteSection) -> AnyDetector:
     """Make the configured detector; only that one is loaded."""
     if section.detector == "paper":
-        from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
+        from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
 
         return PaperDetector(PaperSettings())
-    from agent.analysis.detection.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
-    from agent.analysis.detection.detector import Detector, DetectorSettings  # noqa: PLC0415 - loaded only where it is on
+    from agent.analysis.detectors.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
+    from agent.analysis.detectors.detector import Detector, DetectorSettings  # noqa: PLC0415 - loaded only where it is on
 
     usual, baseline = DetectorSettings(), BaselineSettings()
     settings = replace(
@@ -60,7 +59,7 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
 def _numbers(rates: Sequence[VmRates]) -> Values:
     """Return what is taken of rates, shape (len(rates), len(_PICKED)), NaN where it is not known."""
     nan = math.nan
-    # A Reason is an integer too, so it is told by its class.
+    # A Reason is an integer too, so its class is compared.
     flat = [nan if value.__class__ is Reason else value for one in rates for value in _pick(one)]
     return np.array(flat, np.float64).reshape(len(rates), len(_PICKED))
 
@@ -94,14 +93,7 @@ class _Last:
 
 
 class CloudWhite:
-    """The analysis of one host. Single-threaded: all calls from the daemon's loop.
-
-    Args:
-        section: which detector, and how much is told.
-        models: what estimates.
-        make: makes the detector, for tests.
-
-    """
+    """The analysis of one host. Single-threaded: all calls from the daemon's loop. `make`: for tests."""
 
     def __init__(
         self,
@@ -132,9 +124,7 @@ class CloudWhite:
     def tick(self, vms: Iterable[Vm], host: HostRates | Reason, mono_ns: int, unix_ns: int) -> None:
         """Judge all VMs of the host by their rates over the last tick.
 
-        Raises:
-            Exception: whatever an analysis stumbles over; there is then no verdict, or no estimate, of this tick.
-
+        Raises whatever an analysis raises; then this tick has no verdict, or no estimate.
         """
         listed = list(vms)
         self._take_keys(listed)
@@ -147,7 +137,10 @@ class CloudWhite:
             set_idle(values, detection.factors)
         self._last = last = _Last(mono_ns, unix_ns, self._keys, self._rows, values, detection)
         failures: list[Exception] = []
-        wanted = _wanted(detection)
+        if detection.estimate is not None:
+            wanted = np.flatnonzero(detection.estimate).tolist()
+        else:
+            wanted = [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
         if wanted:
             found = self._estimate(last, wanted, failures)
             self._estimates = {self._keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
@@ -155,7 +148,7 @@ class CloudWhite:
             raise failures[0]
 
     def _take_numbers(self, rates: list[VmRates]) -> Values:
-        """Return the numbers of rates; those of a VM whose rates are the very object of the tick before stand."""
+        """Return the numbers of rates; they are kept where a VM's rates are the same object as in the tick before."""
         if len(rates) == len(self._rates):
             known = self._rates
             moved = [row for row, (now, last) in enumerate(zip(rates, known, strict=True)) if now is not last]
@@ -186,39 +179,42 @@ class CloudWhite:
             for one, known in zip(found, ticks.tolist(), strict=True)
         ]
 
-    # --- what is asked ---
+    # --- questions ---
+
+    def _found(self, uuid: str) -> tuple[_Last | None, int]:
+        """Return the last tick and a VM's row in it; None where the VM is not in it."""
+        row = self._last.rows.get(uuid) if self._last else None
+        return (None, -1) if row is None else (self._last, row)
 
     def behaviour(self, uuid: str) -> Behaviour:
         """Return the word for what a VM does now."""
-        last = self._last
-        row = last.rows.get(uuid) if last else None
-        return "unknown" if last is None or row is None else _word(last.detection.behaviours[row])
+        last, row = self._found(uuid)
+        return "unknown" if last is None else last.detection.behaviours[row]
 
     def estimate(self, uuid: str) -> Degradation | None:
-        """Return how slow a VM is that suffers; None of any other."""
+        """Return how slow a suffering VM is; None for any other."""
         return self._estimates.get(uuid)
 
     def verdict(self, uuid: str) -> Verdict:
-        """Return what is held of a VM now."""
-        last = self._last
-        row = last.rows.get(uuid) if last else None
-        if last is None or row is None:
+        """Return the verdict on a VM now."""
+        last, row = self._found(uuid)
+        if last is None:
             return Verdict("unknown", "not looked at yet: it has had no tick", 0)
-        return _verdict(last.detection.state(row), self._estimates.get(uuid))
+        found = last.detection.state(row)
+        return replace(found, reason=found.reason[:_MAX_REASON], degradation=self._estimates.get(uuid))
 
     def since_ns(self, verdict: Verdict) -> int:
-        """Return for how long a VM has behaved so, in nanoseconds, as of the last tick."""
+        """Return how long a VM has behaved so, in nanoseconds, as of the last tick."""
         last = self._last
         return max(0, last.mono_ns - verdict.since_ns) if last and verdict.since_ns else 0
 
     def explain(self, uuid: str) -> Reasoning:
         """Return all that the verdict was made of, with an estimate unless the VM inflicts.
 
-        Of a VM that does something else than at its baseline a model would take its own doing for what it suffers.
+        A model would take what an inflicting VM does for what it suffers.
         """
-        verdict, last = self.verdict(uuid), self._last
-        row = last.rows.get(uuid) if last else None
-        if last is None or row is None:
+        verdict, (last, row) = self.verdict(uuid), self._found(uuid)
+        if last is None:
             return Reasoning(self.detector, verdict, ())
         if verdict.degradation is None and verdict.behaviour != "inflicting":
             failures: list[Exception] = []
@@ -245,50 +241,20 @@ class CloudWhite:
         return self._detector.dump(last.unix_ns / 1e9 if last else None)
 
     def restore(self, data: Mapping[str, Any], now_unix_ns: int) -> None:
-        """Go on with what was learnt before.
-
-        Raises:
-            Exception: it is not what `dump` gave; then nothing of it was taken.
-
-        """
+        """Continue with what was learnt before; raises, with nothing taken, where it is not of `dump`."""
         detector = self._make(self._section)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
 
 
 def _workers_shown(last: _Last, row: int) -> dict[str, float]:
-    """Return how many workers a VM has: as told; or as learnt, if it can be told, from how many looks how surely."""
-    told, found = last.keys[row].workers, last.detection.workers
-    if told is not None:
-        return {"workers": told}
-    # The operator's word or nobody's looks: nothing was learnt.
+    """Return a VM's workers as configured; or as learnt, if known, with posterior and number of samples."""
+    configured, found = last.keys[row].workers, last.detection.workers
+    if configured is not None:
+        return {"workers": configured}
     if found is None or not found.looks[row] > 0:
         return {}
     shown = {"workers": float(found.workers[row])} if found.workers[row] else {}
     if not math.isnan(found.posterior[row]):
         shown["workers_posterior"] = float(found.posterior[row])
     return {**shown, "workers_looks": float(found.looks[row])}
-
-
-def _wanted(detection: Detection) -> list[int]:
-    """Return the rows of the VMs to estimate at each tick: victims, unless the detector says otherwise."""
-    if detection.estimate is None:
-        return [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
-    return np.flatnonzero(detection.estimate).tolist()
-
-
-def _word(behaviour: StrEnum) -> Behaviour:
-    return cast("Behaviour", behaviour.value)
-
-
-def _verdict(state: VmState, degradation: Degradation | None) -> Verdict:
-    return Verdict(
-        behaviour=_word(state.behaviour),
-        reason=state.reason[:_MAX_REASON],
-        since_ns=round(state.since_s * 1e9),
-        evidence=tuple(Shown(one.signal, one.value, one.expected, one.threshold) for one in state.evidence),
-        culprits=state.culprits,
-        baseline_ticks=state.baseline_ticks,
-        baseline_ready=state.baseline_ready,
-        degradation=degradation,
-    )

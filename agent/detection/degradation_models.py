@@ -1,11 +1,10 @@
 """The models that a host estimates degradation with: those configured, in order, then those that come with whitepanda.
 
-The first that can tell of a VM counts; where none can, the first one's reason is told. A file that cannot be used
-costs that model alone.
+The first model that can estimate a VM counts; where none can, the first one's reason is shown. A file that cannot be
+used costs that model alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,83 +13,62 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model import Model, parse
+from agent.analysis.degradation.model import Estimates, Model, parse
 from agent.analysis.signals import INDEX, Values
-from agent.detection.verdicts import Degradation
+from agent.analysis.verdict import Degradation
 from whitepanda.common import log
 
 _log = log.get("cloud_white")
 _MAX_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Named:
-    """A model, and where its inputs are among the signals."""
-
-    name: str
-    model: Model
-    columns: NDArray[np.intp]
-
-
 class HostModels:
-    """All models of this host. An empty one says "no_model" of every VM."""
+    """All models of this host, by name. An empty one says "no_model" of every VM."""
 
     def __init__(self, models: Sequence[tuple[str, Model]] = ()) -> None:
+        #: Each with the columns of its inputs among the signals.
         self._models = [
-            _Named(name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp)) for name, model in models
+            (name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp)) for name, model in models
         ]
 
     def estimate(
-        self,
-        values: Values,
-        baseline: Values,
-        baseline_ticks: NDArray[np.int64],
-        on_failure: Callable[[Exception], None],
+        self, values: Values, baseline: Values, ticks: NDArray[np.int64], on_failure: Callable[[Exception], None]
     ) -> list[Degradation]:
-        """Estimate VMs' degradation.
+        """Return one estimate per VM, from its signals now and without interference, both (n, signals).
 
-        Args:
-            values: shape (n, signals), of now.
-            baseline: shape (n, signals), without interference.
-            baseline_ticks: shape (n,), how many ticks the baseline was learnt from.
-            on_failure: told of a model that fails; it then cannot tell.
-
-        Returns:
-            One estimate per row.
-
+        `ticks`, (n,): ticks behind each baseline. A model that fails is given to `on_failure`, and estimates
+        nothing.
         """
-        count = len(values)
-        found = [Degradation(cannot_tell="no_model")] * count
-        left = list(range(count))
-        for number, named in enumerate(self._models):
+        result = [Degradation(cannot_tell="no_model")] * len(values)
+        left = list(range(len(values)))
+        for number, (name, model, columns) in enumerate(self._models):
             if not left:
                 break
             rows = np.array(left, np.intp)
             try:
-                told = _ask(named, values[rows], baseline[rows], baseline_ticks[rows])
+                found = model.predict(values[rows][:, columns], baseline[rows][:, columns], ticks[rows])
+                estimates = _listed(name, found)
             except Exception as error:  # noqa: BLE001 - a model is data of others; the next one may do
                 on_failure(error)
-                told = [Degradation(cannot_tell="failed", model=named.name)] * len(left)
-            for row, one in zip(left, told, strict=True):
+                estimates = [Degradation(cannot_tell="failed", model=name)] * len(left)
+            for row, one in zip(left, estimates, strict=True):
                 if number == 0 or not one.cannot_tell:
-                    found[row] = one
-            left = [row for row in left if found[row].cannot_tell]
-        return found
+                    result[row] = one
+            left = [row for row in left if result[row].cannot_tell]
+        return result
 
 
-def _ask(named: _Named, values: Values, baseline: Values, baseline_ticks: NDArray[np.int64]) -> list[Degradation]:
-    columns = named.columns
-    told = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
-    names = {model: f"{named.name}: {model}" if model else named.name for model in set(told.models)}
-    numbers = (told.degradation.tolist(), told.low.tolist(), told.high.tolist())
+def _listed(name: str, found: Estimates) -> list[Degradation]:
+    names = {model: f"{name}: {model}" if model else name for model in set(found.models)}
+    numbers = (found.degradation.tolist(), found.low.tolist(), found.high.tolist())
     return [
         Degradation(ratio, low, high, reason, names[model])
-        for ratio, low, high, reason, model in zip(*numbers, told.reasons, told.models, strict=True)
+        for ratio, low, high, reason, model in zip(*numbers, found.reasons, found.models, strict=True)
     ]
 
 
 def load(paths: Sequence[str]) -> HostModels:
-    """Read the configured models and those that come with whitepanda; one that cannot be used is told of once."""
+    """Read the configured models and those shipped; one that cannot be used is logged once."""
     models = []
     for file in (*map(Path, paths), *_packaged()):
         try:
@@ -98,19 +76,13 @@ def load(paths: Sequence[str]) -> HostModels:
         except (OSError, ValueError) as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
             _log.error(
-                "a model of degradation cannot be used; the agent goes on without it", error=text, path=str(file)
+                "a model of degradation cannot be used; the agent continues without it", error=text, path=str(file)
             )
     return HostModels(models)
 
 
 def read_model(file: Path | Traversable) -> Model:
-    """Read a model for a host: its inputs must be signals.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such model; says what is wrong.
-
-    """
+    """Read a model whose inputs are signals; OSError or ValueError says why it cannot be used."""
     with file.open("rb") as stream:
         raw = stream.read(_MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:

@@ -1,16 +1,14 @@
-"""The words for what is held of a VM, and what the host's own analysis (`cloud_white`) says of it, plain values.
+"""The words for decisions on VMs, and what `explain` and suspects show. Plain values.
 
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.analysis.verdict import Verdict
 from collector.base import Reason
 
-#: The words of `agent.analysis.detection.detector.Behaviour`.
-Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
 #: The words of `agent.antagonists.decisions`: what is held of a VM by all analyses.
 Held = Literal["unknown", "steady", "inflicting", "affected", "victim"]
 VERDICTS: tuple[Held, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
@@ -21,60 +19,6 @@ Analysis = Literal["host", "fleet"]
 def runs(state: str) -> bool:
     """Whether a VM in this state of libvirt's words runs, so that a verdict is of now; "" is not known: it does."""
     return state in ("", "running")
-
-
-@dataclass(frozen=True, slots=True)
-class Degradation:
-    """How many times longer the 95th percentile of a VM's latency is than without interference, with its interval.
-
-    All three are NaN where it cannot be told: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
-    "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, together like nothing that the model was
-    fitted to) or "failed". `model` is the file's name; "" where there is none; "cpi": the estimate is the CPI now over
-    the mean of the job, and its interval is by the job's mean -+ 2 std.
-    """
-
-    ratio: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    cannot_tell: str = ""
-    model: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is an estimate."""
-        return math.isfinite(self.ratio) and math.isfinite(self.low)
-
-    @property
-    def is_of_cpi(self) -> bool:
-        """Whether it is of the CPI, and not of latency."""
-        return self.model == "cpi"
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A signal that speaks for a verdict: what it is, what it would be undisturbed, the threshold it was held against.
-
-    `expected`: at the VM's present load, as in `agent.analysis.detection.behaviour.Evidence`.
-    """
-
-    signal: str
-    value: float
-    expected: float
-    threshold: float
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is held of a VM since `since_ns` (monotonic). `culprits` are UUIDs; `degradation` None: not asked for."""
-
-    behaviour: Behaviour
-    reason: str
-    since_ns: int
-    evidence: tuple[Shown, ...] = ()
-    culprits: tuple[str, ...] = ()
-    baseline_ticks: int = 0
-    baseline_ready: bool = False
-    degradation: Degradation | None = None
 
 
 @dataclass(frozen=True, slots=True)

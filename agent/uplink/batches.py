@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from agent.analysis.verdict import Degradation, Evidence
 from agent.antagonists.events import VmEvent
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
-from agent.detection.verdicts import Degradation, Shown
 from agent.sampling.windows import CpiWindow
 from agent.uplink.recommendation_messages import recommendation_message
 from collector.base import Reason
@@ -183,7 +183,7 @@ def analyses_message(found_by: Iterable[str]) -> list[Any]:
     return [agent_pb2.Analysis.Value(f"ANALYSIS_{one.upper()}") for one in found_by]
 
 
-def evidence_message(shown: Shown) -> agent_pb2.Evidence:
+def evidence_message(shown: Evidence) -> agent_pb2.Evidence:
     """Make the message of a piece of evidence."""
     return agent_pb2.Evidence(
         signal=shown.signal, value=shown.value, baseline=shown.expected, threshold=shown.threshold

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from agent.analysis.detection.detector import Detector, DetectorSettings
-from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detectors.detector import Detector, DetectorSettings
+from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, VmKey, set_others
 from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection

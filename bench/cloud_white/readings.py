@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from agent.analysis.degradation.model import Model
-from agent.analysis.detection.behaviour import AnyDetector
-from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detectors.base import AnyDetector
+from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from bench.cloud_white import tables
 from bench.cloud_white.runs import (
     Errors,

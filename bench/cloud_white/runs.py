@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import Model
-from agent.analysis.detection.behaviour import AnyDetector, Behaviour
-from agent.analysis.detection.detector import Detector, DetectorSettings
-from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detectors.base import AnyDetector
+from agent.analysis.detectors.detector import Detector, DetectorSettings
+from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, load_factors, set_idle, set_others
 from bench.cloud_white.alita import polluters
 from bench.cloud_white.simulation import Study, StudyBlock, blocks
@@ -177,7 +177,7 @@ def watch(
         behaviours[t] = [str(behaviour) for behaviour in found.behaviours]
         ticks[t] = found.baseline_ticks
         baseline[t] = found.baseline
-        victim = behaviours[t] == str(Behaviour.VICTIM)
+        victim = behaviours[t] == "victim"
         estimate[t] = victim if found.estimate is None else found.estimate
         if found.factors is not None and found.workers is not None:
             factors[t], workers[t] = found.factors, found.workers.workers
@@ -250,7 +250,7 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     measured, measured_5s = measured_of(block, quiet, vm)
     found, told = ours_of(ours, watched["ours"], values, vm), told_of(study, block, ours, vm)
     papers, _ = estimates_of(paper, watched["paper"], values, vm)
-    suffers = watched["ours"].behaviours[:, vm] == str(Behaviour.VICTIM)
+    suffers = watched["ours"].behaviours[:, vm] == "victim"
     ticks = np.arange(len(measured))
     stress = (ticks >= quiet) & (ticks < stressed)
     estimates = {
@@ -350,9 +350,9 @@ def quiet_day_of(study: Study, detectors: Mapping[str, AnyDetector]) -> dict[str
         running, values = block.metrics["vcpus_running"], signals_of_block(block)
         for name, detector in detectors.items():
             watched = watch(detector, keys, block.at_s, values, running)
-            victim = watched.behaviours == str(Behaviour.VICTIM)
+            victim = watched.behaviours == "victim"
             began = victim & ~np.concatenate([before[name][None], victim[:-1]])
-            inflicting = watched.behaviours == str(Behaviour.INFLICTING)
+            inflicting = watched.behaviours == "inflicting"
             for counted, ticks in zip(names[1:], (victim, inflicting, began), strict=True):
                 found[name][counted] += int(ticks.sum())
             found[name]["vm_ticks"] += victim.size
@@ -375,7 +375,7 @@ def alita_shares(study: Study) -> dict[str, dict[str, dict[str, float]]]:
     }  # fmt: skip
     for name in DETECTORS:
         said = watch(detector_of(name), keys, block.at_s, values).behaviours
-        accused[name] = said == str(Behaviour.INFLICTING)
+        accused[name] = said == "inflicting"
     scored = np.array([[role is not Role.UNSCORED for role in row] for row in block.roles]).all(axis=1)
     phases = {
         "quiet": block.at_s <= study.quiet_s,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.workers import LEAST_POSTERIOR, posteriors
+from agent.analysis.detectors.workers import LEAST_POSTERIOR, posteriors
 from bench.cloud_white.scenarios import LOADS
 from collector.simulated.profiles import APPLICATIONS, HOST
 

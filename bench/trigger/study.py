@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import chi2
 
-from agent.analysis.antagonists.panda import CERTAIN_MN_CPI, ROBUST_CLIP
-from agent.analysis.antagonists.trigger import NoiseScaledTrigger
+from agent.analysis.contention.live_trigger import NoiseScaledTrigger
+from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI, ROBUST_CLIP
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agent.analysis.antagonists.panda import is_cut
+from agent.analysis.contention.normalised_cpi import is_cut
 from central.cli._fleet import asking
 from central.cli._outputs import JsonOption
 from central.incidents.words import found_by, named, slow_down_or_why

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agent.analysis.antagonists.panda import VICTIM_STDS
+from agent.analysis.contention.normalised_cpi import VICTIM_STDS
 from central.models.antagonists.panda import JobStatistics
 from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, find, group, sums

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agent.analysis.antagonists.panda import suspect_score
+from agent.analysis.contention.suspect_scores import suspect_score
 from central.models.antagonists import cpi2, proctor
 from central.models.antagonists.panda import CpiMoments, PairState
 from central.models.antagonists.panda_local import LocalCoefficients, LocalState

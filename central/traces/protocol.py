@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.analysis.antagonists.panda import percentile_ranks
+from agent.analysis.contention.suspect_scores import percentile_ranks
 from central.models.antagonists.panda import CpiMoments
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.groups import Column, Floats, sums

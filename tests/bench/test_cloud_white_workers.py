@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agent.analysis.detection.workers import running_shares
+from agent.analysis.detectors.workers import running_shares
 from bench.cloud_white import workers as bench
 from bench.cloud_white.workers import Case, Said
 from collector.simulated.profiles import APPLICATIONS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agent.analysis.antagonists.trigger import THRESHOLD
+from agent.analysis.contention.live_trigger import THRESHOLD
 from bench.trigger import study as trigger
 
 HOSTS = range(1, 11)

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.antagonists.advice import Advisor
+from agent.antagonists.advisor import Advisor
 from agent.antagonists.reports import Trigger
 from agent.config import AnalysisSection, UplinkSection
 from agent.sampling.views import VmView

@@ -1,11 +1,7 @@
-"""What could be done about contention: ranked actions with evidence, expected effect and the command of each.
+"""Ranked actions against contention, with evidence, expected effect and commands.
 
-Pure: a victim, its suspects and what the host can limit go in; recommendations come out. The effect of less CPU is by
-the same linear model that accuses the suspect, mnCPI = sum A_k * u: a suspect with `d` cores less lowers mnCPI by
-A_k * d, and the coefficient's standard error gives the interval. Of cache, memory bandwidth and another host no
-coefficient is known: what is expected of them is said to be unknown, with the reason.
-
-`agent.analysis.advice.commands` has the command of each, by who manages the VM.
+The effect of less CPU is by the linear model that accuses the suspect (`effects`). For cache, memory bandwidth and
+migrations no coefficient exists: their effect is unknown, with the reason.
 """
 
 import math
@@ -14,10 +10,9 @@ from itertools import islice
 
 from agent.analysis.advice.commands import act_command, cap_commands, cap_notes, migration, migration_notes
 from agent.analysis.advice.effects import (
+    CUT_WORDS,
     Z95,
-    cut_words,
     effect_of_less,
-    effect_without,
     is_left_alone,
     is_near,
     is_small_part,
@@ -34,26 +29,25 @@ from agent.analysis.advice.recommendations import (
     Recommendation,
     Situation,
     Suspect,
-    Unit,
     Victim,
 )
 
 MAX_RECOMMENDATIONS = 8
 
-_MAX_SUSPECTS = 3  # for whom actions are thought of
-_FIRST_STEP = 0.5  # of its usage is left to a suspect where nothing says how much it has to be
-_CACHE_SHARE = 0.25  # of all VMs' occupancy from which on the cache is evidence against a suspect
+_MAX_SUSPECTS = 3  # for which actions are made
+_FIRST_STEP = 0.5  # share of its usage left to a suspect where nothing says how much is enough
+_CACHE_SHARE = 0.25  # share of all VMs' occupancy that is evidence against a suspect
 _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
 
 
 def recommend(situation: Situation) -> tuple[Recommendation, ...]:
     """Rank what could be done, the best first; () where nobody suffers.
 
-    What is expected to be enough comes first, then what nobody can tell, then what is not enough but near it, or is
-    against a VM that the host itself has found to inflict. Among these the suspect with the higher score, and the
-    action that disturbs less: a limit that is undone in a second before a migration. Next is to do nothing, which is
-    better than what costs a VM its CPU and leaves most of the contention; it is the very first where nothing better is
-    known to do against a suspect. One that is to be left alone (`is_left_alone`) is neither capped nor migrated.
+    First actions expected to be enough, then unknown ones, then those that are not enough but near it, or are against a
+    VM that the host itself found to inflict. Among these, the suspect with the higher score, and the action that
+    disturbs less: a limit before a migration. Next is doing nothing; what costs a VM its CPU and leaves most of the
+    contention is worse. Doing nothing is the very first where nothing better is known against a suspect. Suspects that
+    are left alone (`is_left_alone`) are neither capped nor migrated.
     """
     if not situation.victims:
         return ()
@@ -70,7 +64,7 @@ def recommend(situation: Situation) -> tuple[Recommendation, ...]:
 
 
 def pursued(situation: Situation) -> list[Suspect]:
-    """Return the few suspects that actions are thought of for: of no other one are the facts about it needed."""
+    """Return the few suspects that actions are made for; only their facts are needed."""
     able = (suspect for suspect in _blamed(situation) if not is_spared(suspect, situation))
     return list(islice(able, _MAX_SUSPECTS))
 
@@ -84,7 +78,7 @@ _FIRST, _NOTHING, _WORSE = -1, 3, 4
 
 
 def _rank(effect: Effect, suspect: Suspect) -> int:
-    """Return how good an action against a suspect is, beside `_NOTHING`."""
+    """Return the rank of an action against a suspect, relative to `_NOTHING`."""
     if effect.helps is False and not suspect.inflicts and not is_near(effect):
         return _WORSE
     return _HELPS[effect.helps]
@@ -105,30 +99,9 @@ _DISTURBS: dict[Action, int] = {
 }
 
 
-def _about(
-    who: Suspect | Victim,
-    victim: Victim,
-    action: Action,
-    *,
-    effect: Effect,
-    evidence: tuple[str, ...],
-    commands: tuple[Command, ...],
-    amount: float | None = None,
-    unit: Unit = "",
-) -> Recommendation:
-    return Recommendation(
-        action=action,
-        vm=who.vm,
-        name=who.name,
-        job=who.job,
-        victim=victim.vm,
-        victim_name=victim.name,
-        effect=effect,
-        amount=amount,
-        unit=unit,
-        evidence=evidence,
-        commands=commands,
-    )
+def _ids(who: Suspect | Victim, victim: Victim) -> tuple[str, str, str, str, str]:
+    """Return whom a recommendation is against and whom it helps, as `Recommendation` takes them."""
+    return who.vm, who.name, who.job, victim.vm, victim.name
 
 
 def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
@@ -140,11 +113,10 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
     yield from _limit_cache(suspect, victim, situation)
     yield from _limit_bandwidth(suspect, victim, situation)
     if is_worth_it:
-        yield _about(
-            suspect,
-            victim,
+        yield Recommendation(
             "migrate_suspect",
-            effect=effect_without(suspect, victim, situation),
+            *_ids(suspect, victim),
+            effect=effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores),
             evidence=(*_why(suspect), *migration_notes(suspect)),
             commands=migration(suspect, situation),
         )
@@ -153,12 +125,12 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
 def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
     if suspect.is_vm and not suspect.vcpus:
         return  # a quota is per vCPU
-    # Rounded for people, but neither to more than is enough nor to less than is allowed.
+    # Rounded for people: down, but not below what is allowed.
     cores = max(math.floor(_cores(suspect, situation) * 1000) / 1000, situation.host.min_cores)
     if suspect.is_vm and suspect.by_libvirt:
         cores = max(cores, MIN_QUOTA_US * (suspect.vcpus or 1) / QUOTA_PERIOD_US)  # libvirt takes no less
     if cores >= suspect.cpu_usage_cores:
-        return  # it uses next to nothing: there is nothing to take
+        return  # it uses next to nothing
     if suspect.is_vm:
         commands = cap_commands(suspect, victim, cores, situation)
     else:
@@ -170,10 +142,9 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
             ),
             Command("undo it", ("systemctl", "set-property", "--runtime", "--", unit, "CPUQuota=")),
         )
-    yield _about(
-        suspect,
-        victim,
+    yield Recommendation(
         "cap_cpu",
+        *_ids(suspect, victim),
         effect=effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
         amount=cores,
         unit="cores",
@@ -189,9 +160,8 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
 def _cores(suspect: Suspect, situation: Situation) -> float:
     """Return how much CPU a suspect may keep.
 
-    So much that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: then it is enough
-    in 39 of 40 cases. Without a coefficient, or with one by which it hardly matters, half of what it uses, as a first
-    step.
+    So much that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: enough in 39 of 40
+    cases. Without a coefficient, or where it hardly matters, `_FIRST_STEP` of its usage.
     """
     a, error = suspect.coefficient, suspect.standard_error
     mn_cpi, threshold = situation.mn_cpi, situation.mn_cpi_threshold
@@ -209,10 +179,9 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
     ways = max(host.min_ways, 2, host.cache_ways // 6)
     if share is None or share < _CACHE_SHARE or ways >= host.cache_ways:
         return
-    yield _about(
-        suspect,
-        victim,
+    yield Recommendation(
         "limit_cache",
+        *_ids(suspect, victim),
         effect=unknown_effect(victim, situation, "no coefficient says what a VM's share of the cache costs others"),
         amount=float(ways),
         unit="ways",
@@ -230,17 +199,16 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
     host = situation.host
     if share is None or share < _BANDWIDTH_SHARE or not host.min_bandwidth_percent:
         return
-    # The kernel rounds up to its steps: the least that may be asked for is one of them.
+    # The kernel rounds up to its steps.
     step = max(1, host.bandwidth_step_percent)
     least, most = math.ceil(host.min_bandwidth_percent / step) * step, 100 - step
     if least > most:
         return
     kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, situation.host.min_cores)
     percent = min(most, max(least, math.floor(kept * 100 / step) * step))
-    yield _about(
-        suspect,
-        victim,
+    yield Recommendation(
         "limit_bandwidth",
+        *_ids(suspect, victim),
         effect=unknown_effect(victim, situation, "no coefficient says what a VM's memory traffic costs others"),
         amount=float(percent),
         unit="percent",
@@ -253,10 +221,9 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
 
 
 def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
-    return _about(
-        victim,
-        victim,
+    return Recommendation(
         "migrate_victim",
+        *_ids(victim, victim),
         effect=unknown_effect(
             victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
         ),
@@ -277,7 +244,7 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     if spared:
         lines.append(f"not limited, as this host finds that another one inflicts it (score): {_scores(spared)}")
     if len(alone) < len(blamed):
-        lines.append("it goes on as long as the suspect does what it does")
+        lines.append("it continues as long as the suspect does what it does")
     elif not alone:
         lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
     signal, before, threshold = signal_of(victim, situation)
@@ -294,7 +261,7 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
             before,
             before,
             threshold=threshold,
-            unknown_because=f"{cut_words() if is_cut else 'as it is now'}; nobody knows what the VMs will do next",
+            unknown_because=f"{CUT_WORDS if is_cut else 'as it is now'}; nobody knows what the VMs will do next",
             is_at_least=is_cut,
         ),
         evidence=tuple(lines),

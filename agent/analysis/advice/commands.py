@@ -1,40 +1,39 @@
-"""The commands of recommendations, by who manages the VM, and what survives of each. Pure.
+"""The commands of recommendations, by the VM's manager, and what survives of each. Pure.
 
-A command that goes past a VM's manager leaves the manager's own records wrong: `virsh migrate` moves a VM of Nova to a
-host where Nova does not look for it. So each manager's VMs get its own tool, and what nobody manages gets none, with
-the reason. Commands are lists of words, for no shell; they name VMs by UUID, as a name may begin with "-", or by
-Proxmox' number.
+A command that bypasses a VM's manager leaves the manager's records wrong: Nova would not find a VM that `virsh migrate`
+moved. So each manager's VMs get its own tool, and unmanaged VMs none, with the reason. Commands are lists of words, not
+for a shell; they name VMs by UUID, as a name may begin with "-", or by Proxmox' number.
 """
 
 from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
 
-_SECONDS = 900.0  # that an action of ours is in force
+_SECONDS = 900.0  # for which whitepanda's actions are in force
 _LIBVIRT = ("virsh", "-c", "qemu:///system")
 # The first version of Nova's API in which the scheduler checks the host that is asked for.
 _NOVA = ("openstack", "--os-compute-api-version", "2.30", "server", "migrate", "--live-migration")
 
 
 def act_command(action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation) -> Command:
-    """Return our own command for an action: it ends by itself."""
+    """Return whitepanda's own command for an action, which ends by itself."""
     seconds = f"{min(_SECONDS, situation.host.max_seconds):g}"
     words = ("whitepanda", "act", "apply", action, vm, *amount, "--seconds", seconds, "--victim", victim.vm)
     return Command(f"for {seconds} s, undone by itself", words)
 
 
 def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situation) -> tuple[Command, ...]:
-    """Return how a VM is limited to so many cores: by us for a while, and by its manager's own setting for good."""
+    """Return how a VM is limited to so many cores: by whitepanda for a while, and by its manager for good."""
     if not (suspect.by_libvirt or suspect.has_own_group):
         return ()
-    ours = act_command("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
+    own = act_command("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
     if suspect.has_quota:  # by hand somebody would have to write down first what the owner has set
-        return (ours,)
+        return (own,)
     period, quota = QUOTA_PERIOD_US, quota_us(cores, suspect.vcpus or 1)
     match suspect.manager:
         case "libvirt":
             by_hand = (*_LIBVIRT, "schedinfo", suspect.vm, "--live", "--config")
             words = (*by_hand, f"vcpu_period={period}", f"vcpu_quota={quota}")
             return (
-                ours,
+                own,
                 Command("by hand, kept over restarts and migrations", words),
                 Command("undo it by hand", (*by_hand, "vcpu_quota=-1")),
             )
@@ -42,7 +41,7 @@ def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situ
             properties = (f"quota:cpu_period={period}", f"quota:cpu_quota={quota}")
             extra = tuple(word for one in properties for word in ("--property", one))
             return (
-                ours,
+                own,
                 Command(
                     "for good: FLAVOR is a copy of its flavor; a server keeps its flavor's old values until a resize",
                     ("openstack", "flavor", "set", *extra, "FLAVOR"),
@@ -55,15 +54,15 @@ def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situ
         case "proxmox":
             set_limit = ("qm", "set", suspect.vmid)
             return (
-                ours,
+                own,
                 Command("by hand, kept over restarts and migrations", (*set_limit, "--cpulimit", f"{cores:g}")),
                 Command("undo it by hand", (*set_limit, "--delete", "cpulimit")),
             )
-    return (ours,)
+    return (own,)
 
 
 def cap_notes(suspect: Suspect, cores: float) -> tuple[str, ...]:
-    """Return what to know of a limit: how it is divided, and what becomes of it at a restart or a migration."""
+    """Return how a limit is divided, and what becomes of it at a restart or a migration."""
     if not suspect.is_vm:
         return ()
     if suspect.by_libvirt:

@@ -1,45 +1,39 @@
-"""What less CPU of a suspect is expected to change, by the linear model that accuses it: mnCPI = sum A_k * u. Pure."""
+"""Expected effect of less CPU for a suspect, by the linear model that accuses it: mnCPI = sum A_k * u. Pure."""
 
 from typing import Literal
 
 from agent.analysis.advice.recommendations import Effect, Situation, Suspect, Victim
-from agent.analysis.antagonists.panda import ROBUST_CLIP
+from agent.analysis.contention.normalised_cpi import ROBUST_CLIP
 
 #: Standard errors to each side of a 95 % interval.
 Z95 = 1.959964
 
-#: Of the way from mnCPI to its threshold: whose whole CPU makes up less is not worth being limited.
+#: Shares of the way from mnCPI to its threshold. A suspect whose whole CPU makes up less is not worth a limit; what
+#: makes up `NEAR_SHARE` brings mnCPI near its threshold.
 MATERIAL_SHARE = 0.25
-
-#: Of the same way: what makes up so much brings mnCPI near its threshold.
 NEAR_SHARE = 0.75
+
+#: mnCPI may be more than it says; callers show how this begins.
+CUT_WORDS = f"at least: nCPI is cut at {ROBUST_CLIP:g}"
 
 
 def signal_of(
     victim: Victim, situation: Situation
 ) -> tuple[Literal["mn_cpi", "degradation"], float | None, float | None]:
-    """Return the signal that effects are told in, its value now and its threshold; None: not known."""
+    """Return the signal that effects are in, its value now and its threshold; None: not known."""
     if situation.mn_cpi is not None and situation.mn_cpi_threshold is not None:
         return "mn_cpi", situation.mn_cpi, situation.mn_cpi_threshold
     return "degradation", victim.degradation, None
 
 
-def cut_words() -> str:
-    """Say that mnCPI may be more than it says; who shows it looks at how this begins."""
-    return f"at least: nCPI is cut at {ROBUST_CLIP:g}"
-
-
 def unknown_effect(victim: Victim, situation: Situation, why: str) -> Effect:
-    """Return an effect of which nobody knows how large it is."""
+    """Return an effect of unknown size."""
     signal, before, threshold = signal_of(victim, situation)
     return Effect(signal, before, threshold=threshold, unknown_because=why)
 
 
 def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_cores: float) -> Effect:
-    """Return what so many cores less of a suspect do to mnCPI.
-
-    Never less than 0, where a job is as it usually is: a line through its usual noise promises nothing below.
-    """
+    """Return what taking `less_cores` from a suspect does to mnCPI; never below 0, where jobs are as usual."""
     signal, before, threshold = signal_of(victim, situation)
     a, error = suspect.coefficient, suspect.standard_error
     if signal != "mn_cpi" or before is None:
@@ -50,26 +44,15 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
         why = f"this host finds that it inflicts, the fleet's coefficient of job {suspect.job} that it hardly matters"
         return unknown_effect(victim, situation, why)
     after = before - a * less_cores
-    if situation.is_cut:
-        return Effect(
-            signal, before, max(0.0, after), threshold=threshold, unknown_because=cut_words(), is_at_least=True
+    if situation.is_cut or error is None:
+        why = (
+            CUT_WORDS if situation.is_cut else "the coefficient came without a standard error, so there is no interval"
         )
-    if error is None:
-        return Effect(
-            signal,
-            before,
-            max(0.0, after),
-            threshold=threshold,
-            unknown_because="the coefficient came without a standard error, so there is no interval",
-        )
+        least = max(0.0, after)
+        return Effect(signal, before, least, threshold=threshold, unknown_because=why, is_at_least=situation.is_cut)
     half = Z95 * error * less_cores
     low, middle, high = (max(0.0, value) for value in (after - half, after, after + half))
     return Effect(signal, before, middle, low, high, threshold)
-
-
-def effect_without(suspect: Suspect, victim: Victim, situation: Situation) -> Effect:
-    """Return what it would do if a suspect used no CPU at all."""
-    return effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores)
 
 
 def is_small_part(suspect: Suspect, situation: Situation) -> bool:
@@ -78,10 +61,10 @@ def is_small_part(suspect: Suspect, situation: Situation) -> bool:
 
 
 def is_spared(suspect: Suspect, situation: Situation) -> bool:
-    """Whether the host itself has found that another one inflicts and this one does not.
+    """Whether the host itself found that another VM inflicts and this one does not.
 
-    A coefficient is of a job over the whole fleet, and the host looks at this very VM: so it is limited only if mnCPI
-    would come near its threshold without it.
+    A coefficient is of a job over the fleet, the host's finding of this very VM: so it is limited only if mnCPI would
+    come near its threshold without it.
     """
     if not suspect.is_cleared or not situation.is_inflicted:
         return False
@@ -89,7 +72,7 @@ def is_spared(suspect: Suspect, situation: Situation) -> bool:
 
 
 def is_left_alone(suspect: Suspect, situation: Situation) -> bool:
-    """Whether less of a suspect's CPU is not worth it; never where the host itself has found that it inflicts."""
+    """Whether limiting a suspect's CPU is not worth it; never where the host itself found that it inflicts."""
     return not suspect.inflicts and (is_small_part(suspect, situation) or is_spared(suspect, situation))
 
 
@@ -102,7 +85,7 @@ def is_near(effect: Effect) -> bool:
 
 
 def _makes_up(suspect: Suspect, situation: Situation, share: float) -> bool | None:
-    """Whether a suspect's whole CPU is so much of the way from mnCPI to its threshold; None: that is not known."""
+    """Whether a suspect's whole CPU makes up `share` of the way from mnCPI to its threshold; None: not known."""
     a, mn_cpi, threshold = suspect.coefficient, situation.mn_cpi, situation.mn_cpi_threshold
     if a is None or mn_cpi is None or threshold is None:
         return None

@@ -11,7 +11,7 @@ Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect",
 #: libvirt's period of a vCPU's quota where nobody set another one, in microseconds.
 QUOTA_PERIOD_US = 100_000
 
-_TOLERANCE = 1e-9  # of mnCPI: what is taken is reckoned so that it is just enough
+_TOLERANCE = 1e-9  # of mnCPI: caps are computed so that they are just enough
 
 #: libvirt takes no less.
 MIN_QUOTA_US = 1000
@@ -19,9 +19,9 @@ MIN_QUOTA_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Who suffers. `cpi`, its job's `mean_cpi` and `threshold_cpi`, `degradation` of latency (>= 1); None: not known.
+    """Who suffers. `degradation`: of latency, >= 1. None: not known.
 
-    `manager` runs the VM, as in `collector.base.VmIdentity`; "" is not known. `vmid` is its number in Proxmox.
+    `manager` as in `collector.base.VmIdentity`; "": not known. `vmid`: its number in Proxmox.
     """
 
     vm: str
@@ -37,20 +37,19 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Who may be blamed; None is not known.
+    """Who may be blamed. None: not known.
 
     Attributes:
         vm: UUID, or `host:GROUP` of a control group beside the VMs.
-        vcpus: of the VM.
         coefficient: A_k of its job, mnCPI per core, with its `standard_error`.
         score: A_k * usage.
-        llc_bytes: of the cache that it has, of `all_llc_bytes` that all VMs have.
+        llc_bytes: its share of `all_llc_bytes`, the cache that all VMs have.
         memory_bytes_per_s: its memory traffic, of `all_memory_bytes_per_s` of all VMs.
-        inflicts: the host's own analysis says that it makes others suffer.
-        is_cleared: the host's own analysis knows it and says that it does not: it is steady, or suffers itself.
-        has_quota: its owner has set a CPU quota already, whose value is not known here.
-        manager: as in `Victim`; so is `vmid`.
-        has_own_group: it has a control group of its own, by which a VM without libvirt is limited.
+        inflicts: the host's own analysis found that it makes others suffer.
+        is_cleared: the host's own analysis found that it does not: it is steady, or suffers itself.
+        has_quota: its owner has set a CPU quota, whose value is not known here.
+        manager, vmid: as in `Victim`.
+        has_own_group: it has its own control group, by which a VM without libvirt is limited.
 
     """
 
@@ -86,10 +85,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """What can be limited on this host. 0 ways: no CAT; 0 percent: no MBA. `central` is its host:port, or "".
-
-    The least that a VM is left with is also what `whitepanda act` is allowed, as is `max_seconds`.
-    """
+    """What can be limited on this host, and what `whitepanda act` is allowed. 0 ways: no CAT; 0 percent: no MBA."""
 
     cache_ways: int = 0
     min_ways: int = 1
@@ -102,10 +98,9 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One host's contention. `mn_cpi` and its threshold are None where the host itself found the victims only.
+    """One host's contention. `mn_cpi` and its threshold are None where only the host itself found the victims.
 
-    `is_cut`: nCPI of a victim was cut (`agent.analysis.antagonists.panda.ROBUST_CLIP`), so `mn_cpi` may be more than
-    it says.
+    `is_cut`: nCPI of a victim was cut (`normalised_cpi.ROBUST_CLIP`), so the true `mn_cpi` may be higher.
     """
 
     victims: tuple[Victim, ...]
@@ -118,7 +113,7 @@ class Situation:
     is_inflicted: bool = field(init=False)  # the host's own analysis says so of any suspect
 
     def __post_init__(self) -> None:
-        """Look through the suspects once: each of them is then compared with the others."""
+        """Compute it once, as each suspect is compared with the others."""
         object.__setattr__(self, "is_inflicted", any(suspect.inflicts for suspect in self.suspects))
 
 
@@ -148,7 +143,7 @@ class Effect:
 
     @property
     def helps(self) -> bool | None:
-        """Whether it is expected to be enough; None: that cannot be told."""
+        """Whether it is expected to be enough; None: not known."""
         if self.after is None or self.threshold is None:
             return None
         is_enough = self.after <= self.threshold + _TOLERANCE

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import MOST_COLUMNS, SCALE, TERM, number, whole
+from agent.analysis.degradation.model_numbers import MOST_COLUMNS, SCALE, TERM, number, reading, whole
 from agent.analysis.degradation.relative import relative
 
 LINKS = ("inverse", "log")
@@ -29,51 +29,27 @@ class Glm:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read an estimator block: {"kind": "glm", "link", "constant", "terms": [{"column", "coefficient", "scale"}]}.
+        """Read {"kind": "glm", "link", "constant", "terms": [{"column", "coefficient", "scale"}]}.
 
-        Raises:
-            ValueError: a key is missing or its value is wrong; says which.
-
+        ValueError says which key is missing or wrong.
         """
-        try:
+        columns, coefficients, scales = [], [], []
+        with reading("estimator of kind glm"):
             link, constant = str(data["link"]), number(data, "constant", TERM)
-            terms = [cls._term(at, term) for at, term in enumerate(data["terms"])]
-        except KeyError as error:
-            raise ValueError(f"estimator of kind glm: {error} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"estimator of kind glm: {error}") from error
-        if link not in LINKS:
-            raise ValueError(f"estimator of kind glm: link must be one of {', '.join(LINKS)} (value {link})")
-        return cls(
-            link=link,
-            constant=constant,
-            columns=tuple(column for column, _, _ in terms),
-            coefficients=np.array([c for _, c, _ in terms], dtype=np.float64),
-            scales=np.array([s for _, _, s in terms], dtype=np.float64),
-        )
-
-    @staticmethod
-    def _term(at: int, term: Mapping[str, Any]) -> tuple[int, float, float]:
-        try:
-            return (
-                whole(term, "column", 0, MOST_COLUMNS),
-                number(term, "coefficient", TERM),
-                number(term, "scale", SCALE),
-            )
-        except ValueError as error:
-            raise ValueError(f"terms[{at}]: {error}") from error
+            for at, term in enumerate(data["terms"]):
+                with reading(f"terms[{at}]"):
+                    columns.append(whole(term, "column", 0, MOST_COLUMNS))
+                    coefficients.append(number(term, "coefficient", TERM))
+                    scales.append(number(term, "scale", SCALE))
+            if link not in LINKS:
+                raise ValueError(f"link must be one of {', '.join(LINKS)} (value {link})")
+        return cls(link, constant, tuple(columns), np.array(coefficients, np.float64), np.array(scales, np.float64))
 
     def predict(self, values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Estimate the degradation.
+        """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Args:
-            values: shape (n, k), the model's features in their own units.
-            baseline: the same of each row's VM without interference.
-
-        Returns:
-            Shape (n,): the target relative to the baseline, 1 = as without interference. NaN where a term is not
-            known, and where the inverse link leaves its domain (a sum of 0 or less: no latency has that).
-
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        where the inverse link's sum is 0 or less.
         """
         columns = list(self.columns)
         terms = relative(values[:, columns], baseline[:, columns], self.scales)

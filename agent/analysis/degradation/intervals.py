@@ -6,7 +6,7 @@ Fitted by `central.degradation.intervals`. With d the estimate, the interval is 
     difficulty = floor + the expected |log error|, by trees, from the features and log d
     novelty = the mean distance to the nearest rows of training / what that was in training for most rows
 
-A row with a novelty above `limit` is too unlike what the model was fitted to: it cannot be told. The block:
+A row with a novelty above `limit` is too unlike the training data: no estimate. The block:
 
     {"kind": "conformal", "nominal": 0.9, "quantile": 2.1, "floor": 0.01,
      "difficulty": {"kind": "trees", ...}, over the features and one column more, log d
@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, whole
+from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, reading, whole
 from agent.analysis.degradation.trees import Terms, Trees, numbers_of
 
 Floats = NDArray[np.float64]
@@ -51,12 +51,7 @@ class Novelty:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read the block's `novelty`.
-
-        Raises:
-            ValueError: what is wrong.
-
-        """
+        """Read the block's `novelty`; errors as of `Intervals.from_json`."""
         terms = Terms.from_json(data["terms"])
         count = len(terms.forms)
         middles = numbers_from(data, "middles", FEATURE)
@@ -101,56 +96,34 @@ class Intervals:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read an intervals block.
-
-        Raises:
-            ValueError: something is missing or wrong; says what.
-
-        """
-        kind = data.get("kind")
-        if kind != "conformal":
-            raise ValueError(f"intervals: of unknown kind {kind}")
-        try:
-            result = cls(
+        """Read an intervals block; ValueError says what is missing or wrong."""
+        with reading("intervals"):
+            if data.get("kind") != "conformal":
+                raise ValueError(f"of unknown kind {data.get('kind')}")
+            block = data["novelty"]
+            with reading("novelty"):
+                novelty = Novelty.from_json(block)
+            return cls(
                 nominal=number(data, "nominal", NOMINAL),
                 quantile=number(data, "quantile", (1e-9, _MOST)),
                 floor=number(data, "floor", (1e-9, _MOST)),
                 difficulty=Trees.from_json(data["difficulty"]),
-                novelty=cls._novelty(data["novelty"]),
+                novelty=novelty,
             )
-        except KeyError as error:
-            raise ValueError(f"intervals: {error} is missing") from error
-        except (TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"intervals: {error}") from error
-        return result
-
-    @staticmethod
-    def _novelty(data: Mapping[str, Any]) -> Novelty:
-        try:
-            return Novelty.from_json(data)
-        except ValueError as error:
-            raise ValueError(f"novelty: {error}") from error
 
     def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Bound estimates.
+        """Return low and high of estimates, and whether their rows are like those of training; each of shape (n,).
 
-        Args:
-            values: shape (n, k), the model's features in their own units.
-            baseline: the same of each row's VM without interference.
-            degradation: shape (n,), the estimates.
-
-        Returns:
-            Low and high, shape (n,), and whether each row is like those of training. Where it is not, or a feature or
-            the estimate is missing, the numbers say nothing.
-
+        Features `values` and `baseline` have shape (n, k), in their own units. Where a row is unlike training, or a
+        feature or the estimate is missing, the numbers are void.
         """
         difficulty = self.expected_error(values, baseline, degradation)
         novelty = self.novelty.of(values, baseline)
         half = self.quantile * difficulty * self.novelty.factor(novelty)
-        is_told = np.isfinite(half) & (novelty <= self.novelty.limit)
+        is_known = np.isfinite(half) & (novelty <= self.novelty.limit)
         spread = np.exp(np.minimum(half, 700.0))
-        with np.errstate(over="ignore"):  # infinite, far from training, where it is not told
-            return degradation / spread, degradation * spread, is_told
+        with np.errstate(over="ignore"):  # infinite far from training, where it is not used
+            return degradation / spread, degradation * spread, is_known
 
     def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
         """Return the difficulty of rows, the |log error| expected of such as training had, shape (n,)."""
@@ -166,16 +139,9 @@ def with_log(values: Floats, baseline: Floats, degradation: Floats) -> tuple[Flo
 
 
 def mean_distance(places: Floats, prototypes: Floats, neighbours: int) -> Floats:
-    """Return the mean distance to the nearest prototypes, per square root of a term.
+    """Return the mean distance of places (n, terms) to the nearest `neighbours` of prototypes (m, terms).
 
-    Args:
-        places: shape (n, terms).
-        prototypes: shape (m, terms), m >= `neighbours`.
-        neighbours: how many of the nearest count.
-
-    Returns:
-        Shape (n,); NaN where a place has a NaN.
-
+    Shape (n,), per square root of a term; NaN where a place has a NaN.
     """
     result = np.empty(len(places))
     lengths = (prototypes**2).sum(axis=1)

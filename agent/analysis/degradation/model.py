@@ -1,4 +1,4 @@
-"""How much slower a VM is than without interference, by a fitted model, with an interval, or why it cannot be told.
+"""How much slower a VM is than without interference, by a fitted model, with an interval, or why that is not known.
 
 Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model's file, JSON of this shape:
 
@@ -26,9 +26,9 @@ A model's last resort is the one of `models` with neither behaviour nor level.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ from agent.analysis.degradation.model_numbers import (
     TERM,
     number,
     numbers_from,
+    reading,
     whole,
 )
 from agent.analysis.degradation.relative import relative
@@ -61,29 +62,12 @@ _MOST_ROWS = 10**9
 _REMEDY = "write it anew with `whitepanda degradation fit`"
 
 Floats = NDArray[np.float64]
-_T = TypeVar("_T")
-
-
-class Estimator(Protocol):
-    """What predicts: `agent.analysis.degradation.glm.Glm`, `agent.analysis.degradation.trees.Trees`."""
-
-    def predict(self, values: Floats, baseline: Floats) -> Floats:
-        """Return the degradation, shape (n,), of features (n, k) and their baselines (n, k); NaN: cannot tell."""
-
-
-class Interval(Protocol):
-    """What bounds it: `agent.analysis.degradation.intervals.Intervals`."""
-
-    def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Return low, high, and whether the rows are like those it was calibrated with; each of shape (n,)."""
-
-    def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
-        """Return the |log error| that is expected of rows like those it was calibrated with, shape (n,)."""
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """One estimate per row. Where `reasons` is not empty the numbers are NaN: it cannot be told.
+    """One estimate per row. Where `reasons` is not empty the numbers are NaN.
 
     `degradation`, `low`, `high`: shape (n,), the target relative to the baseline (1 = as without interference).
     `low` and `high` alone are NaN where the model has no intervals.
@@ -141,8 +125,8 @@ class SubModel:
     name: str
     behaviour: str | None
     cpu_level: float | None
-    estimator: Estimator
-    intervals: Interval | None
+    estimator: Glm | Trees
+    intervals: Intervals | None
     uses: tuple[int, ...]
     ranges: tuple[Range, ...]
     scatter: Scatter | None = None
@@ -158,34 +142,25 @@ class GroupBaseline:
 
 
 def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
-    """Return what share of its workers each VM uses at its baseline, shape (n,): what CPU levels are levels of.
+    """Return what share of its workers each VM uses at its baseline (n, len(inputs)), shape (n,), for CPU levels.
 
-    A queue's delay follows the use of its servers, so 1 - `vcpu_idle_ratio` where that is an input; it is `cpu`, the
-    share of the vCPUs, where nobody said how many workers there are. Without that input `cpu` it is.
-
-    Args:
-        baseline: shape (n, len(inputs)).
-        inputs: names of its columns.
-        cpu: the rule's signal of CPU use, one of `inputs`.
-
+    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` where that is an input, else `cpu`, the rule's
+    share of the vCPUs.
     """
     return 1.0 - baseline[:, inputs.index(IDLE)] if IDLE in inputs else baseline[:, inputs.index(cpu)]
 
 
 def group_key(values: Iterable[object]) -> tuple[str, ...]:
     """Make the key of a group from its columns' values: 150000, 150000.0 and "150000" are the same, None is ""."""
-    return tuple(_key_part(value) for value in values)
+    return tuple(map(_key_part, values))
 
 
 def _key_part(value: object) -> str:
-    if value is None:
-        return ""
-    text = str(value)
+    text = "" if value is None else str(value)
     try:
-        number = float(text)
+        return f"{float(text):.15g}"
     except ValueError:
         return text
-    return f"{number:.15g}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,14 +179,11 @@ class Model:
     groups: Mapping[tuple[str, ...], GroupBaseline]
     estimators: tuple[SubModel, ...]
 
-    def predict(self, values: Floats, baseline: Floats, baseline_rows: NDArray[np.int64] | None = None) -> Estimates:
-        """Estimate the degradation of rows.
+    def predict(self, values: Floats, baseline: Floats, baseline_rows: Ints | None = None) -> Estimates:
+        """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN where not known.
 
-        Args:
-            values: shape (n, len(inputs)), each in its own unit, NaN where not known.
-            baseline: shape (n, len(inputs)): the same without interference, NaN where there is no baseline.
-            baseline_rows: shape (n,): of how many ticks each baseline is the mean; None: of enough.
-
+        `baseline`: likewise, without interference. `baseline_rows`: shape (n,): of how many ticks each baseline is the
+        mean; None: of enough.
         """
         count = len(values)
         numbers = np.full((3, count), math.nan)
@@ -229,7 +201,7 @@ class Model:
         names = tuple(self.estimators[index].name for index in chosen)
         return Estimates(numbers[0], numbers[1], numbers[2], tuple(reasons), names)
 
-    def choose(self, baseline: Floats) -> NDArray[np.int64]:
+    def choose(self, baseline: Floats) -> Ints:
         """Choose each row's model by its baseline (n, len(inputs)): places in `estimators`.
 
         Behaviour by the share of memory stalls, then the CPU level that is nearest to the `used_share`, within
@@ -255,16 +227,10 @@ class Model:
         return chosen
 
     def scatter(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
-        """Tell by how much what is measured scatters around estimates, within a run; intervals hold more than that.
+        """Return how far measured seconds scatter around estimates within a run; intervals cover more than that.
 
-        Args:
-            values: as for `predict`.
-            baseline: likewise.
-            degradation: shape (n,), the estimates; NaN: none, as without interference.
-
-        Returns:
-            Standard deviations of the logarithm, shape (n,); NaN where the model does not know.
-
+        `values` and `baseline` as for `predict`; `degradation`: shape (n,), NaN: as without interference. Returns
+        standard deviations of the logarithm, shape (n,); NaN where the model does not know.
         """
         found = np.full(len(values), math.nan)
         chosen = self.choose(baseline)
@@ -275,21 +241,15 @@ class Model:
                 continue
             is_quiet = np.isnan(degradation[rows])
             found[rows[is_quiet]] = part.scatter.quiet
-            told = rows[~is_quiet]
-            if part.intervals is not None and len(told):
-                found[told] = part.scatter.factor * part.intervals.expected_error(
-                    values[told, :count], baseline[told, :count], degradation[told]
+            estimated = rows[~is_quiet]
+            if part.intervals is not None and len(estimated):
+                found[estimated] = part.scatter.factor * part.intervals.expected_error(
+                    values[estimated, :count], baseline[estimated, :count], degradation[estimated]
                 )
         return found
 
     def _estimate(
-        self,
-        part: SubModel,
-        rows: NDArray[np.int64],
-        values: Floats,
-        baseline: Floats,
-        numbers: Floats,
-        reasons: list[str],
+        self, part: SubModel, rows: Ints, values: Floats, baseline: Floats, numbers: Floats, reasons: list[str]
     ) -> None:
         """Fill in `numbers` (degradation, low, high) and `reasons` of the rows that `part` is for."""
         uses = list(part.uses)
@@ -309,15 +269,15 @@ class Model:
         is_like_training = np.ones(len(usable), dtype=np.bool_)
         if part.intervals is not None:
             low, high, is_like_training = part.intervals.bounds(v, b, degradation)
-        is_told = np.isfinite(degradation) & ~outside & is_like_training
-        numbers[:, usable[is_told]] = np.stack((degradation, low, high))[:, is_told]
-        for place in np.flatnonzero(~is_told):
+        is_known = np.isfinite(degradation) & ~outside & is_like_training
+        numbers[:, usable[is_known]] = np.stack((degradation, low, high))[:, is_known]
+        for place in np.flatnonzero(~is_known):
             of_range = worst[place] >= 0 and (outside[place] or not np.isfinite(degradation[place]))
             name = self.features[worst[place]] if worst[place] >= 0 else ""
             reasons[usable[place]] = f"out_of_range:{name}" if of_range else "unlike_training"
 
 
-def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[NDArray[np.bool_], Ints]:
     """Return whether each row leaves a range, and the column that is farthest out, -1 without ranges."""
     if not ranges:
         return np.zeros(len(values), dtype=np.bool_), np.full(len(values), -1, dtype=np.int64)
@@ -334,21 +294,12 @@ def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple
 
 
 def parse(data: Mapping[str, Any]) -> Model:
-    """Read a model file's content.
-
-    Raises:
-        ValueError: what is wrong with it and where, in one line.
-
-    """
+    """Read a model file's content; ValueError says in one line what is wrong and where."""
     try:
-        return _parsed(data)
-    except KeyError as error:
-        problem = f"{error} is missing"
-    except (TypeError, AttributeError) as error:
-        problem = f"a value is of the wrong kind: {error}"
-    except (ValueError, OverflowError) as error:
-        problem = str(error)
-    raise ValueError(f"model: {problem}; {_REMEDY}")
+        with reading("model"):
+            return _parsed(data)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_REMEDY}") from error
 
 
 def _parsed(data: Mapping[str, Any]) -> Model:
@@ -371,9 +322,7 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         baseline_where=str(baselines["where"]),
         group_by=tuple(str(name) for name in baselines["group_by"]),
         groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
-        estimators=tuple(
-            _at(f"models[{place}]", _part, part, method, len(features)) for place, part in enumerate(data["models"])
-        ),
+        estimators=tuple(_parts(data["models"], method, len(features))),
     )
     parts = model.estimators
     if not features or len(set(features)) != len(features):
@@ -385,21 +334,10 @@ def _parsed(data: Mapping[str, Any]) -> Model:
     return model
 
 
-def _at(where: str, read: Callable[..., _T], *args: object) -> _T:
-    """Read a block; say where it was that something of it was wrong."""
-    try:
-        return read(*args)
-    except KeyError as error:
-        raise ValueError(f"{where}: {error} is missing") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
 def _rule(data: Mapping[str, Any] | None) -> Rule | None:
     if data is None:
         return None
-    names = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
-    memory_stalls, total_stalls, cpu = names
+    memory_stalls, total_stalls, cpu = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
     return Rule(memory_stalls, total_stalls, number(data, "memory_bound_from", _SHARE), cpu)
 
 
@@ -409,12 +347,16 @@ def _group(data: Mapping[str, Any], width: int) -> GroupBaseline:
     values = np.full(len(data["values"]), math.nan)
     if len(values) != width:
         raise ValueError(f"baselines: group {key} has {len(values)} values for {width} inputs")
-    try:
+    with reading(f"baselines: group {key}"):
         values[list(found)] = numbers_from({"values": list(found.values())}, "values", FEATURE)
         target = math.nan if data["target"] is None else number(data, "target", SCALE)
         return GroupBaseline(whole(data, "rows", 0, _MOST_ROWS), target, values)
-    except ValueError as error:
-        raise ValueError(f"baselines: group {key}: {error}") from error
+
+
+def _parts(data: Iterable[Mapping[str, Any]], method: str, width: int) -> Iterator[SubModel]:
+    for place, part in enumerate(data):
+        with reading(f"models[{place}]"):
+            yield _part(part, method, width)
 
 
 def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
@@ -423,7 +365,7 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
         raise ValueError(f"behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
     level = None if level is None else number(data, "cpu_level", _SHARE)
     uses = tuple(whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width)))
-    ranges = tuple(_at(f"ranges[{place}]", _range, one) for place, one in enumerate(data["ranges"]))
+    ranges = tuple(_ranges(data["ranges"]))
     if any(column >= width for column in (*uses, *(r.column for r in ranges))):
         raise ValueError(f"uses and ranges must name columns 0 to {width - 1}")
     estimator = _estimator(data["estimator"])
@@ -431,24 +373,22 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if any(column >= width for column in columns):
         raise ValueError(f"an estimator's terms must name columns 0 to {width - 1}")
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
-    scatter = data.get("scatter")  # models of before have none
-    if scatter is not None:
-        scatter = _at("scatter", _scatter, scatter)
+    scatter = None
+    if (given := data.get("scatter")) is not None:  # older files have none
+        with reading("scatter"):
+            scatter = Scatter(*(number(given, name, (0, TERM[1])) for name in ("factor", "quiet")))
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
     return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
 
 
-def _scatter(data: Mapping[str, Any]) -> Scatter:
-    return Scatter(number(data, "factor", (0, TERM[1])), number(data, "quiet", (0, TERM[1])))
-
-
-def _range(data: Mapping[str, Any]) -> Range:
-    form = str(data["form"])
-    if form not in ("raw", "relative"):
-        raise ValueError(f"form must be raw or relative (value {form})")
-    low = number(data, "low", FEATURE)
-    high = number(data, "high", (low, FEATURE[1]))
-    return Range(whole(data, "column", 0, MOST_COLUMNS), form, low, high, number(data, "scale", SCALE))
+def _ranges(data: Iterable[Mapping[str, Any]]) -> Iterator[Range]:
+    for place, one in enumerate(data):
+        with reading(f"ranges[{place}]"):
+            form, low = str(one["form"]), number(one, "low", FEATURE)
+            if form not in ("raw", "relative"):
+                raise ValueError(f"form must be raw or relative (value {form})")
+            high, scale = number(one, "high", (low, FEATURE[1])), number(one, "scale", SCALE)
+            yield Range(whole(one, "column", 0, MOST_COLUMNS), form, low, high, scale)
 
 
 def _estimator(data: Mapping[str, Any]) -> Glm | Trees:

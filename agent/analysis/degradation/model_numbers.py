@@ -1,9 +1,10 @@
 """Numbers of a model file, checked as they are read.
 
-A file is data of others, and estimates are shown as if they were measured: what no fit can have given is refused.
+A model file is untrusted, and estimates are shown as if they were measured: values that no fit gives are refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -22,14 +23,21 @@ NOMINAL = (0.01, 0.999)
 MOST_COLUMNS = 9999
 
 
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn whatever is wrong with a block of a model file into a ValueError that names the block."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{where}: {error} is missing") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: a value is of the wrong kind: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
 def number(data: Mapping[str, Any], name: str, limits: tuple[float, float]) -> float:
-    """Return a number of a block.
-
-    Raises:
-        KeyError: it is not there.
-        ValueError: it is none, or outside the limits; names it, its limits and its value.
-
-    """
+    """Return a number of a block; KeyError or ValueError where it is missing, no number, or outside the limits."""
     return _checked(data[name], name, limits)
 
 

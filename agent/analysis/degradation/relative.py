@@ -15,16 +15,10 @@ FLOOR = 0.05
 def relative(
     values: NDArray[np.float64], baseline: NDArray[np.float64], scales: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Normalise features to their baseline.
+    """Normalise features (n, k) to their baselines, which broadcast to them; both in the features' units.
 
-    Args:
-        values: shape (n, k), each feature in its own unit, NaN where not known.
-        baseline: shape (n, k), or one that broadcasts to it, likewise.
-        scales: shape (k,), a typical magnitude of each feature, > 0.
-
-    Returns:
-        Shape (n, k), without unit; NaN where the value or its baseline is NaN.
-
+    `scales`: shape (k,), a typical magnitude of each feature, > 0. Returns shape (n, k), without unit; NaN where the
+    value or its baseline is NaN.
     """
     is_about_zero = np.abs(baseline) < FLOOR * scales
     quotient = values / np.where(is_about_zero, 1.0, baseline)

@@ -23,14 +23,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, whole
+from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, reading, whole
 from agent.analysis.degradation.relative import relative
 
 #: How a sum z becomes the degradation: z, exp(z), 1 / z, 1 / z^2.
 LINKS = ("identity", "log", "inverse", "inverse-square-root")
 FORMS = ("raw", "baseline", "relative")
 _LARGEST_EXPONENT = 700.0
-#: Levels of descent between two looks at which rows have arrived.
+#: Levels of descent between two checks which rows have arrived.
 _LEVELS_AT_ONCE = 4
 
 Floats = NDArray[np.float64]
@@ -46,25 +46,16 @@ class Terms:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Read `terms`.
-
-        Raises:
-            ValueError: a term is wrong; says how.
-
-        """
-        try:
+        """Read `terms`; ValueError says what is wrong."""
+        with reading("terms"):
             columns = [whole(term, "column", 0, MOST_COLUMNS) for term in data]
             forms = tuple(str(term["form"]) for term in data)
             scales = [number(term, "scale", SCALE) for term in data]
-        except KeyError as error:
-            raise ValueError(f"terms: {error} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"terms: {error}") from error
-        if not columns:
-            raise ValueError("terms: there must be one or more")
-        for form in forms:
-            if form not in FORMS:
-                raise ValueError(f"terms: form must be one of {', '.join(FORMS)} (value {form})")
+            if not columns:
+                raise ValueError("there must be one or more")
+            for form in forms:
+                if form not in FORMS:
+                    raise ValueError(f"form must be one of {', '.join(FORMS)} (value {form})")
         return cls(np.array(columns, dtype=np.int64), forms, np.array(scales, dtype=np.float64))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -73,28 +64,15 @@ class Terms:
         return [{"column": column, "form": form, "scale": scale} for column, form, scale in rows]
 
     def of(self, values: Floats, baseline: Floats) -> Floats:
-        """Compute the terms of rows.
-
-        Args:
-            values: shape (n, k), features in their own units.
-            baseline: shape (n, k), the same without interference.
-
-        Returns:
-            Shape (n, terms), rounded to single precision; NaN where a term is not known.
-
-        """
+        """Return the terms (n, terms) of features and baselines (n, k); single precision, NaN: not known."""
         if len(values) and int(self.columns.max()) >= values.shape[1]:
             raise ValueError(f"terms: column {int(self.columns.max())} of {values.shape[1]} features")
         raw, base = values[:, self.columns], baseline[:, self.columns]
         result = raw.copy()
-        for form, numbers in (("baseline", base), ("relative", None)):
-            places = [i for i, f in enumerate(self.forms) if f == form]
-            if places:
-                result[:, places] = (
-                    numbers[:, places]
-                    if numbers is not None
-                    else relative(raw[:, places], base[:, places], self.scales[places])
-                )
+        as_baseline, as_relative = ([i for i, f in enumerate(self.forms) if f == form] for form in FORMS[1:])
+        result[:, as_baseline] = base[:, as_baseline]
+        if as_relative:
+            result[:, as_relative] = relative(raw[:, as_relative], base[:, as_relative], self.scales[as_relative])
         return _single(result)
 
 
@@ -115,18 +93,9 @@ class Trees:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read an estimator block.
-
-        Raises:
-            ValueError: something is missing, wrong or cut off; says what.
-
-        """
-        try:
+        """Read an estimator block; ValueError says what is missing, wrong or cut off."""
+        with reading("estimator of kind trees"):
             return cls._read(data)
-        except KeyError as error:
-            raise ValueError(f"estimator of kind trees: {error} is missing") from error
-        except (TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"estimator of kind trees: {error}") from error
 
     @classmethod
     def _read(cls, data: Mapping[str, Any]) -> Self:
@@ -168,16 +137,10 @@ class Trees:
         )
 
     def predict(self, values: Floats, baseline: Floats) -> Floats:
-        """Estimate the degradation.
+        """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Args:
-            values: shape (n, k), the model's features in their own units.
-            baseline: the same of each row's VM without interference.
-
-        Returns:
-            Shape (n,): the target relative to the baseline, 1 = as without interference. NaN where a term is not
-            known, and where the sum is outside the link's domain.
-
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        where the sum is outside the link's domain.
         """
         terms = self.terms.of(values, baseline)
         known = ~np.isnan(terms).any(axis=1)
@@ -207,7 +170,7 @@ class Trees:
 
 
 def degradation_of(sums: Floats, link: str) -> Floats:
-    """Apply a link of `LINKS`: shape (n,) to (n,), NaN outside its domain."""
+    """Apply a link of `LINKS` to sums (n,); NaN outside its domain."""
     if link == "identity":
         return sums
     if link == "log":
@@ -223,30 +186,18 @@ def _single(numbers: Floats) -> Floats:
 
 
 def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
-    """Read numbers separated by spaces.
-
-    Raises:
-        ValueError: it is no such text, or a number is not finite.
-
-    """
+    """Read numbers separated by spaces; ValueError where it is no such text, or a number is not finite."""
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a text of numbers")  # noqa: TRY004 - the reader's one kind of error
-    try:
+    with reading(name):
         numbers = np.array(text.split(), dtype=kind)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: {error}") from error
     if not np.isfinite(numbers).all():
         raise ValueError(f"{name} must be finite")
     return numbers
 
 
 def _right_sides(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the roots of the trees in preorder, and each split's right side.
-
-    Raises:
-        ValueError: a split has no two sides.
-
-    """
+    """Find the roots of the trees in preorder, and each split's right side; ValueError where one is cut off."""
     right = np.zeros(len(columns), dtype=np.int64)
     whole: list[int] = []  # where the trees begin that are read so far, from the end; the last is the leftmost
     for place, column in zip(range(len(columns) - 1, -1, -1), columns[::-1].tolist(), strict=True):

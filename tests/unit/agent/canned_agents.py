@@ -15,13 +15,14 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 
+from agent.analysis.verdict import Degradation, Evidence, Verdict  # noqa: E402 - after the path is set
 from agent.antagonists.coefficients import CoefficientStore  # noqa: E402 - after the path
 from agent.antagonists.decisions import Decisions  # noqa: E402 - after the path is set
 from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.api.server import LocalApi  # noqa: E402 - after the path is set
 from agent.api.state import HostView  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
-from agent.detection.verdicts import Degradation, Reasoning, Shown, SignalView, Verdict  # noqa: E402 - after the path is set
+from agent.detection.verdicts import Reasoning, SignalView  # noqa: E402 - after the path is set
 from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
 from agent.uplink.view import UplinkView  # noqa: E402 - after the path is set
@@ -213,7 +214,7 @@ def suffering(*, model=True):
     estimate = Degradation(1.42, 1.3, 1.58, "", "default: gamma-log")
     if not model:
         estimate = Degradation(cannot_tell="no_model")
-    evidence = (Shown("ipc", 0.61, 1.02, 0.95),)
+    evidence = (Evidence("ipc", 0.61, 1.02, 0.95),)
     culprits = ("uuid-batch-0001", "uuid-new-1")
     return _Told(
         {

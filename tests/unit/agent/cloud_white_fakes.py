@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 
 from agent.analysis.degradation.model import Estimates
-from agent.analysis.detection.behaviour import Behaviour, Detection, Evidence, VmState
+from agent.analysis.detectors.base import Detection
+from agent.analysis.verdict import Evidence, Verdict
 from agent.sampling.rates import VmRates
 from collector.base import Reason
 
-QUIET = (Behaviour.STEADY, "as at its baseline", ())
-SUFFERS = (Behaviour.VICTIM, "ipc 0.5 is below 0.9", ("bully",))
-INFLICTS = (Behaviour.INFLICTING, "memory bandwidth is 3 times its baseline", ())
-UNKNOWN = (Behaviour.UNKNOWN, "its baseline is not ready: 3 of 30 ticks", ())
+QUIET = ("steady", "as at its baseline", ())
+SUFFERS = ("victim", "ipc 0.5 is below 0.9", ("bully",))
+INFLICTS = ("inflicting", "memory bandwidth is 3 times its baseline", ())
+UNKNOWN = ("unknown", "its baseline is not ready: 3 of 30 ticks", ())
 
 
 class ToldDetector:
@@ -31,18 +32,17 @@ class ToldDetector:
         self.ticks.append(tick)
         states = tuple(self._state(tick, key) for key in tick.vms)
         baseline = np.where(np.isnan(tick.values), math.nan, 1.0)
-        suffers = np.array([state.behaviour is Behaviour.VICTIM for state in states], bool)
+        suffers = np.array([state.behaviour == "victim" for state in states], bool)
         behaviours = tuple(state.behaviour for state in states)
         ticks = np.array([state.baseline_ticks for state in states], np.int64)
         return Detection(behaviours, ticks, states.__getitem__, lambda: baseline, suffers)
 
     def _state(self, tick, key):
         behaviour, reason, culprits = self.says.get(key.uuid, QUIET)
-        ready = behaviour is not Behaviour.UNKNOWN
-        evidence = (Evidence("ipc", 0.5, 1.0, 0.9),) if behaviour is Behaviour.VICTIM else ()
-        return VmState(
-            key, behaviour, reason, evidence, tick.at_s - 3, culprits, 60 if ready else 3, baseline_ready=ready
-        )
+        ready = behaviour != "unknown"
+        evidence = (Evidence("ipc", 0.5, 1.0, 0.9),) if behaviour == "victim" else ()
+        since_ns = round((tick.at_s - 3) * 1e9)
+        return Verdict(behaviour, reason, since_ns, evidence, culprits, 60 if ready else 3, baseline_ready=ready)
 
     def dump(self, _now_unix_s=None):
         return self.learnt

@@ -122,7 +122,7 @@ async def test_what_runs_beside_the_vms_is_a_suspect_where_it_is_wanted(config, 
             new = unit / "new"
             new.write_text(f"usage_usec {spent_us}\n")
             new.replace(unit / "cpu.stat")
-            return [suspect.job for suspect in daemon.state.analysis.explain("u1").suspects]
+            return [suspect.job for suspect in daemon.state.analysis.suspects("u1")]
 
         await until(lambda: daemon.state.analysis is not None)
         await until(lambda: "host:ceph-osd.service" in found())

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.antagonists.advice import Advisor
+from agent.analysis.verdict import Verdict as Suffering
+from agent.antagonists.advisor import Advisor
 from agent.config import AnalysisSection
-from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView
 from tests.unit.agent.antagonists.test_host_analysis import SCAN, VICTIM, update
 from tests.unit.agent.antagonists.test_llc_contention import LEFT, RIGHT, TwoSockets, on

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.antagonists.coefficients import CoefficientStore
-from agent.detection.baselines import BaselineFile
+from agent.detection.baseline_file import BaselineFile
 from central.degradation.rows import write_model
 from whitepanda.common.durable import replacing
 from whitepanda.v1 import agent_pb2

@@ -143,7 +143,7 @@ def test_whose_whole_cpu_is_a_small_part_of_it_is_not_starved_for_nothing():
     both = recommend(situation(worse, small, mn_cpi=3.0))
     assert {one.vm for one in both} == {"uuid-2", "uuid-web", ""}
     assert both[-1].action == "nothing"
-    assert "it goes on as long as the suspect does what it does" in both[-1].evidence
+    assert "it continues as long as the suspect does what it does" in both[-1].evidence
     enough = replace(small, coefficient=MATERIAL_SHARE * 2.0 / 18.3 + 1e-9)
     assert "cap_cpu" in actions(recommend(situation(enough, mn_cpi=3.0)))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.detection import baseline as baseline_module
-from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
+from agent.analysis.detectors import baseline as baseline_module
+from agent.analysis.detectors.baseline import Baselines, BaselineSettings, taken
 from agent.analysis.signals import VmKey
 from tests.unit.agent.interference import remembered
 

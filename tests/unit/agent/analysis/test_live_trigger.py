@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.analysis.antagonists.trigger import SPANS_S, WARM_UP_S, NoiseScaledTrigger
+from agent.analysis.contention.live_trigger import SPANS_S, WARM_UP_S, NoiseScaledTrigger
 
 STEP_S = 10.0
 VMS = 25

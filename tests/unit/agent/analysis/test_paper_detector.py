@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.detection.behaviour import Behaviour
-from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey
 
 KEYS = tuple(VmKey(name, "e1", 2) for name in ("a", "b", "c"))
@@ -100,7 +99,7 @@ def test_before_the_baseline_and_without_instructions_it_cannot_tell():
     assert np.isnan(detection.baseline).all()
     detection = detector.step(tick(10, (0.3, 0.2, 0.2), (math.nan, 1.0, 1.0)))
     assert behaviours(detection) == ["unknown", "steady", "steady"]
-    assert detection.states[0].reason == "instructions are not counted here: the paper's rules cannot tell"
+    assert detection.states[0].reason == "instructions are not counted here: the paper's rules do not apply"
     assert detection.baseline[0, INDEX["gips"]] == pytest.approx(1.0)
 
 
@@ -130,7 +129,7 @@ def test_vms_come_and_go():
     detector = PaperDetector(SETTINGS)
     quiet(detector, 11)
     detection = detector.step(tick(11, (0.2, 0.2), (1.0, 1.0), (KEYS[2], VmKey("new", "e1", 2))))
-    assert [state.behaviour for state in detection.states] == [Behaviour.STEADY, Behaviour.UNKNOWN]
+    assert [state.behaviour for state in detection.states] == ["steady", "unknown"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from agent.analysis.detection import workers as workers_module
-from agent.analysis.detection.workers import EVERY_TICKS, WorkersRule, posteriors, running_shares
+from agent.analysis.detectors import workers as workers_module
+from agent.analysis.detectors.workers import EVERY_TICKS, WorkersRule, posteriors, running_shares
 from agent.analysis.signals import VmKey
 
 ALL = np.array([0])

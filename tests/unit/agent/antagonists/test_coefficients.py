@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.analysis.antagonists.panda import CpiStatistics, RobustLogCpi
+from agent.analysis.contention.normalised_cpi import CpiStatistics, RobustLogCpi
 from agent.antagonists.coefficients import Coefficient, CoefficientStore
 from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.analysis.antagonists.panda import CpiStatistics
-from agent.antagonists.advice import Advisor
+from agent.analysis.contention.normalised_cpi import CpiStatistics
+from agent.analysis.verdict import Degradation, Verdict
+from agent.antagonists.advisor import Advisor
 from agent.antagonists.decisions import Decisions, decide
-from agent.antagonists.host_analysis import Explanation, JudgedSlot
-from agent.antagonists.host_analysis import Verdict as ByJob
+from agent.antagonists.host_analysis import CpiVerdict, Explanation, JudgedSlot
 from agent.api.exposition import render
 from agent.api.messages import explanation_message, status_message, vms_message
 from agent.api.view import Snapshot, VmSnapshot
 from agent.cli import vms as vms_command
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.detection.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
+from agent.detection.verdicts import VERDICTS, Reasoning, SuspectView
 from agent.display import explanation
 from agent.display.words import host_line
 from agent.sampling.views import MetricView, VmView
@@ -89,10 +89,10 @@ class Fleet:
 
     def verdict(self, uuid):
         if uuid in self.suffering:
-            return ByJob("victim", "CPI 3.1 exceeds 1.9", 2.0)
+            return CpiVerdict("victim", "CPI 3.1 exceeds 1.9", 2.0)
         if uuid in self.normal:
-            return ByJob("normal", "CPI 1.2 is within 1.9", 1.0)
-        return ByJob("unknown", "no CPI window of this VM yet")
+            return CpiVerdict("normal", "CPI 1.2 is within 1.9", 1.0)
+        return CpiVerdict("unknown", "no CPI window of this VM yet")
 
     def suspects(self, _uuid):
         return self.scored
@@ -113,8 +113,6 @@ class Fleet:
     def explain(self, uuid):
         slot = self.slot(uuid)
         return Explanation(
-            uuid=uuid,
-            verdict=self.verdict(uuid),
             statistics=CpiStatistics(1.2, 0.35, 1000),
             cpi=slot.cpi if slot else None,
             n_cpi=slot.n_cpi if slot else None,
@@ -124,7 +122,6 @@ class Fleet:
             victim_slots=0,
             coefficient_version=7,
             coefficient_age_ns=S,
-            suspects=self.scored,
             history=(),
             triggered=self.triggered,
         )
@@ -641,7 +638,7 @@ class Views:
 
 
 class NoCoefficients:
-    """`agent.antagonists.advice.Coefficients` that knows none."""
+    """`agent.antagonists.advisor.Coefficients` that knows none."""
 
     def coefficient(self, _job, _now):
         return None

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent.analysis.antagonists.panda import n_cpi
+from agent.analysis.contention.normalised_cpi import n_cpi
 from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
 from agent.sampling.runner import SourcePlan
@@ -37,7 +37,7 @@ class TwoSockets(Host):
             self.observe([window(end=self.now, **vm) for vm in plain], places)
 
     def suspects(self, vm):
-        return [suspect.name for suspect in self.explain(vm).suspects]
+        return [suspect.name for suspect in super().suspects(vm)]
 
 
 def on(nodes, like, **more):
@@ -183,7 +183,7 @@ async def test_through_the_daemon(tmp_path, monkeypatch):
     running = asyncio.create_task(daemon.run())
 
     def suspects() -> list[str]:
-        return [each.name for each in daemon.state.analysis.explain("web1").suspects] if daemon.state.analysis else []
+        return [each.name for each in daemon.state.analysis.suspects("web1")] if daemon.state.analysis else []
 
     async def until(expected: list[str]) -> None:
         async with asyncio.timeout(10):

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from agent.analysis.verdict import Degradation
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger, Triggers, TriggerVictim
 from agent.config import AnalysisSection
-from agent.detection.verdicts import Degradation, SuspectView
+from agent.detection.verdicts import SuspectView
 from agent.uplink.batches import encode, pieces, trigger_message
 from collector.base import Reason
 from tests.unit.agent.antagonists.test_host_analysis import CALM, ODD, SCAN, VICTIM, Host, update

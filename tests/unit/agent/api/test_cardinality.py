@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent.antagonists.host_analysis import Verdict
+from agent.analysis.verdict import Degradation
+from agent.analysis.verdict import Verdict as Suffering
+from agent.antagonists.host_analysis import CpiVerdict
 from agent.antagonists.vm_decision import VmDecision
 from agent.api.exposition import render
 from agent.api.view import Snapshot, VmSnapshot
-from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
-from agent.detection.verdicts import Verdict as Suffering
+from agent.detection.verdicts import VERDICTS, SuspectView
 from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
@@ -47,7 +48,7 @@ def everything(vms: int) -> Snapshot:
             "j",
             RATES,
             joined_with_all_parts(),
-            Verdict("victim", "", 1.7),
+            CpiVerdict("victim", "", 1.7),
             VICTIM,
             decision=HELD,
             traffic=TOTALS,

@@ -22,7 +22,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent.antagonists.host_analysis import Verdict
+from agent.analysis.verdict import Degradation
+from agent.analysis.verdict import Verdict as Suffering
+from agent.antagonists.host_analysis import CpiVerdict
 from agent.antagonists.vm_decision import VmDecision
 from agent.api import prometheus
 from agent.api.exposition import family_name, render
@@ -31,8 +33,7 @@ from agent.api.state import HostView
 from agent.api.view import Snapshot, VmSnapshot
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
-from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
-from agent.detection.verdicts import Verdict as Suffering
+from agent.detection.verdicts import VERDICTS, SuspectView
 from agent.display.words import VICTIM, word_of
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
@@ -56,7 +57,7 @@ SOURCES = (
     SourceView("ovs", "off"),
 )
 NO_TLS = TlsFiles()
-UNKNOWN = Verdict("unknown", "")
+UNKNOWN = CpiVerdict("unknown", "")
 UPLINK = UplinkView("connected", "central:1", 2, 3, 4, 5, 6, 7)
 
 
@@ -174,11 +175,11 @@ def test_whose_a_vm_is_has_one_series_for_joins():
 def test_verdicts_are_told_where_they_are_known():
     """The word is that of the decision, whatever an analysis says by itself."""
     vms = [
-        VmSnapshot(word, "", "", RATES, verdict=Verdict("normal", "", 1.7), decision=VmDecision(word, word, ""))
+        VmSnapshot(word, "", "", RATES, verdict=CpiVerdict("normal", "", 1.7), decision=VmDecision(word, word, ""))
         for word in VERDICTS
     ]
     vms += [
-        VmSnapshot("starting", "", "", RATES, verdict=Verdict("victim", "", 1.0)),
+        VmSnapshot("starting", "", "", RATES, verdict=CpiVerdict("victim", "", 1.0)),
         VmSnapshot("u", "", "", RATES, verdict=UNKNOWN),
     ]
     page = page_of(snapshot(*vms))
@@ -870,7 +871,7 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
 
 def test_the_two_ratios_are_told_apart_and_one_is_to_be_alerted_on():
     told = VmDecision("u1", "victim", "", slow_down=Degradation(1.4, 1.3, 1.6))
-    vm = VmSnapshot("u1", "u1", "job", RATES, verdict=Verdict("victim", "", 1.7), decision=told)
+    vm = VmSnapshot("u1", "u1", "job", RATES, verdict=CpiVerdict("victim", "", 1.7), decision=told)
     text = render(snapshot(vm))[0].decode()
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     assert helps["whitepanda_vm_degradation_ratio"].endswith("of any VM, also one that suffers nothing.")

@@ -8,12 +8,12 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.detection.baseline import BaselineSettings
-from agent.analysis.detection.detector import DetectorSettings
-from agent.analysis.detection.paper_detector import PaperDetector
+from agent.analysis.detectors.baseline import BaselineSettings
+from agent.analysis.detectors.detector import DetectorSettings
+from agent.analysis.detectors.paper_detector import PaperDetector
 from agent.analysis.signals import INDEX, SIGNALS, signals_of
 from agent.config import CloudWhiteSection
-from agent.detection.baselines import BaselineFile
+from agent.detection.baseline_file import BaselineFile
 from agent.detection.cloud_white import CloudWhite, _matrix, _numbers, make_detector
 from agent.detection.degradation_models import HostModels, load
 from agent.sampling.rates import HostRates, VmRates
@@ -323,4 +323,4 @@ def test_models_that_cannot_be_used_cost_themselves_only(tmp_path):
         "list.json",
         "wrong.json",
     ]
-    assert {named.name for named in models._models}.isdisjoint({"none", "list", "wrong"})
+    assert {name for name, _, _ in models._models}.isdisjoint({"none", "list", "wrong"})

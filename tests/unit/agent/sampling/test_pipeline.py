@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
+from agent.analysis.verdict import Verdict
 from agent.antagonists.decisions import Decisions
 from agent.api.exposition import render
 from agent.api.view import Names, StateView
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
-from agent.detection.verdicts import Verdict
 from agent.sampling.metrics import METRICS
 from agent.sampling.pipeline import Pipeline, timely_sources
 from agent.sampling.rates import HostRates, VmRates

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.antagonists.panda import percentile_ranks
+from agent.analysis.contention.suspect_scores import percentile_ranks
 from central.models.antagonists import cpi2, panda, proctor
 from central.models.antagonists.panda_local import LocalState
 from central.models.antagonists.slots import TaskSlots

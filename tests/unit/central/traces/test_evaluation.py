@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.antagonists.panda import Suspect, rank_suspects
+from agent.analysis.contention.normalised_cpi import TaskSlot
+from agent.analysis.contention.suspect_scores import rank_suspects
 from central.models.antagonists.panda import CpiMoments
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.traces.events import Event, History, events_of
@@ -204,10 +205,8 @@ def test_hosts_rank_as_the_evaluation_does(tasks, values, method):
     made = METHODS[method]()
     made._jobs, made._values = np.arange(3), np.array(values)
     scores = made.scores(event)[0]
-    known = dict(enumerate(values))
-    ranked = rank_suspects(
-        [Suspect(str(n), str(job), usage, known.get(job)) for n, (job, usage) in enumerate(tasks)], method
-    )
+    slots = [TaskSlot(str(n), str(job), False, None, usage) for n, (job, usage) in enumerate(tasks)]
+    ranked = rank_suspects(slots, {str(job): value for job, value in enumerate(values)}, method)
     in_order = [scores[int(suspect.task)] for suspect in ranked]
     assert in_order == sorted(scores.tolist(), reverse=True)
     assert all(suspect.score is None or suspect.score == score for suspect, score in zip(ranked, in_order, strict=True))

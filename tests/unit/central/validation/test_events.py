@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from agent.analysis.verdict import Degradation, Evidence
 from agent.antagonists.events import VmEvent
-from agent.detection.verdicts import Degradation, Shown
 from agent.uplink.batches import encode
 from central.journal.tables import Submission
 from central.journal.writer import Journal
@@ -30,7 +30,7 @@ def event(**changes) -> VmEvent:
         "before": "steady",
         "lasted_ns": 5 * 10**9,
         "reason": "ipc 0.5 is below 0.9",
-        "evidence": (Shown("ipc", 0.5, 1.0, 0.9),),
+        "evidence": (Evidence("ipc", 0.5, 1.0, 0.9),),
         "degradation": Degradation(1.4, 1.3, 1.6, model="m: glm"),
         "culprits": ("u2",),
     }

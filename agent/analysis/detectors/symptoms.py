@@ -1,8 +1,8 @@
-"""What our detector looks at, made from a tick's signals so that one scale fits all VMs.
+"""The columns of whitepanda's detector, made from a tick's signals so that one scale fits all VMs.
 
-Symptoms, of suffering: larger is worse, and 0.05 is about 5 % whatever the signal (pressures as they are, the rest
-logarithms). Acts, of load: logarithms of an amount plus a floor, an amount that cannot hurt anybody: what grows from
-nothing to next to nothing has not grown.
+Symptoms (of suffering): larger is worse, and 0.05 is about 5 % whatever the signal (pressures as they are, the rest
+logarithms). Acts (of load): logarithms of an amount plus a floor that cannot hurt anybody, so that growth from nothing
+to next to nothing is none.
 """
 
 import math
@@ -80,7 +80,7 @@ COLUMNS: tuple[str, ...] = (*(s.name for s in SYMPTOMS), *(a.name for a in ACTS)
 
 _MISSES_FLOOR = 0.2
 _IDLE_CORES = 0.02  # a VM that does less waits too seldom for its share of waiting to mean anything
-_QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not tell requests
+_QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not follow requests
 _GIPS, _CPU_CORES = INDEX["gips"], INDEX["cpu_usage_cores"]
 _ACT_COLUMNS = [INDEX[act.signal] for act in ACTS]
 _ACT_FLOORS = np.array([act.floor for act in ACTS])
@@ -93,12 +93,7 @@ _PLACE = {name: place for place, name in enumerate(COLUMNS)}
 
 
 def columns_of(values: Floats, vcpus: Floats) -> Floats:
-    """Make the columns from a tick's values (VMs, SIGNALS) and the VMs' sizes (VMs,).
-
-    Returns:
-        Shape (VMs, COLUMNS), NaN where a signal is not known.
-
-    """
+    """Return the columns (VMs, COLUMNS) of a tick's values (VMs, SIGNALS) and sizes (VMs,); NaN: not known."""
     result = np.full((len(values), len(COLUMNS)), math.nan)
     cores = values[:, _CPU_CORES]
     result[:, _RAW_PLACES] = values[:, _RAW_COLUMNS]
@@ -114,8 +109,8 @@ def columns_of(values: Floats, vcpus: Floats) -> Floats:
         result[:, _PLACE["log_waiting"]] = np.log1p(waiting / np.maximum(cores, _IDLE_CORES))
         # Where instructions are counted IPC says the same, without the noise of the network.
         network = values[:, INDEX["network_bytes_per_s"]]
-        tells = np.isnan(values[:, _GIPS]) & (network >= _QUIET_BYTES_PER_S) & (cores > 0)
-        result[:, _PLACE["log_cpu_per_byte"]] = np.where(tells, np.log(cores / network), math.nan)
+        is_used = np.isnan(values[:, _GIPS]) & (network >= _QUIET_BYTES_PER_S) & (cores > 0)
+        result[:, _PLACE["log_cpu_per_byte"]] = np.where(is_used, np.log(cores / network), math.nan)
         start = len(SYMPTOMS)
         result[:, start : start + len(ACTS)] = np.log(values[:, _ACT_COLUMNS] + _ACT_FLOORS)
         clock = values[:, INDEX["frequency_ratio"]]
@@ -131,12 +126,7 @@ def clock_effect(clock: Floats, memory_stalls: Floats) -> Floats:
 
     A wait for memory takes the same nanoseconds at any clock, so with the share s of cycles stalled on memory log CPI
     grows by s * d(log clock), and so does -log(1 - s). Where s is not known, a faster clock may explain as much as its
-    change.
-
-    Args:
-        clock: change of the clock's logarithm against the baseline, NaN where not known.
-        memory_stalls: baseline of the column "log_memory_stalls", NaN where not known.
-
+    change. `clock`: change of its logarithm; `memory_stalls`: baseline of "log_memory_stalls"; NaN where not known.
     """
     change = np.where(np.isnan(clock), 0.0, clock)
     known = ~np.isnan(memory_stalls)

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.advice.recommendations import HostLimits
-from agent.analysis.antagonists.panda import ROBUST_CLIP
-from agent.antagonists.advice import Advisor, limits_of
+from agent.analysis.contention.normalised_cpi import ROBUST_CLIP
+from agent.analysis.verdict import Degradation
+from agent.analysis.verdict import Verdict as Suffering
+from agent.antagonists.advisor import Advisor, limits_of
 from agent.api.server import LocalApi
 from agent.config import ActSection, AnalysisSection
-from agent.detection.verdicts import Degradation
-from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView
 from agent.uplink.batches import trigger_message
 from tests.unit.agent.antagonists.test_host_analysis import CALM, SCAN, VICTIM, Host, update
@@ -192,7 +192,7 @@ def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path
 def test_of_whom_the_host_found_just_now_the_usage_counts_that_it_has_now(tmp_path):
     alone = Host(tmp_path)
     alone.run(2, VICTIM, {**SCAN, "usage": 0.1})  # over the slot; at this moment 4 cores
-    assert [s.cpu_usage_cores for s in alone.explain("web-1").suspects] == [pytest.approx(0.1)]
+    assert [s.cpu_usage_cores for s in alone.suspects("web-1")] == [pytest.approx(0.1)]
     cap = advisor(alone, CloudWhiteSays()).for_vm("uuid-web-1")[0]
     assert (cap.action, cap.vm, cap.amount) == ("cap_cpu", "uuid-scan-1", 2.0)
 

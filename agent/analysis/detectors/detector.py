@@ -1,6 +1,6 @@
-"""Our detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
+"""whitepanda's detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
 
-Ours, after "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
+After "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
 
 - a VM has *grown* where something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
   CPU time where instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
@@ -19,17 +19,18 @@ with a long time constant only: the end is the return to the baseline.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
-from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, VmState
-from agent.analysis.detection.detector_words import Judged, Verdicts
-from agent.analysis.detection.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
-from agent.analysis.detection.workers import WorkersRule
+from agent.analysis.detectors.base import Detection
+from agent.analysis.detectors.baseline import Baselines, BaselineSettings, dumped_vms, move_rows
+from agent.analysis.detectors.detector_words import Judged, Reasons
+from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
+from agent.analysis.detectors.workers import WorkersRule
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
+from agent.analysis.verdict import BEHAVIOURS, Verdict
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -66,7 +67,7 @@ _ELASTIC = [
 ]
 _MAX_GUEST_RATIO = 0.9
 _MOST_SCORE = 20.0
-_MOST_SLOWING = 3.0  # a logarithm: beyond, a number tells no more
+_MOST_SLOWING = 3.0  # a logarithm: larger ones mean no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
 _NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times what hurts nobody
@@ -96,7 +97,7 @@ class DetectorSettings:
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
 
-class _Rows:
+class _VmRows:
     """What is remembered of each VM from tick to tick, beside its baseline."""
 
     def __init__(self) -> None:
@@ -109,23 +110,8 @@ class _Rows:
         self.behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def match(self, source: NDArray[np.int64], at_s: float) -> None:
-        self.grown = taken(self.grown, source, False)
-        self.suffers = taken(self.suffers, source, False)
-        self.suspect_s = taken(self.suspect_s, source, 0.0)
-        self.inflicts = taken(self.inflicts, source, False)
-        self.since_s = taken(self.since_s, source, at_s)
-        self.ready_since_s = taken(self.ready_since_s, source, math.nan)
-        self.behaviour = taken(self.behaviour, source, 0)
-
-
-class _Growth(NamedTuple):
-    """Of each VM's acts, shape (VMs, ACTS): as in `Judged`."""
-
-    growth: Floats
-    share: Floats
-    usual: Floats
-    enough: Floats
-    growing: Bools
+        move_rows(self, source, grown=False, suffers=False, suspect_s=0.0, inflicts=False)
+        move_rows(self, source, since_s=at_s, ready_since_s=math.nan, behaviour=0)
 
 
 class Detector:
@@ -139,7 +125,7 @@ class Detector:
             np.array([*(s.prior_std for s in SYMPTOMS), *(0.05 for _ in ACTS), 0.01]),
             np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
         )
-        self._rows = _Rows()
+        self._rows = _VmRows()
         self._workers = WorkersRule()
         self._vcpus: Floats = np.zeros(0)
         self._factors: Floats = np.zeros(0)
@@ -158,7 +144,7 @@ class Detector:
             self._vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
             self._factors = load_factors(tick.vms)
         if not tick.vms:
-            nobody: tuple[VmState, ...] = ()
+            nobody: tuple[Verdict, ...] = ()
             return Detection((), np.zeros(0, np.int64), nobody.__getitem__, lambda: tick.values)
         values = np.concatenate([tick.values, columns_of(tick.values, self._vcpus)], axis=1)
         self._baselines.observe(values)
@@ -171,21 +157,15 @@ class Detector:
         return found
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
-        """Return the baselines, as JSON has them; with the time now, their age is known when they are restored."""
+        """Return the baselines for JSON; with the time now, `restore` knows their age."""
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": self._baselines.dump()}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` gave, for VMs that are met again in the same epoch; the older the less it counts.
+        """Take back what `dump` returned, for VMs in the same epoch; the older the less it counts.
 
-        Raises:
-            ValueError: it is not what `dump` gives. Then nothing of it was taken.
-
+        ValueError where it is not of `dump`; then nothing was taken.
         """
-        if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
-            raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
-        unix_s = data.get("unix_s")
-        age_s = now_unix_s - unix_s if isinstance(unix_s, int | float) else 0.0
-        self._baselines.restore(data["vms"], age_s)
+        self._baselines.restore(*dumped_vms(data, now_unix_s, _FORMAT))
 
     # --- judging ---
 
@@ -196,9 +176,8 @@ class Detector:
         ready = baselines.ticks >= settings.baseline.min_ticks
         short = baselines.window(short_ticks)
         mean = baselines.mean[:, _FIRST_SYMPTOM:]
-        grow = self._grow(short, mean, ready)
-        growth = grow.growth
-        # Where instructions are counted they tell the load; CPU time grows with suffering too.
+        growth, amount, grown_from, enough, growing = self._grow(short, mean, ready)
+        # Counted instructions measure the load; CPU time grows with suffering too.
         load = np.where(np.isnan(growth[:, _GIPS]), growth[:, _CPU], growth[:, _GIPS])
         shift = np.where(np.isnan(load), 0.0, np.maximum(load, 0.0))
 
@@ -220,10 +199,10 @@ class Detector:
             ready=ready,
             known=np.any(~np.isnan(short[:, : _ACTS.stop]), axis=1),
             growth=growth,
-            amount=grow.share,
-            usual=grow.usual,
-            enough=grow.enough,
-            growing=grow.growing,
+            amount=amount,
+            usual=grown_from,
+            enough=enough,
+            growing=growing,
             shift=shift,
             window=window[:, _SYMPTOMS],
             expected=expected,
@@ -236,11 +215,10 @@ class Detector:
             by_load=short[:, _SYMPTOMS] - usual - explained,
         )
 
-    def _grow(self, short: Floats, mean: Floats, ready: Bools) -> _Growth:
-        """Update who has grown, with hysteresis."""
+    def _grow(self, short: Floats, mean: Floats, ready: Bools) -> tuple[Floats, Floats, Floats, Floats, Bools]:
+        """Update who has grown, with hysteresis; return growth, amount, usual, enough and growing as in `Judged`."""
         baselines, settings, rows = self._baselines, self._settings, self._rows
-        # A VM that comes when another is known (a restart of the agent keeps what was known) does more than before it
-        # was there: nothing.
+        # A VM that comes when another is known does more than before it was there: nothing.
         rows.ready_since_s[ready & np.isnan(rows.ready_since_s)] = self._last_s
         known_since_s = rows.ready_since_s[ready].min() if ready.any() else math.inf
         newcomer = ~ready & (baselines.first_seen_s >= known_since_s)
@@ -264,9 +242,9 @@ class Detector:
         else:
             self._since_change = 0
         rows.grown = grown
-        # Whoever has grown is told of with the threshold to go on so.
+        # Evidence shows the threshold to stay grown.
         least[grown] *= settings.hysteresis
-        return _Growth(growth, share, usual, least, growing)
+        return growth, share, usual, least, growing
 
     def _decide(self, judged: Judged, at_s: float) -> None:
         """Update who suffers and who inflicts, with hysteresis."""
@@ -290,14 +268,14 @@ class Detector:
         inflicts = hurting
         if grown.any():
             hurting = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
-            # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
+            # Much more than usual counts without a victim too: there may be one tomorrow, or one that is not measured.
             much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
             inflicts = hurting | ((much | rows.inflicts) & grown)
         rows.inflicts = inflicts
         victim = suffers.any(axis=1) & ~inflicts
         behaviour = (judged.ready & judged.known).astype(np.int64)
-        behaviour[victim] = BEHAVIOURS.index(Behaviour.VICTIM)
-        behaviour[inflicts] = BEHAVIOURS.index(Behaviour.INFLICTING)
+        behaviour[victim] = BEHAVIOURS.index("victim")
+        behaviour[inflicts] = BEHAVIOURS.index("inflicting")
         rows.since_s[behaviour != rows.behaviour] = at_s
         rows.behaviour = behaviour
         judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
@@ -308,19 +286,19 @@ class Detector:
         ticks = baselines.ticks.astype(np.int64)
         behaviours = tuple(map(BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
         since_s = rows.since_s.copy()
-        verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
+        reasons = Reasons(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
         learnt = self._workers.found
         mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
         factors = np.where(learnt.workers > 0, self._vcpus / np.maximum(learnt.workers, 1), self._factors)
-        # What was learnt may be from before it was known how many workers there are.
+        # The mean may be older than what is known of the workers.
         mean[:, INDEX[IDLE]] = 1.0 - mean[:, INDEX["guest_ratio"]] * factors
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
         return Detection(
             behaviours,
             ticks,
-            verdicts.state,
-            baseline=lambda: _baseline_at(mean, gips, judged.ready, factors),
-            learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
+            reasons.state,
+            make_baseline=lambda: _baseline_at(mean, gips, judged.ready, factors),
+            make_learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
             workers=learnt,
             factors=factors,
         )
@@ -333,7 +311,7 @@ class Detector:
         suffering = rows.suffers.any(axis=1)
         anyone = bool((rows.inflicts & judged.hurting).any())
         odd = judged.odd
-        # Somebody does more and nobody suffers: it may yet turn out that somebody does.
+        # Somebody does more and nobody suffers yet.
         suspicious = (grown.any() | odd | judged.growing) & judged.ready | grown
         rows.suspect_s = np.where(suspicious, rows.suspect_s + elapsed_s, 0.0)
         held = suffering | rows.inflicts & (judged.hurting | anyone) | (anyone & judged.ready)
@@ -381,17 +359,12 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
 
 
 def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) -> Values:
-    """Return the signals' baselines at the load that each VM has now, NaN where not ready.
+    """Return the signals' baselines at each VM's present load, NaN where not ready.
 
-    Args:
-        mean: shape (VMs, columns): the baselines, up to that of log(GIPS + floor).
-        log_gips: shape (VMs,): log(GIPS + floor) over the last ticks.
-        ready: shape (VMs,).
-        factors: shape (VMs,): `load_factors`.
-
+    `mean`, (VMs, columns): the baselines, up to the one of log(GIPS + floor); `log_gips`, (VMs,): over the last ticks.
     """
     baseline = mean[:, : len(SIGNALS)].copy()
-    # Where instructions are not counted, CPU time cannot tell load from suffering: then load is taken as it was.
+    # Without instructions, CPU time does not distinguish load from suffering: load is taken as at the baseline.
     load = _without_floor(log_gips) - _without_floor(mean[:, _GROWN_GIPS])
     # Small shifts are mostly noise of one tick; a real change of load is followed in full.
     load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))

@@ -1,7 +1,7 @@
-"""What could be done about contention on this host: gathers the facts for `agent.analysis.advice.actions`.
+"""Gathers the facts for `agent.analysis.advice.actions`: what could be done about contention on this host.
 
-A report to central takes the recommendations along; `whitepanda explain` shows those of the VM that is asked for. Only
-where somebody suffers is anything gathered. Nothing here changes anything: that is `agent.act`, another process.
+Reports to central carry the recommendations; `whitepanda explain` shows those of one VM. Nothing here changes anything:
+that is `agent.act`, another process.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent.analysis.advice.actions import pursued, recommend
 from agent.analysis.advice.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
-from agent.analysis.antagonists.panda import is_cut
-from agent.antagonists.coefficients import Coefficient
-from agent.antagonists.reports import Trigger, TriggerVictim
+from agent.analysis.contention.normalised_cpi import is_cut
+from agent.analysis.verdict import Degradation
+from agent.antagonists.coefficients import CoefficientStore
+from agent.antagonists.reports import Trigger
 from agent.config import ActSection
-from agent.detection.verdicts import Degradation, SuspectView
+from agent.detection.verdicts import SuspectView
 from agent.sampling.views import VmView
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ class Now(Protocol):
 
 
 class State(Protocol):
-    """What the agent knows, as far as advice needs it: a part of `agent.api.state.AgentState`."""
+    """The part of `agent.api.state.AgentState` that advice needs."""
 
     @property
     def analysis(self) -> HostAnalysis | None:
-        """Antagonists on this host."""
+        """The analysis by the fleet's statistics."""
 
     @property
     def cloud_white(self) -> CloudWhite | None:
-        """Who suffers and who inflicts it."""
+        """The host's own analysis."""
 
     @property
     def decisions(self) -> Decisions | None:
@@ -57,36 +58,23 @@ class State(Protocol):
         """Return all VMs now, with the metrics of these names; None: with all."""
 
 
-class Coefficients(Protocol):
-    """Where coefficients with their standard errors are; `agent.antagonists.coefficients.CoefficientStore`."""
-
-    def coefficient(self, job: str, now_unix_ns: int) -> Coefficient | None:
-        """A_k of a job; None: not known."""
-
-
 class Advisor:
-    """Says what could be done. All calls are from the daemon's loop.
+    """Recommends actions. All calls are from the daemon's loop. `host`: what can be limited here."""
 
-    Args:
-        state: what the agent knows.
-        store: coefficients.
-        host: what can be limited here.
-
-    """
-
-    def __init__(self, state: State, store: Coefficients, host: HostLimits) -> None:
+    def __init__(self, state: State, store: CoefficientStore, host: HostLimits) -> None:
         self._state = state
         self._store = store
         self._host = host
 
     def with_advice(self, trigger: Trigger) -> Trigger:
-        """Return a report with what could be done about what it tells."""
+        """Return a report with recommendations."""
         if not trigger.victims:
             return trigger
-        vms = self._vms()
+        vms, first = self._vms(), trigger.victims[0]  # help for one helps the others
         now, by_fleet = trigger.unix_ns, "fleet" in trigger.found_by
+        cpis = _known(first.cpi), _known(first.threshold_cpi)
         situation = Situation(
-            victims=(self._reported(trigger.victims[0], vms),),  # help for one helps the others
+            victims=(self._victim(first.vm, first.name, first.job, cpis, first.slow_down, vms),),
             suspects=self._suspects(trigger.suspects, vms, now),
             mn_cpi=_known(trigger.mn_cpi) if by_fleet else None,
             mn_cpi_threshold=_known(trigger.mn_cpi_threshold) if by_fleet else None,
@@ -97,10 +85,7 @@ class Advisor:
         return replace(trigger, recommendations=recommend(_with_facts(situation, vms)))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return what could be done for a victim, or against a VM that others are victims of; else ().
-
-        Against one that inflicts there is what would help the VM that suffers most of all from it.
-        """
+        """Return what helps a victim, or, of a VM that inflicts, what against it helps its slowest victim; else ()."""
         decisions, vms = self._state.decisions, self._vms()
         if decisions is None:
             return ()
@@ -117,17 +102,8 @@ class Advisor:
             return ()
         slot = analysis.slot(uuid) if analysis is not None else None
         is_triggered = "fleet" in decision.found_by and analysis is not None
-        victim = Victim(
-            uuid,
-            vm.name,
-            vm.job,
-            cpi=slot.cpi if slot else None,
-            mean_cpi=analysis.job_mean_cpi(uuid) if analysis is not None else None,
-            threshold_cpi=slot.threshold_cpi if slot and is_triggered else None,
-            degradation=_ratio(decision.slow_down),
-            manager=vm.manager,
-            vmid=vm.vmid,
-        )
+        cpis = slot.cpi if slot else None, slot.threshold_cpi if slot and is_triggered else None
+        victim = self._victim(uuid, vm.name, vm.job, cpis, decision.slow_down, vms)
         situation = Situation(
             victims=(victim,),
             suspects=self._suspects(decisions.suspects(uuid), vms, self._state.host().now_unix_ns),
@@ -146,14 +122,14 @@ class Advisor:
     def _suspects(
         self, ranked: Sequence[SuspectView], vms: Mapping[str, VmView], now_unix_ns: int
     ) -> tuple[Suspect, ...]:
-        """Return what speaks for and against suspects, in their order."""
+        """Return suspects with their evidence, in their order."""
         cloud_white = self._state.cloud_white
         suspects = []
         for one in ranked:
             behaviour = cloud_white.behaviour(one.uuid) if cloud_white is not None else "unknown"
             inflicts = one.inflicts or behaviour == "inflicting"
             view, known = vms.get(one.uuid), self._store.coefficient(one.job, now_unix_ns)
-            # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
+            # The host's finding is of this moment: over the last slot a neighbour that has just begun used little.
             cores = _value(view, _CORES) if view is not None and inflicts and one.score is None else None
             suspects.append(
                 Suspect(
@@ -166,21 +142,30 @@ class Advisor:
                     score=one.score,
                     inflicts=inflicts,
                     is_cleared=not inflicts and behaviour in ("steady", "victim"),
-                    manager="",  # of one that is gone, or a control group
+                    manager="",  # of a VM that is gone, or a control group
                 )
             )
         return tuple(suspects)
 
-    def _reported(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
-        analysis, view = self._state.analysis, vms.get(victim.vm)
+    def _victim(
+        self,
+        uuid: str,
+        name: str,
+        job: str,
+        cpis: tuple[float | None, float | None],
+        slow_down: Degradation | None,
+        vms: Mapping[str, VmView],
+    ) -> Victim:
+        """Make a victim; `cpis` are its CPI and its threshold."""
+        analysis, view = self._state.analysis, vms.get(uuid)
         return Victim(
-            victim.vm,
-            victim.name,
-            victim.job,
-            cpi=_known(victim.cpi),
-            mean_cpi=analysis.job_mean_cpi(victim.vm) if analysis else None,
-            threshold_cpi=_known(victim.threshold_cpi),
-            degradation=_ratio(victim.slow_down),
+            uuid,
+            name,
+            job,
+            cpi=cpis[0],
+            mean_cpi=analysis.job_mean_cpi(uuid) if analysis else None,
+            threshold_cpi=cpis[1],
+            degradation=_ratio(slow_down),
             manager=view.manager if view else "",
             vmid=view.vmid if view else "",
         )
@@ -195,14 +180,14 @@ def _known(value: float) -> float | None:
 
 
 def _ratio(slow_down: Degradation | None) -> float | None:
-    """Return the slow-down of latency; that of the CPI is in the CPI beside its mean."""
+    """Return the slow-down of latency; that of the CPI is shown by the CPI beside its mean."""
     if slow_down is None or slow_down.is_of_cpi or not math.isfinite(slow_down.ratio):
         return None
     return slow_down.ratio
 
 
 def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
-    """Add what is known of the VMs behind the few suspects that a recommendation can name: there may be a thousand."""
+    """Add facts about the few suspects that a recommendation can name: there may be a thousand."""
     few = {suspect.vm for suspect in pursued(situation)}
     if not few & vms.keys():
         return situation
@@ -237,26 +222,20 @@ def _sum(vms: Mapping[str, VmView], name: str) -> float:
 
 
 def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
-    """Read what resctrl can limit; what it does not have is 0.
+    """Read what resctrl at its mount point can limit (0: no such limit); None: off.
 
-    Args:
-        resctrl: where it is mounted, `/sys/fs/resctrl`; None: it is not to be looked at.
-        act: what the service may do; more is not recommended.
-        central: its host:port, for commands that ask it.
-
+    No more is recommended than `act` allows. `central`: its host:port, for commands.
     """
+    limits = HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
     if resctrl is None:
-        return HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
+        return limits
     bandwidth = _read(resctrl / "info/MB/min_bandwidth")
-    mask = _read(resctrl / "info/L3/cbm_mask", 16)
-    return HostLimits(
-        cache_ways=mask.bit_count(),
+    return replace(
+        limits,
+        cache_ways=_read(resctrl / "info/L3/cbm_mask", 16).bit_count(),
         min_ways=max(_read(resctrl / "info/L3/min_cbm_bits"), act.min_ways),
         min_bandwidth_percent=max(bandwidth, act.min_bandwidth_percent) if bandwidth else 0,
         bandwidth_step_percent=_read(resctrl / "info/MB/bandwidth_gran") or 10,
-        min_cores=act.min_cores,
-        max_seconds=act.max_seconds,
-        central=central,
     )
 
 

@@ -1,4 +1,4 @@
-"""Cloud White's own detector, algorithm 1 with M = 5 % and N = 50 %: beside ours, and selectable.
+"""Cloud White's own detector, algorithm 1 with M = 5 % and N = 50 %; `cloud_white.detector` selects it.
 
 Per VM: load (%guest) and GIPS relative to their means over its first `baseline_ticks` ticks, which are taken for free
 of interference. First pass: where the load differs from its rolling mean by more than M, the VM inflicts if its GIPS
@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.baseline import taken
-from agent.analysis.detection.behaviour import BEHAVIOURS, Behaviour, Detection, Evidence, VmState
+from agent.analysis.detectors.base import Detection
+from agent.analysis.detectors.baseline import dumped_vms, move_rows, old_rows
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
+from agent.analysis.verdict import BEHAVIOURS, Behaviour, Evidence, Verdict
 
 _FORMAT = 1
 _GUEST, _GIPS = INDEX["guest_ratio"], INDEX["gips"]
@@ -95,18 +96,18 @@ class PaperDetector:
         estimate = self._estimate(relative, victim, inflicts)
         behaviours = tuple(map(BEHAVIOURS.__getitem__, behaviour.tolist()))
         ticks, since_s = self._ticks.astype(np.int64), self._since_s.copy()
-        told = _Told(tick, behaviours, now, usual, since_s, ticks, ready, estimate, settings)
+        reasons = _Reasons(tick, behaviours, now, usual, since_s, ticks, ready, estimate, settings)
         self._learn(tick.values, now, ready)
         baseline[~ready] = math.nan
-        return Detection(behaviours, ticks, told.state, lambda: baseline, estimate)
+        return Detection(behaviours, ticks, reasons.state, lambda: baseline, estimate)
 
     def _estimate(self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
         settings = self._settings
         off = np.abs(relative - 1)
         self._loaded = inflicts | (self._loaded & (off[:, 1] > settings.gips_change))
         others = self._loaded.sum() - self._loaded > 0
-        goes_on = self._estimating & (others | (off[:, 0] > settings.load_change))
-        self._estimating = (victim | goes_on) & ~self._loaded
+        continues = self._estimating & (others | (off[:, 0] > settings.load_change))
+        self._estimating = (victim | continues) & ~self._loaded
         return self._estimating.copy()
 
     def _baseline(self) -> Values:
@@ -122,16 +123,9 @@ class PaperDetector:
         self._cursor = (self._cursor + 1) % self._settings.rolling_ticks
 
     def _match(self, tick: Tick) -> None:
-        old = {key: row for row, key in enumerate(self._keys)}
-        source = np.array([old.get(key, -1) for key in tick.vms], np.int64)
-        self._ticks = taken(self._ticks, source, 0.0)
-        self._sum = taken(self._sum, source, 0.0)
-        self._known = taken(self._known, source, 0.0)
-        self._ring = taken(self._ring, source, math.nan)
-        self._behaviour = taken(self._behaviour, source, 0)
-        self._since_s = taken(self._since_s, source, tick.at_s)
-        self._loaded = taken(self._loaded, source, False)
-        self._estimating = taken(self._estimating, source, False)
+        source = old_rows(self._keys, tick.vms)
+        move_rows(self, source, _ticks=0.0, _sum=0.0, _known=0.0, _ring=math.nan, _behaviour=0)
+        move_rows(self, source, _since_s=tick.at_s, _loaded=False, _estimating=False)
         self._keys = tick.vms
         for row in np.flatnonzero(source < 0):
             held = self._restored.pop((tick.vms[row].uuid, tick.vms[row].epoch), None)
@@ -142,7 +136,7 @@ class PaperDetector:
     # --- on disk ---
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
-        """Return the baselines that are complete, as JSON has them."""
+        """Return the complete baselines for JSON."""
         vms = []
         baseline = self._baseline()
         for row in np.flatnonzero(self._ticks >= self._settings.baseline_ticks):
@@ -156,19 +150,15 @@ class PaperDetector:
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": vms}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` gave, unless it is older than a week, for VMs that are met again in the same epoch.
+        """Take back what `dump` returned, unless it is older than a week, for VMs in the same epoch.
 
-        Raises:
-            ValueError: it is not what `dump` gives. Then nothing of it was taken.
-
+        ValueError where it is not of `dump`; then nothing was taken.
         """
-        if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
-            raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
-        unix_s = data.get("unix_s")
-        if isinstance(unix_s, int | float) and now_unix_s - unix_s > _MAX_AGE_S:
+        vms, age_s = dumped_vms(data, now_unix_s, _FORMAT)
+        if age_s > _MAX_AGE_S:
             return
         restored = {}
-        for place, row in enumerate(data["vms"]):
+        for place, row in enumerate(vms):
             try:
                 total, known = np.zeros(len(SIGNALS)), np.zeros(len(SIGNALS))
                 for name, (mean, count) in row["means"].items():
@@ -185,8 +175,8 @@ _STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are 
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
-    """What the verdicts of one tick are told from, whenever somebody asks; nothing of it changes any more."""
+class _Reasons:
+    """Makes the verdicts of one tick's VMs when somebody asks; its arrays do not change any more."""
 
     tick: Tick
     behaviours: tuple[Behaviour, ...]
@@ -198,22 +188,21 @@ class _Told:
     estimate: NDArray[np.bool_]
     settings: PaperSettings
 
-    def state(self, row: int) -> VmState:
+    def state(self, row: int) -> Verdict:
         """Return the verdict on one VM."""
         behaviour, settings = self.behaviours[row], self.settings
-        active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
+        active = behaviour in {"victim", "inflicting"}
         factors = (settings.load_change, settings.gips_change)
         ticks = int(self.ticks[row])
         reason = _reason(behaviour, self.now[row], self.usual[row], settings, ticks)
         if self.estimate[row] and not active:
             reason += _STILL_ESTIMATED
-        return VmState(
-            key=self.tick.vms[row],
+        return Verdict(
             behaviour=behaviour,
             reason=reason,
             evidence=_evidence(self.now[row], self.usual[row], factors) if active else (),
-            since_s=float(self.since_s[row]),
-            culprits=self._culprits if behaviour is Behaviour.VICTIM else (),
+            since_ns=round(float(self.since_s[row]) * 1e9),
+            culprits=self._culprits if behaviour == "victim" else (),
             baseline_ticks=ticks,
             baseline_ready=bool(self.ready[row]),
         )
@@ -221,11 +210,11 @@ class _Told:
     @cached_property
     def _culprits(self) -> tuple[str, ...]:
         found = zip(self.tick.vms, self.behaviours, strict=True)
-        return tuple(key.uuid for key, behaviour in found if behaviour is Behaviour.INFLICTING)
+        return tuple(key.uuid for key, behaviour in found if behaviour == "inflicting")
 
 
 def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
-    """Return load and GIPS against what they usually are, and the limit on the side to which each has moved."""
+    """Return load and GIPS with their usual values, and the limit on the side to which each has moved."""
     found = []
     for name, value, mean, factor in zip(("guest_ratio", "gips"), now, usual, factors, strict=True):
         limit = mean * (1 + factor if value >= mean else 1 - factor)
@@ -234,9 +223,9 @@ def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple
 
 
 def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSettings, ticks: int) -> str:
-    if behaviour is Behaviour.UNKNOWN:
+    if behaviour == "unknown":
         if np.isnan(now[1]):
-            return "instructions are not counted here: the paper's rules cannot tell"
+            return "instructions are not counted here: the paper's rules do not apply"
         return f"no baseline yet: {ticks} of {settings.baseline_ticks} ticks"
     load, gips = 100 * (now / usual - 1)
     of_load, of_gips = (
@@ -244,8 +233,8 @@ def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSet
         for baseline in settings.from_baseline
     )
     changes = f"load {load:+.0f} %{'' if of_load == of_gips else of_load}, GIPS {gips:+.0f} %{of_gips}"
-    if behaviour is Behaviour.STEADY:
+    if behaviour == "steady":
         return "load as in its baseline" if settings.load_from_baseline else "load as in the last ticks"
-    if behaviour is Behaviour.VICTIM and abs(load) <= 100 * settings.load_change:
+    if behaviour == "victim" and abs(load) <= 100 * settings.load_change:
         return f"{changes}: steady, but another VM inflicts"
     return changes

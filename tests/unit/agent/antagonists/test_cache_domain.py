@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.antagonists.panda import ROBUST_CLIP, CpiStatistics, RobustLogCpi, TaskSlot
-from agent.analysis.antagonists.trigger import SPANS_S, WARM_UP_S, NoiseScaledTrigger
-from agent.antagonists.contention import Contention
+from agent.analysis.contention.live_trigger import SPANS_S, WARM_UP_S, NoiseScaledTrigger
+from agent.analysis.contention.normalised_cpi import ROBUST_CLIP, CpiStatistics, RobustLogCpi, TaskSlot
+from agent.antagonists.cache_domain import Contention
 from agent.config import AnalysisSection
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason

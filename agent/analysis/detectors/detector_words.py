@@ -1,4 +1,4 @@
-"""What our detector compared in a tick, and how it is told: reasons and evidence, in the signals' own units."""
+"""What whitepanda's detector compared in a tick, and the reasons and evidence it gives, in the signals' own units."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,15 +7,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.behaviour import Behaviour, Evidence, VmState
-from agent.analysis.detection.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
+from agent.analysis.detectors.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 from agent.analysis.signals import Tick
+from agent.analysis.verdict import Behaviour, Evidence, Verdict
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_NO_FLOATS: Floats = np.zeros((0, 0))
-_NO_BOOLS: Bools = np.zeros((0, 0), bool)
 AS_USUAL = "as usual"
 _CLOCK_CHANGE = 0.05
 _LOAD_CHANGE = 0.2
@@ -25,18 +23,18 @@ _KIND_OF = [KINDS.index(symptom.kind) for symptom in SYMPTOMS]
 
 @dataclass(slots=True, eq=False)
 class Judged:
-    """A tick compared with the baselines; one row per VM, in columns what the name after the comma says.
+    """A tick compared with the baselines; one row per VM, columns as named after the comma.
 
     `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown; `growing`: some act is on the
     way there. `amount`: share of the growth of the VM that grew most.
-    `shift`: growth of the own load's logarithm, 0 where it cannot be told from suffering.
+    `shift`: growth of the own load's logarithm, 0 where it is indistinguishable from suffering.
     `window`, `expected`, `std`, symptoms: now, expected at the present load and clock, noise of their difference.
     `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
     are large, whatever the cause.
     `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`, symptoms: their
     change but for the clock's part.
     `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
-    `movers`: how many VMs have grown.
+    `movers`: how many VMs have grown. The detector sets these last ones in a second step.
     """
 
     ready: Bools
@@ -56,75 +54,54 @@ class Judged:
     clock: Floats
     own_clock: Bools
     by_load: Floats
-    factor: Floats = field(default_factory=lambda: _NO_FLOATS)
-    delay: Floats = field(default_factory=lambda: _NO_FLOATS)
-    grown: Bools = field(default_factory=lambda: _NO_BOOLS)
-    suffers: Bools = field(default_factory=lambda: _NO_BOOLS)
-    can: Bools = field(default_factory=lambda: _NO_BOOLS)
-    movers: int = 0
-    hurting: Bools = field(default_factory=lambda: _NO_BOOLS)
+    factor: Floats = field(init=False)
+    delay: Floats = field(init=False)
+    grown: Bools = field(init=False)
+    suffers: Bools = field(init=False)
+    can: Bools = field(init=False)
+    movers: int = field(init=False)
+    hurting: Bools = field(init=False)
 
 
-class Verdicts:
-    """What the verdicts of one tick are told from, whenever somebody asks: nothing of it changes any more.
+@dataclass(frozen=True, eq=False)
+class Reasons:
+    """Makes the verdicts of one tick's VMs when somebody asks; its arrays do not change any more.
 
-    Args:
-        tick: the tick.
-        judged: it, compared with the baselines.
-        behaviours: of each VM.
-        inflicts: shape (VMs,): which of them inflict.
-        since_s: shape (VMs,): clock when each began to behave so.
-        ticks: shape (VMs,): quiet ticks that each baseline is made of.
-        min_ticks: so many are enough.
-
+    Each array has shape (VMs,). `since_s`: when the behaviour began; `ticks`: quiet ticks behind each baseline, of
+    which `min_ticks` are enough.
     """
 
-    def __init__(
-        self,
-        tick: Tick,
-        judged: Judged,
-        behaviours: tuple[Behaviour, ...],
-        inflicts: Bools,
-        since_s: Floats,
-        ticks: NDArray[np.int64],
-        min_ticks: int,
-    ) -> None:
-        self._tick = tick
-        self._judged = judged
-        self._behaviours = behaviours
-        self._inflicts = inflicts
-        self._since_s = since_s
-        self._ticks = ticks
-        self._min_ticks = min_ticks
+    tick: Tick
+    judged: Judged
+    behaviours: tuple[Behaviour, ...]
+    inflicts: Bools
+    since_s: Floats
+    ticks: NDArray[np.int64]
+    min_ticks: int
 
     @cached_property
     def _inflicting(self) -> list[int]:
-        """Rows of the VMs that inflict, the strongest first."""
-        # Summed up: most of the instructions and of the traffic weigh more than most of the network alone.
-        strongest = np.argsort(-self._judged.amount.sum(axis=1), kind="stable")
-        return [int(row) for row in strongest if self._inflicts[row]]
+        """Rows of the VMs that inflict, the strongest by the sum of their shares first."""
+        strongest = np.argsort(-self.judged.amount.sum(axis=1), kind="stable")
+        return [int(row) for row in strongest if self.inflicts[row]]
 
-    def state(self, row: int) -> VmState:
+    def state(self, row: int) -> Verdict:
         """Return the verdict on one VM."""
-        judged, tick, behaviour = self._judged, self._tick, self._behaviours[row]
+        judged, tick, behaviour = self.judged, self.tick, self.behaviours[row]
         culprits: tuple[str, ...] = ()
-        if behaviour is Behaviour.VICTIM:
+        if behaviour == "victim":
             kinds = judged.suffers[row]
             causes = (one for one in self._inflicting if one != row and (judged.can[one] & kinds).any())
             culprits = tuple(tick.vms[one].uuid for one in causes)
-        evidence, ticks = _evidence(behaviour, row, judged, tick), int(self._ticks[row])
-        reason = _reason(behaviour, row, judged, evidence, ticks, self._min_ticks)
-        since_s, ready = float(self._since_s[row]), bool(judged.ready[row])
-        return VmState(tick.vms[row], behaviour, reason, evidence, since_s, culprits, ticks, ready)
-
-
-def _evidence(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
-    """Return the signals that speak for a verdict, the strongest first; none for a steady VM."""
-    if behaviour is Behaviour.VICTIM:
-        return _symptoms_of(row, judged, tick)
-    if behaviour is Behaviour.INFLICTING:
-        return _acts_of(row, judged)
-    return ()
+        evidence: tuple[Evidence, ...] = ()
+        if behaviour == "victim":
+            evidence = _symptoms_of(row, judged, tick)
+        elif behaviour == "inflicting":
+            evidence = _acts_of(row, judged)
+        ticks = int(self.ticks[row])
+        reason = _reason(behaviour, row, judged, evidence, ticks, self.min_ticks)
+        since_ns, ready = round(float(self.since_s[row]) * 1e9), bool(judged.ready[row])
+        return Verdict(behaviour, reason, since_ns, evidence, culprits, ticks, ready)
 
 
 def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
@@ -136,10 +113,10 @@ def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
             found.append(((window[place] - expected[place]) / std[place], place))
     found.sort(reverse=True)
     evidence = []
-    told = [place for _, place in found[:_MOST_EVIDENCE]]
+    places = [place for _, place in found[:_MOST_EVIDENCE]]
     if any(place == 0 for _, place in found[_MOST_EVIDENCE:]):
-        told[-1] = 0  # IPC is what people know
-    for place in told:
+        places[-1] = 0  # IPC is what people know
+    for place in places:
         symptom, usual = SYMPTOMS[place], expected[place]
         least = usual + factor[_KIND_OF[place]] * std[place]
         numbers = in_unit(symptom.name, (window[place], usual, least), row, tick)
@@ -160,15 +137,16 @@ def _reason(
     behaviour: Behaviour, row: int, judged: Judged, evidence: tuple[Evidence, ...], ticks: int, min_ticks: int
 ) -> str:
     """Say in one line, with numbers, why a VM is what it is."""
-    if behaviour is Behaviour.STEADY:
+    if behaviour == "steady":
         return _steady(row, judged)
-    if behaviour is Behaviour.UNKNOWN:
+    if behaviour == "unknown":
         if judged.known[row]:
             return f"no baseline yet: {ticks} of {min_ticks} quiet ticks"
         return "none of its signals is known now"
-    if behaviour is Behaviour.VICTIM:
+    if behaviour == "victim":
         return _victim(row, judged, evidence)
-    return f"{_more(evidence)}; {'others suffer meanwhile' if judged.hurting[row] else 'nobody is seen to suffer'}"
+    effect = "others suffer meanwhile" if judged.hurting[row] else "nobody is seen to suffer"
+    return f"{_more(evidence)}; {effect}"
 
 
 def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
@@ -183,16 +161,14 @@ def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
 
 
 def _more(evidence: tuple[Evidence, ...]) -> str:
-    return ", ".join(map(_grown, evidence[:3]))
-
-
-def _grown(one: Evidence) -> str:
-    act = _ACT_OF[one.signal]
-    return f"{act.words} {_amount(one.value, act.unit)} instead of {_amount(one.expected, act.unit)}"
+    acts = [(one, _ACT_OF[one.signal]) for one in evidence[:3]]
+    return ", ".join(
+        f"{act.words} {_amount(one.value, act.unit)} instead of {_amount(one.expected, act.unit)}" for one, act in acts
+    )
 
 
 def _amount(value: float, unit: str) -> str:
-    """Return an amount of three digits with its unit, and the prefix that this needs."""
+    """Return an amount of three digits with its prefix and unit."""
     for size, prefix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}{unit}"

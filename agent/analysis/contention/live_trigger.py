@@ -1,23 +1,19 @@
 """The live trigger: is this host's mnCPI higher than its own noise explains? Pure; one value at a time.
 
-The paper's trigger (`agent.analysis.antagonists.panda.is_triggered`) fires above the host's own 99th percentile: one
-slot in a hundred by construction. This one asks for more, and for less where contention lasts:
+The paper's trigger (`slot_trigger`) fires above the host's own 99th percentile: one slot in a hundred by construction.
+This one needs more where contention is short, and less where it lasts:
 
-* The level of mnCPI is followed slowly, so that the course of a day is none of the host's noise. Steps beyond two
-  standard deviations pull at it no more than two do, and while the trigger is on it hardly moves.
-* The mean excess over the level is taken over several lengths of time, from a minute to half an hour: long and weak
-  contention shows in the long ones, short and strong in the short ones.
-* Each length has a standard deviation of its own, measured on this host over some hours. So noise that lasts, which
-  averages out less than independent noise does, needs no model.
+* A slowly learnt level removes the course of a day. Steps beyond two standard deviations pull no more than two do, and
+  while the trigger is on it hardly moves.
+* The mean excess over the level is taken over a minute to half an hour: long, weak contention shows in the long means.
+* Each length has its own standard deviation, measured on this host over hours, so autocorrelated noise needs no model.
 * Everything is scaled by the root of the number of latency-sensitive VMs: the mean of few VMs varies more.
-* Contention in the warm-up would be learnt as level and noise, and hide what comes for hours. So at its end both are
-  compared with those of its quieter parts.
-* mnCPI is cut, and level plus noise may add up to more than it can reach. So a mean of half an hour above
-  `CERTAIN_MN_CPI` is contention whatever they are. A shorter one is not: that of a single VM often is so high.
+* Contention in the warm-up would be learnt as level and noise. So at its end both are compared with its quieter parts.
+* mnCPI is cut, so level plus noise may exceed its maximum. A mean of half an hour above `CERTAIN_MN_CPI` is contention
+  whatever they are; a shorter mean of a single VM is often so high without any.
 
-It is on from the moment that a mean exceeds `threshold` standard deviations until it is below half of that; a shorter
-length that exceeds them too decides in its place, so that the end is seen soon.
-docs/studies/trigger.md has what it finds and how often it is wrong.
+It is on from when a mean exceeds `threshold` standard deviations until it is below half of that; a shorter length that
+exceeds them too takes over, so that the end is seen soon. docs/studies/trigger.md has its detection and error rates.
 """
 
 import math
@@ -27,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, median, quantiles
 
-from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
+from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI
 
 #: Lengths of time over which the excess is averaged, in seconds.
 SPANS_S = (60.0, 180.0, 600.0, 1800.0)
@@ -48,7 +44,7 @@ _END = 0.5  # of the threshold
 _CERTAIN_END = 2.5  # of mnCPI; lower than what is certain, so that noise does not end it
 _PART_S = 600.0  # of the warm-up
 _PART_STEPS = 10  # at least
-_PART_SPAN = 0.3  # of a part: the longest mean whose noise is told from one
+_PART_SPAN = 0.3  # of a part: the longest mean whose noise a part can show
 _MOST_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
 
 
@@ -88,13 +84,7 @@ class _Span:
 
 
 class NoiseScaledTrigger:
-    """Follows one host's mnCPI.
-
-    Args:
-        step_s: seconds from one value to the next, above 0.
-        threshold: standard deviations from which on it is contention.
-
-    """
+    """Follows one host's mnCPI, a value each `step_s` seconds; `threshold` in standard deviations."""
 
     def __init__(self, step_s: float, threshold: float = THRESHOLD) -> None:
         lengths = sorted({max(1, round(span / step_s)) for span in SPANS_S})
@@ -114,7 +104,7 @@ class NoiseScaledTrigger:
 
     @property
     def is_ready(self) -> bool:
-        """Whether enough was seen to judge by."""
+        """Whether the warm-up is over."""
         return self._count * self._step_s >= self._warm_up_s
 
     @property
@@ -124,7 +114,7 @@ class NoiseScaledTrigger:
 
     @property
     def value(self) -> float:
-        """Mean of mnCPI over a length of time: that which found the contention, else the shortest that could."""
+        """Mean of mnCPI over the length of time that found the contention, else the shortest that could."""
         span = self._decides
         return span.mean if span is self._plain else self._level + span.mean / math.sqrt(self._tasks)
 
@@ -140,19 +130,11 @@ class NoiseScaledTrigger:
         return self._deciding or next(able, self._plain)
 
     def _own(self, span: _Span) -> float:
-        """Return which mnCPI is above the level by more than a span's noise explains."""
+        """Return the mnCPI above which a span's noise does not explain it."""
         return self._level + self._limit * span.std / math.sqrt(self._tasks)
 
     def observe(self, mn_cpi: float, tasks: int) -> bool:
-        """Take the next value; return whether the trigger is on.
-
-        Steps without a value are left out.
-
-        Args:
-            mn_cpi: equation (2), finite.
-            tasks: of how many tasks it is the mean, at least 1.
-
-        """
+        """Take the next mnCPI, the mean of `tasks` tasks, at least 1; return whether the trigger is on."""
         was_ready = self.is_ready
         self._count += 1
         self._tasks = tasks
@@ -168,7 +150,7 @@ class NoiseScaledTrigger:
         return self.is_on
 
     def shift(self, by: float) -> None:
-        """Move the level: nCPI is by other statistics from here on, by which all that was seen is `by` higher."""
+        """Move the level: by the new statistics of nCPI, all past values are `by` higher."""
         self._level += by
         self._first = [value + by for value in self._first]
         seen = list(self._plain.values)
@@ -177,7 +159,7 @@ class NoiseScaledTrigger:
             self._plain.push(value + by)
 
     def _settle(self) -> None:
-        """Take level and noise from the warm-up's quieter parts, where all of it says that there is far more noise."""
+        """Take level and noise from the warm-up's quieter parts, if all of it has far more noise."""
         length = max(_PART_STEPS, round(_PART_S / self._step_s))
         parts = [self._first[at : at + length] for at in range(0, len(self._first) - length + 1, length)]
         self._first = []
@@ -230,7 +212,7 @@ class NoiseScaledTrigger:
 
 
 def _noise(values: Sequence[float], length: int) -> float:
-    """Return the mean square of the moving means over `length` values, of what the values are beside their mean."""
+    """Return the mean square of the moving means over `length` values, around the values' mean."""
     mean = fmean(values)
     sums = [0.0, *accumulate(value - mean for value in values)]
     return fmean((sums[at] - sums[at - length]) ** 2 for at in range(length, len(sums))) / length**2

@@ -1,13 +1,13 @@
 """How many requests a VM serves at once, learnt from how many of its vCPU threads run at one instant.
 
-A queue's delay follows what its workers have left, and a VM with fewer workers than vCPUs looks half idle where these
-are full. Nothing that is averaged over a second shows how many there are; looks at single instants do, as w workers
-never keep more than w threads busy, and keep all w busy the more often the fewer they are.
+A queue's delay follows the idle share of its workers, and a VM with fewer workers than vCPUs looks half idle when they
+are full. No average over a second shows how many there are; samples at single instants do, as w workers never keep more
+than w threads busy, and keep all w busy the more often the fewer they are.
 
-The rule, decided in docs/studies/cloud-white.md before it was evaluated: of the numbers 1 to V (vCPUs) of busy workers
-of an M/M/w queue at the offered load a = guest time of all vCPUs at the baseline, the one whose posterior is at least
-`LEAST_POSTERIOR`, from at least `LEAST_LOOKS` looks; else it cannot be told. Something else (guest kernel, interrupts,
-KVM's polling) runs beside in an unknown share of the looks, one of `BESIDE`, with one thread more, up to V.
+The rule (docs/studies/cloud-white.md): of the numbers 1 to V (vCPUs) of workers of an M/M/w queue at the offered load
+a = guest time of all vCPUs at the baseline, the one whose posterior is at least `LEAST_POSTERIOR`, from at least
+`LEAST_LOOKS` samples; else it is not known. Something else (guest kernel, interrupts, KVM's polling) runs one thread
+more, up to V, in an unknown share of the samples, one of `BESIDE`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detection.baseline import taken
+from agent.analysis.detectors.baseline import taken
 from agent.analysis.signals import VmKey
 
 Floats = NDArray[np.float64]
@@ -24,22 +24,21 @@ Bools = NDArray[np.bool_]
 
 LEAST_POSTERIOR = 0.95
 LEAST_LOOKS = 20.0
-#: Shares of the looks in which one thread more runs than workers are busy, each as likely as the other.
+#: Shares of the samples in which one thread more runs than workers are busy, equally likely.
 BESIDE = (0.0, 0.02, 0.05, 0.1)
-#: A VM is judged anew so often: posteriors change little from look to look.
+#: Ticks between two judgements of a VM: posteriors change little from sample to sample.
 EVERY_TICKS = 10
-# A look that a number of workers does not allow counts as this unlikely, so that its ageing forgets it again.
+# Likelihood of a sample that a number of workers does not allow: above 0, so that ageing forgets it again.
 _IMPOSSIBLE = 1e-300
 _LEAST_LOAD = 1e-9
 _TOGETHER = 32
 
 
 class LearntWorkers(NamedTuple):
-    """What the looks at the VMs of a host tell, each of shape (VMs,).
+    """What was learnt of a host's VMs, each of shape (VMs,).
 
-    `workers`: how many requests each serves at once; 0: it cannot be told. `posterior`: of the likeliest number, NaN
-    before there are looks enough. `looks`: of how many, as far as they still count; NaN: not judged yet, or never, as
-    the operator said.
+    `workers`: how many requests each serves at once; 0: not known. `posterior`: of the likeliest number, NaN before
+    there are enough samples. `looks`: how many samples, aged; NaN: not judged yet, or given by the operator.
     """
 
     workers: NDArray[np.int64]
@@ -48,15 +47,10 @@ class LearntWorkers(NamedTuple):
 
 
 def running_shares(offered: Floats, vcpus: int) -> Floats:
-    """Return in what share of the looks k workers are busy: the stationary distribution of M/M/w queues.
+    """Return in what share of the samples k workers are busy: the stationary distribution of M/M/w queues.
 
-    Args:
-        offered: shape (n,): offered loads a, in workers.
-        vcpus: V, the highest number of workers.
-
-    Returns:
-        Shape (n, V, V + 1): by load, w - 1 and k = 0..V; at k = w the whole tail. 0 where a >= w: no such queue lasts.
-
+    `offered`: shape (n,), loads a in workers. Returns shape (n, V, V + 1): by load, w - 1 and k = 0..V (vCPUs); at k =
+    w the whole tail. 0 where a >= w: no such queue lasts.
     """
     # More than all of them is as impossible as all of them.
     a = np.clip(offered, _LEAST_LOAD, vcpus)[:, None]
@@ -75,15 +69,10 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
 
 
 def posteriors(looks: Floats, offered: Floats) -> Floats:
-    """Return how likely each number of workers is, given the looks; all are as likely before.
+    """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 where none is possible.
 
-    Args:
-        looks: shape (n, V + 1): in how many looks k threads ran, fractions where they have aged.
-        offered: shape (n,): offered loads in workers; NaN: not known.
-
-    Returns:
-        Shape (n, V): of 1..V workers. All 0 where none is possible.
-
+    `looks`: shape (n, V + 1): in how many samples k threads ran, aged. `offered`: shape (n,), loads in workers; NaN:
+    not known.
     """
     vcpus = looks.shape[1] - 1
     shares = running_shares(np.nan_to_num(offered, nan=vcpus), vcpus)
@@ -116,10 +105,8 @@ class WorkersRule:
 
     def match(self, source: NDArray[np.int64], keys: Sequence[VmKey]) -> None:
         """Take other VMs: `source` has the old row of each, -1 where it is new."""
-        workers, posterior, looks = self.found
-        self.found = LearntWorkers(
-            taken(workers, source, 0), taken(posterior, source, np.nan), taken(looks, source, np.nan)
-        )
+        defaults = (0, np.nan, np.nan)
+        self.found = LearntWorkers(*(taken(a, source, d) for a, d in zip(self.found, defaults, strict=True)))
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)
         self._asked = np.array([key.workers is None for key in keys], np.bool_)
         self._due = source < 0
@@ -129,11 +116,8 @@ class WorkersRule:
     def judge(self, looks: Floats, guest_ratio: Floats, seen: NDArray[np.int64]) -> None:
         """Judge those VMs anew whose turn it is: new ones, and each once in `EVERY_TICKS` of its ticks.
 
-        Args:
-            looks: shape (VMs, most vCPUs + 1), as of `posteriors`.
-            guest_ratio: shape (VMs,): guest time per vCPU at the baseline; NaN: not known.
-            seen: shape (VMs,): for how many ticks each VM has been there.
-
+        `looks` as of `posteriors`. `guest_ratio`, (VMs,): guest time per vCPU at the baseline, NaN: not known. `seen`,
+        (VMs,): for how many ticks each VM has been there.
         """
         turn = (self._due | ((seen + self._group) % EVERY_TICKS == 0)) & self._asked
         if not turn.any():

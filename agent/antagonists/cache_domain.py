@@ -7,30 +7,21 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from agent.analysis.antagonists import panda
-from agent.analysis.antagonists.panda import SlotState, TaskSlot
-from agent.analysis.antagonists.trigger import NoiseScaledTrigger
+from agent.analysis.contention.live_trigger import NoiseScaledTrigger
+from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI, SlotState, TaskSlot, slot_state
+from agent.analysis.contention.slot_trigger import is_triggered, mn_cpi_threshold
+from agent.antagonists.vm_slots import MIN_COVERAGE
 from agent.config import AnalysisSection
 from agent.sampling.windows import CpiWindow
-
-#: What was watched for less than this share of its length is not compared with whole ones.
-MIN_COVERAGE = 0.5
 
 _S = 10**9
 
 
 class Contention:
-    """What is known of one domain. Single-threaded.
+    """What is known of one domain. Single-threaded. `states`: the last slots, oldest first; the last one ends now.
 
-    The history of mnCPI (for the percentile of its own) is in memory only: after a restart the configured floor is the
-    threshold until there are enough slots again.
-
-    Args:
-        section: thresholds and history length.
-
-    Attributes:
-        states: the last slots, oldest first; the last one ends now.
-
+    The history of mnCPI is in memory only: after a restart the configured floor is the threshold until there are enough
+    slots again.
     """
 
     def __init__(self, section: AnalysisSection) -> None:
@@ -68,11 +59,11 @@ class Contention:
         """Whether there is contention now."""
         if self.live is not None:
             return self.live.is_on
-        return panda.is_triggered(self.states, self._threshold, self._section.victim_slots)
+        return is_triggered(self.states, self._threshold, self._section.victim_slots)
 
     @property
     def excess(self) -> tuple[bool, float]:
-        """How bad it is here: of two domains the worse one's is greater."""
+        """Sort key: greater in the worse of two domains."""
         value = self.value
         return self.triggered, -math.inf if value is None else value - self.threshold
 
@@ -83,7 +74,7 @@ class Contention:
 
     def take_slots(self, tasks: Sequence[Sequence[TaskSlot]], now_unix_ns: int, slot_ns: int) -> None:
         """Take the domain's tasks in the last slots, youngest first; keep the youngest in the history once per slot."""
-        self.states = [panda.slot_state(each) for each in reversed(tasks)]
+        self.states = [slot_state(each) for each in reversed(tasks)]
         tested = now_unix_ns - self._section.victim_slots * slot_ns
         past = [value for end, value in self._history if end <= tested]
         self._threshold = self._threshold_by(past)
@@ -96,21 +87,17 @@ class Contention:
         """Return what mnCPI of a slot has to exceed, by mnCPI of past ones."""
         floor = self._section.mn_cpi_floor
         if self._section.trigger != "noise_scaled":
-            return panda.mn_cpi_threshold(past, self._section.mn_cpi_percentile, floor)
+            return mn_cpi_threshold(past, self._section.mn_cpi_percentile, floor)
         # The live trigger is not ready. With the floor alone, one quiet host in eight triggers
         # (docs/studies/trigger.md), so it takes a rise since the start, or what is certain without one. A percentile
         # of so short a past would be that of the contention itself.
         rise = max(0.0, min(past)) if past else math.inf
-        return min(panda.CERTAIN_MN_CPI, floor + rise)
+        return min(CERTAIN_MN_CPI, floor + rise)
 
     def watch(self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int) -> None:
-        """Give the live trigger mnCPI of the windows that have just ended.
+        """Give the live trigger mnCPI of the domain's windows that have just ended.
 
-        Args:
-            windows: of the domain's VMs.
-            n_cpi: of a window; None where it does not count.
-            version: of the statistics that `n_cpi` is by.
-
+        `n_cpi` returns None for a window that does not count; `version` is of the statistics behind it.
         """
         if self._section.trigger != "noise_scaled" or not windows:
             return
@@ -121,7 +108,7 @@ class Contention:
             self._seen = (0, [])
         live, (seen_version, seen) = self._live[1], self._seen
         if seen_version != version:
-            # The same windows by the old statistics and by the new ones: that is not the VMs' doing.
+            # The same windows by the old statistics and by the new ones: this shift is not the VMs' doing.
             both = [(old, new) for w, old in seen if (new := n_cpi(w)) is not None]
             if both:
                 by = math.fsum(new - old for old, new in both) / len(both)

@@ -1,4 +1,4 @@
-"""Learnt baselines on disk, over restarts of the agent. JSON; a write is whole or not at all, and only ours to read."""
+"""Learnt baselines on disk, kept over restarts of the agent: JSON, written atomically, readable by the agent only."""
 
 import contextlib
 from collections.abc import Mapping
@@ -21,27 +21,20 @@ class _Held(msgspec.Struct, frozen=True):
 
 
 class BaselineFile:
-    """The file of one detector's baselines.
-
-    Args:
-        path: the file; its folder is made when it is written.
-        detector: what one detector has learnt is nothing to another.
-
-    """
+    """The file of one detector's baselines, which are of no use to another detector. Its folder is made on demand."""
 
     def __init__(self, path: Path, detector: str) -> None:
         self._path = path
         self._detector = detector
 
     def read(self) -> dict[str, Any] | None:
-        """Return what was saved; None where there is nothing to go on with. A damaged file is told of and set aside."""
+        """Return what was saved; None where nothing can be used. A damaged file is logged and set aside."""
         try:
             held = msgspec.json.decode(self._path.read_bytes(), type=_Held)
         except FileNotFoundError:
             return None
         except OSError as error:
-            told = "cannot read the baselines, learning anew"
-            _log.warning(told, path=str(self._path), error=error.strerror)
+            _log.warning("cannot read the baselines, learning anew", path=str(self._path), error=error.strerror)
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.set_aside(str(error))
@@ -60,20 +53,15 @@ class BaselineFile:
         return held.state
 
     def set_aside(self, why: str) -> None:
-        """Keep a file that is of no use under another name, for whoever wants to know, and say so."""
+        """Keep an unusable file under another name, and log it."""
         aside = self._path.with_name(self._path.name + ".damaged")
         with contextlib.suppress(OSError):
             self._path.replace(aside)
         _log.warning("damaged baselines, learning anew", path=str(aside), error=why)
 
     def write(self, state: Mapping[str, Any], now_unix_ns: int) -> None:
-        """Write it; waits for the disk.
-
-        Raises:
-            OSError: the folder cannot be written; what was there before still is.
-
-        """
+        """Write it, synced to disk; after an OSError what was there before still is."""
         data = msgspec.json.encode(_Held(_FORMAT, self._detector, now_unix_ns, dict(state)))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with durable.replacing(self._path, mode=0o600) as file:  # they tell which VMs run here
+        with durable.replacing(self._path, mode=0o600) as file:  # it names the VMs of this host
             file.write(data)

@@ -1,4 +1,4 @@
-"""What is normal for each VM: learnt online, robust, aged; rows are VMs and come and go.
+"""What is normal for each VM: learnt online, robust, aged. Rows are VMs, which come and go.
 
 Per VM and column x, in quiet ticks:
 
@@ -8,10 +8,10 @@ Per VM and column x, in quiet ticks:
   Noise of hypervisors is autocorrelated: the variance of a mean of n is not 1/n of one value's, so it is learnt,
   not derived. A prior of `prior_ticks` ticks keeps it sane while little is known.
 
-Where it is not quiet (someone inflicts), learning goes on with a far longer time constant: what never ends becomes
-normal at last. Chosen here, not in the paper, which takes the means of a first quiet phase.
+While someone inflicts, learning continues with a far longer time constant: what never ends becomes normal at last. All
+this is whitepanda's; the paper takes the means of a first quiet phase.
 
-Beside them, in the same quiet ticks and aged likewise: in how many looks k of the VM's vCPU threads ran at the instant.
+In the same quiet ticks, and aged likewise: in how many samples k of the VM's vCPU threads ran at the instant.
 """
 
 import math
@@ -30,7 +30,7 @@ Bools = NDArray[np.bool_]
 _CLIP = 3.0  # deviations beyond this many standard deviations count as this many
 _TO_STD = 1.2533  # mean absolute deviation -> standard deviation, of a normal distribution
 _PLAIN_TICKS = 8.0  # before that many ticks the spread is not known well enough to clip with
-_RESTORED_TICKS = 600  # a restored baseline whose VM is not seen for so long is of one that has gone
+_RESTORED_TICKS = 600  # a restored baseline is dropped if its VM is not seen for so long
 _NOISE_CLIP = 12.0  # squares of means count at most this many times their variance
 _LOAD_RIDGE = 5.0  # squares of the load's logarithm, summed over ticks: ten ticks at twice the load
 _NAN = math.nan
@@ -52,21 +52,14 @@ class BaselineSettings:
 
 
 class Baselines:
-    """The baselines of all VMs of a host.
+    """The baselines of all VMs of a host, in rows like `keys`.
 
-    Args:
-        settings: how they are learnt.
-        columns: names of the columns, the noisy ones last: only of these windows and noise are kept.
-        prior_std: of the noisy columns, the standard deviation of a short window's mean before any is learnt.
-        floor_std: likewise, the least it can be.
+    Columns end with the noisy ones: windows and noise are kept of these only. `prior_std` and `floor_std`: of the noisy
+    columns, the standard deviation of a short window's mean before any is learnt, and its minimum.
 
-    Attributes:
-        keys: the VM of each row.
-        ticks: shape (VMs,): quiet ticks that each baseline is made of, as far as they still count.
-        mean, count: shape (VMs, columns): the baselines, NaN where nothing is known; of how many ticks.
-        first_seen_s, seen: shape (VMs,): clock of each VM's first tick, and number of its ticks.
-        looks: shape (VMs, most vCPUs + 1): in how many quiet looks k vCPU threads ran, as far as they still count.
-
+    `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines, NaN
+    where nothing is known, and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of
+    its ticks. `looks`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
     """
 
     def __init__(
@@ -108,32 +101,21 @@ class Baselines:
     # --- rows ---
 
     def match(self, keys: tuple[VmKey, ...], at_s: float) -> NDArray[np.int64] | None:
-        """Give each VM of a tick its row; what is gone is forgotten, a new epoch or size is a new VM.
+        """Give each VM of a tick its row; a new epoch or size is a new VM.
 
-        Returns:
-            Per VM the row that it had before, -1 where it is new; None where nothing has changed.
-
+        Returns per VM the row that it had before, -1 where it is new; None where nothing has changed.
         """
         if keys == self.keys:
             return None
-        old = {key: row for row, key in enumerate(self.keys)}
-        source = np.array([old.get(key, -1) for key in keys], np.int64)
+        source = old_rows(self.keys, keys)
         new = source < 0
         self._forget_noise()
         self._same_ticks = 0
-        self.ticks = taken(self.ticks, source, 0.0)
-        self.first_seen_s = taken(self.first_seen_s, source, at_s)
-        self.seen = taken(self.seen, source, 0)
-        self.mean = taken(self.mean, source, _NAN)
-        self.count = taken(self.count, source, 0.0)
+        move_rows(self, source, ticks=0.0, first_seen_s=at_s, seen=0, mean=_NAN, count=0.0, looks=0.0)
+        move_rows(self, source, _spread=0.0, _short=0.0, _long=0.0, _noise_count=0.0)
+        move_rows(self, source, _load_weight=0.0, _load_response=0.0)
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)
-        self.looks = _widened(taken(self.looks, source, 0.0), int(self._vcpus.max(initial=0)) + 1)
-        self._spread = taken(self._spread, source, 0.0)
-        self._short = taken(self._short, source, 0.0)
-        self._long = taken(self._long, source, 0.0)
-        self._noise_count = taken(self._noise_count, source, 0.0)
-        self._load_weight = taken(self._load_weight, source, 0.0)
-        self._load_response = taken(self._load_response, source, 0.0)
+        self.looks = _widened(self.looks, int(self._vcpus.max(initial=0)) + 1)
         self._ring = taken(self._ring.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy()
         self._known = taken(self._known.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy()
         self.keys = keys
@@ -182,29 +164,23 @@ class Baselines:
     def variance(self, ticks: int) -> Floats:
         """Return the variance of the difference between a window of `ticks` and the baseline in quiet.
 
-        That is the noise of the window's mean, between the two lengths that are learnt by a power of the length, and
-        the uncertainty of the baseline itself, as long as it is made of few ticks.
+        It is the noise of the window's mean, interpolated between the two learnt lengths, plus the uncertainty of a
+        baseline made of few ticks.
         """
         found = self._variances.get(ticks)
         if found is None:
-            found = self._variances[ticks] = self._make_variance(ticks)
+            settings = self._settings
+            if self._noise_now is None:
+                self._noise_now = self._make_noise()
+            short, long = self._noise_now
+            exponent = math.log(ticks / settings.short_ticks) / math.log(settings.long_ticks / settings.short_ticks)
+            noise = short if exponent == 0 else short * (long / short) ** exponent
+            # A mean over n ticks is as uncertain as the mean of n / long_ticks long windows.
+            found = noise + long * (settings.long_ticks / np.maximum(self.count[:, self._noisy], settings.short_ticks))
+            self._variances[ticks] = found
         return found
 
-    def _make_variance(self, ticks: int) -> Floats:
-        settings = self._settings
-        short, long = self._noise()
-        exponent = math.log(ticks / settings.short_ticks) / math.log(settings.long_ticks / settings.short_ticks)
-        noise = short if exponent == 0 else short * (long / short) ** exponent
-        # A mean over n ticks is as uncertain as that of n / long_ticks long windows.
-        return noise + long * (settings.long_ticks / np.maximum(self.count[:, self._noisy], settings.short_ticks))
-
-    def _noise(self) -> tuple[Floats, Floats]:
-        if self._noise_now is None:
-            self._noise_now = self._make_noise()
-        return self._noise_now
-
     def _forget_noise(self) -> None:
-        """What it was made of has changed."""
         self._noise_now = None
         self._variances.clear()
 
@@ -212,21 +188,17 @@ class Baselines:
         weight = self._settings.prior_ticks / (self._settings.prior_ticks + self._noise_count)
         rest = 1 - weight
         short = np.maximum(self._prior * weight + self._short * rest, self._floor)
-        # Before it is known the long window is taken for hardly quieter: as if the noise were slow.
+        # A priori the long window is hardly quieter, as if the noise were slow.
         long = np.maximum(0.7 * self._prior * weight + self._long * rest, 0.25 * self._floor)
         return short, np.minimum(long, short)
 
     # --- learning ---
 
     def learn(self, values: Floats, elapsed_s: float, *, quiet: Bools, held: Bools) -> None:
-        """Learn from a tick.
+        """Learn from a tick's `values`, shape (VMs, columns), NaN where not known.
 
-        Args:
-            values: shape (VMs, columns), NaN where not known.
-            elapsed_s: since the tick before.
-            quiet: shape (VMs,): rows that learn as usual.
-            held: shape (VMs,): rows that learn with the long time constant. Others learn nothing.
-
+        `quiet`, (VMs,): rows that learn as usual; `held`: rows that learn with the long time constant. Others learn
+        nothing.
         """
         settings = self._settings
         self._forget_noise()
@@ -246,7 +218,7 @@ class Baselines:
         deviation[np.isnan(deviation)] = 0.0
         limit = _CLIP * _TO_STD * self._spread
         limit[self.count < _PLAIN_TICKS] = np.inf
-        # Where values never varied a limit of 0 would freeze the mean for ever: a first change counts a little.
+        # Where values never varied a limit of 0 would freeze the mean: a first change counts a little.
         limit = np.fmax(limit, 1e-3 * np.abs(self.mean) + 1e-9)
         if some_held:
             limit[held] = np.inf
@@ -272,14 +244,7 @@ class Baselines:
             np.add(kept, more, out=kept)
 
     def learn_looks(self, running: Floats, elapsed_s: float, *, quiet: Bools) -> None:
-        """Count a look at the VMs.
-
-        Args:
-            running: shape (VMs,): how many vCPU threads of each ran; NaN: nobody looked.
-            elapsed_s: since the tick before.
-            quiet: shape (VMs,): rows that learn, as of `learn`.
-
-        """
+        """Count a sample of `running`, shape (VMs,): how many vCPU threads of each VM ran, NaN: not sampled."""
         rows = np.flatnonzero(quiet & ~np.isnan(running))
         if not len(rows):
             return
@@ -290,15 +255,10 @@ class Baselines:
         self.looks[rows] *= np.minimum(1.0, most / total)[:, None]
 
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
-        """Learn what the VM's own load does to its noisy columns: least squares through the origin.
+        """Learn what a VM's own load does to its noisy columns: least squares through the origin.
 
-        Args:
-            rows: shape (VMs,): where nobody else does more than usual, so that it is its own load's doing.
-            shift: shape (VMs,): the load above its baseline, as a logarithm, at least 0.
-            deviation: shape (VMs, n): of the first n noisy columns from their baselines; NaN counts as none. Of the
-                others nothing is learnt.
-            elapsed_s: since the tick before.
-
+        `rows`, (VMs,): where no other VM does more than usual. `shift`, (VMs,): logarithm of the load over its
+        baseline, >= 0. `deviation`, (VMs, n): of the first n noisy columns from their baselines; NaN counts as 0.
         """
         decay = math.exp(-elapsed_s / self._settings.load_time_constant_s)
         weight = np.where(rows, shift, 0.0)
@@ -309,15 +269,12 @@ class Baselines:
         self._load_response[:, : response.shape[1]] += response
 
     def load_slope(self) -> tuple[Floats, Floats]:
-        """Return the columns' change per unit of load, at least 0, and the share of its prior variance that is left.
-
-        Shapes (VMs, noisy columns) and (VMs,).
-        """
+        """Return change per unit of load, (VMs, noisy columns), >= 0, and the share of prior variance left, (VMs,)."""
         weight = self._load_weight + _LOAD_RIDGE
         return np.maximum(self._load_response / weight[:, None], 0.0), _LOAD_RIDGE / weight
 
     def relearn(self, rows: Bools) -> None:
-        """Let the next ticks of these rows weigh far more: what was learnt turned out not to be their baseline."""
+        """Let the next ticks of these rows weigh far more: what was learnt was not their baseline."""
         self.count[rows] = np.minimum(self.count[rows], 1.0)
         self.looks[rows] /= np.maximum(self.looks[rows].sum(axis=1, keepdims=True), 1.0)
         self._forget_noise()
@@ -325,7 +282,7 @@ class Baselines:
     # --- on disk ---
 
     def dump(self) -> list[dict[str, Any]]:
-        """Return the baselines as JSON has it, those too that were restored and whose VM is yet to be seen."""
+        """Return the baselines for JSON, with restored ones whose VM was not seen yet."""
         rows = [self._dumped(row) for row in range(len(self.keys)) if self.ticks[row] > 0]
         return rows + list(self._restored.values())
 
@@ -333,7 +290,7 @@ class Baselines:
         key = self.keys[row]
         start = self._noisy.start
         columns: dict[str, list[float]] = {}
-        # Python's own numbers: to take them from the arrays one by one was most of what this costs.
+        # `tolist` first: taking numbers from the arrays one by one was most of the cost.
         numbers_of = [array[row].tolist() for array in (self.mean, self._spread, self.count)]
         noise_of = [array[row].tolist() for array in (self._short, self._long, self._noise_count)]
         for column, name in enumerate(self.columns):
@@ -356,11 +313,9 @@ class Baselines:
         }
 
     def restore(self, rows: Sequence[Mapping[str, Any]], age_s: float) -> None:
-        """Take back what `dump` gave, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
+        """Take back what `dump` returned, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
 
-        Raises:
-            ValueError: it is not what `dump` gives; says where. Nothing was taken.
-
+        ValueError says where it is wrong; then nothing was taken.
         """
         settings = self._settings
         if age_s > settings.restored_max_age_s:
@@ -377,15 +332,15 @@ class Baselines:
                 for name, numbers in row["columns"].items()
                 if name in self.columns  # others are of another version of the agent
             }
-            load = row["load"]
-            looks = self._checked_looks(row["looks"], int(row["vcpus"]), weight)
+            load, vcpus = row["load"], int(row["vcpus"])
+            looks = zip(range(vcpus + 1), row["looks"], strict=True)
             return {
                 "uuid": str(row["uuid"]),
                 "epoch": str(row["epoch"]),
-                "vcpus": int(row["vcpus"]),
+                "vcpus": vcpus,
                 "ticks": _finite(row["ticks"]) * weight,
                 "columns": columns,
-                "looks": looks,
+                "looks": [_finite(number) * weight for _, number in looks],
                 "load": {
                     "weight": _finite(load["weight"]) * weight,
                     "response": {
@@ -395,11 +350,6 @@ class Baselines:
             }
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"baselines: row {place}: {error!r}") from error
-
-    def _checked_looks(self, looks: Sequence[Any], vcpus: int, weight: float) -> list[float]:
-        if len(looks) != vcpus + 1:
-            raise ValueError(f"{len(looks)} numbers of looks at {vcpus} vCPUs")
-        return [_finite(number) * weight for number in looks]
 
     def _numbers(self, name: str, numbers: Sequence[Any], weight: float) -> list[float]:
         noisy = self.columns.index(name) >= self._noisy.start
@@ -425,6 +375,26 @@ class Baselines:
                     array[row, column - start] = number
 
 
+def old_rows(old: Sequence[VmKey], new: Sequence[VmKey]) -> NDArray[np.int64]:
+    """Return each new VM's old row, -1 where it has none."""
+    places = {key: row for row, key in enumerate(old)}
+    return np.array([places.get(key, -1) for key in new], np.int64)
+
+
+def dumped_vms(data: Mapping[str, Any], now_unix_s: float, known: int) -> tuple[Sequence[Any], float]:
+    """Return the VMs that a detector dumped and their age in seconds; ValueError: not of this format."""
+    if data.get("format") != known or not isinstance(data.get("vms"), list):
+        raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {known}")
+    unix_s = data.get("unix_s")
+    return data["vms"], now_unix_s - unix_s if isinstance(unix_s, int | float) else 0.0
+
+
+def move_rows(owner: object, source: NDArray[np.int64], **defaults: object) -> None:
+    """Replace arrays of `owner` by their rows at the places in `source`, with a default where the place is -1."""
+    for name, default in defaults.items():
+        setattr(owner, name, taken(getattr(owner, name), source, default))
+
+
 def taken(array: NDArray[Any], source: NDArray[np.int64], default: object) -> NDArray[Any]:
     """Return rows of `array` by their old places, with `default` where the place is -1."""
     result = np.full((len(source), *array.shape[1:]), default, array.dtype)
@@ -434,7 +404,7 @@ def taken(array: NDArray[Any], source: NDArray[np.int64], default: object) -> ND
 
 
 def _widened(array: Floats, columns: int) -> Floats:
-    """Return `array` with so many columns: more are 0, those that are cut off belong to VMs that are gone."""
+    """Return `array` with so many columns: new ones are 0, those cut off belonged to VMs that are gone."""
     result = np.zeros((len(array), columns))
     kept = min(columns, array.shape[1])
     result[:, :kept] = array[:, :kept]

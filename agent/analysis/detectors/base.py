@@ -1,0 +1,65 @@
+"""What a detector takes and answers: a tick of signals, and each VM's verdict."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.detectors.workers import LearntWorkers
+from agent.analysis.signals import Tick, Values
+from agent.analysis.verdict import Behaviour, Verdict
+
+
+@dataclass(eq=False)
+class Detection:
+    """The verdicts of one tick, in the order of its VMs.
+
+    Reasons, evidence and baselines are made only on demand, from copies: for all VMs they would cost more than judging.
+
+    `state` returns a VM's verdict by its row. `make_learnt` None: the load does not change the baselines. `estimate`,
+    (VMs,): whose degradation is to be estimated; None: victims. `workers`: as learnt; `factors`, (VMs,):
+    `signals.load_factors` with what is learnt; None: this detector does not learn them.
+    """
+
+    behaviours: tuple[Behaviour, ...]
+    baseline_ticks: NDArray[np.int64]
+    state: Callable[[int], Verdict]
+    make_baseline: Callable[[], Values]
+    estimate: NDArray[np.bool_] | None = None
+    make_learnt: Callable[[], Values] | None = None
+    workers: LearntWorkers | None = None
+    factors: Values | None = None
+
+    @cached_property
+    def states(self) -> tuple[Verdict, ...]:
+        """The verdicts on all VMs."""
+        return tuple(self.state(row) for row in range(len(self.behaviours)))
+
+    @cached_property
+    def baseline(self) -> Values:
+        """Each signal's baseline at the VM's present load, in its own unit.
+
+        Shape (VMs, SIGNALS); NaN where it is not ready or not known.
+        """
+        return self.make_baseline()
+
+    @cached_property
+    def learnt(self) -> Values:
+        """Likewise, at the load at which it was learnt."""
+        return self.baseline if self.make_learnt is None else self.make_learnt()
+
+
+class AnyDetector(Protocol):
+    """What `detector.Detector` and `paper_detector.PaperDetector` have in common."""
+
+    def step(self, tick: Tick) -> Detection:
+        """Take one tick, in order of time, and say what each VM does."""
+
+    def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
+        """Return what was learnt, as JSON has it; with the time now, its age is known when it is restored."""
+
+    def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
+        """Take back what `dump` gave, by UUID and epoch, and as much of it as its age leaves."""

@@ -1,0 +1,71 @@
+"""The verdict on one VM by the host's own analysis. Plain values, without numpy: the agent loads them always."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+#: What a VM does. Unknown: no baseline, or no values. Steady: as at its baseline, or only its own load has changed.
+#: Inflicting: it does more than at its baseline, and others suffer. Source: "Cloud White", section 4.
+Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
+
+#: Behaviours by their number in arrays.
+BEHAVIOURS: tuple[Behaviour, ...] = ("unknown", "steady", "victim", "inflicting")
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation:
+    """How many times longer the 95th percentile of a VM's latency is than without interference, with its interval.
+
+    All three are NaN where it is not known: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
+    "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, but not together) or "failed". `model`:
+    the file's name, "" for none; "cpi": the estimate is CPI over the job's mean, with the interval of mean -+ 2 std.
+    """
+
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    cannot_tell: str = ""
+    model: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an estimate."""
+        return math.isfinite(self.ratio) and math.isfinite(self.low)
+
+    @property
+    def is_of_cpi(self) -> bool:
+        """Whether it is of the CPI, and not of latency."""
+        return self.model == "cpi"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One signal that supports a verdict: all three numbers are in the signal's own unit (docs/metrics.md).
+
+    `expected`: at the VM's present load (and clock) without interference. `threshold`: an upper limit where it is above
+    `expected`, else a lower one.
+    """
+
+    signal: str
+    value: float
+    expected: float
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One VM in one tick.
+
+    `reason`: one line for people, with numbers. `since_ns`: the tick's clock when the behaviour began. `culprits`:
+    UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: quiet ticks behind the
+    baseline, aged; `baseline_ready`: whether they are enough. `degradation` None: not estimated.
+    """
+
+    behaviour: Behaviour
+    reason: str
+    since_ns: int
+    evidence: tuple[Evidence, ...] = ()
+    culprits: tuple[str, ...] = ()
+    baseline_ticks: int = 0
+    baseline_ready: bool = False
+    degradation: Degradation | None = None
