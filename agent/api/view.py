@@ -10,9 +10,8 @@ from agent.api.state import HostView
 from agent.clock import Clock
 from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
 from agent.sampling.changes import JoinedVm
-from agent.sampling.metrics import METRICS, Metric
+from agent.sampling.metrics import METRICS, HostRates, Metric, VmRates
 from agent.sampling.pipeline import Pipeline
-from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.scheduler import ClockSteps, TickSchedule
 from agent.sampling.views import MetricView, VmView
 from agent.sampling.vms import Vm

@@ -17,7 +17,7 @@ from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, lo
 from agent.config import CloudWhiteSection
 from agent.detection.degradation_models import HostModels
 from agent.detection.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
-from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.metrics import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 from agent.config import JobRule
 from agent.sampling.changes import JoinedVm, PerfDelta, Reading, VmDelta
 from agent.sampling.deltas import SUBTRACT
-from agent.sampling.metrics import METRICS
-from agent.sampling.rates import Limits, VmRates, rates_of
+from agent.sampling.metrics import VM_METRICS, VmRates
+from agent.sampling.rates import Limits, rates_of
 from agent.sampling.traffic import Traffic
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from collector.inventory.coverage import PART_SOURCES, why_absent
@@ -384,6 +384,4 @@ _TOLD_BY = {
     for source in {source for part in VM_PARTS for source in PART_SOURCES[part]}
 }
 _ALL = (0, tuple(enumerate(VM_PARTS)))
-_SLICED = tuple(
-    index for index, metric in enumerate(metric for metric in METRICS if metric.scope == "vm") if metric.part == "perf"
-)
+_SLICED = tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == "perf")

@@ -7,7 +7,7 @@ import numpy as np
 
 from agent.analysis.degradation.model import Estimates
 from agent.analysis.detection.behaviour import Behaviour, Detection, Evidence, VmState
-from agent.sampling.rates import VmRates
+from agent.sampling.metrics import VmRates
 from collector.base import Reason
 
 QUIET = (Behaviour.STEADY, "as at its baseline", ())

@@ -15,8 +15,7 @@ from agent.api.view import Snapshot, VmSnapshot
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.changes import JoinedVm, Reading
-from agent.sampling.metrics import METRICS
-from agent.sampling.rates import VmRates
+from agent.sampling.metrics import METRICS, VmRates
 from agent.sampling.views import SourceView
 from collector.base import VM_PARTS, Reason
 from collector.inventory.coverage import PART_SOURCES

@@ -34,8 +34,7 @@ from agent.daemon import Daemon
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
 from agent.display.words import VICTIM, word_of
-from agent.sampling.metrics import METRICS
-from agent.sampling.rates import VmRates
+from agent.sampling.metrics import METRICS, VmRates
 from agent.sampling.runner import SourcePlan
 from agent.sampling.traffic import TRAFFIC
 from agent.sampling.views import MetricView, SourceView

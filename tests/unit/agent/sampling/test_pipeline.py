@@ -8,9 +8,8 @@ from agent.api.exposition import render
 from agent.api.view import Names, StateView
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
 from agent.detection.verdicts import Verdict
-from agent.sampling.metrics import METRICS
+from agent.sampling.metrics import METRICS, HostRates, VmRates
 from agent.sampling.pipeline import Pipeline, timely_sources
-from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
 from agent.sampling.startup import make_plans

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from agent.sampling.changes import CpuDelta, PerfDelta, Reading
 from agent.sampling.deltas import delta
-from agent.sampling.rates import Limits, VmRates, derive, derive_host
+from agent.sampling.metrics import VmRates
+from agent.sampling.rates import Limits, derive, derive_host
 from collector.base import (
     CgroupCounters,
     DiskCounters,
