@@ -7,7 +7,7 @@ where somebody suffers is anything gathered. Nothing here changes anything: that
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +19,8 @@ from agent.antagonists.coefficients import Coefficient
 from agent.antagonists.reports import Trigger, TriggerVictim
 from agent.config import ActSection
 from agent.detection.verdicts import Degradation, SuspectView
-from agent.sampling.views import VmView
+from agent.sampling.vms import Vm
+from collector.base import Reason
 
 if TYPE_CHECKING:
     from agent.antagonists.decisions import Decisions
@@ -53,8 +54,8 @@ class State(Protocol):
     def host(self) -> Now:
         """Return the host's status now."""
 
-    def vms(self, metrics: Collection[str] | None = None) -> tuple[VmView, ...]:
-        """Return all VMs now, with the metrics of these names; None: with all."""
+    def vms(self) -> Sequence[Vm]:
+        """Return all VMs now."""
 
 
 class Coefficients(Protocol):
@@ -110,7 +111,7 @@ class Advisor:
         against = self._for_victim(hurt, vms) if hurt else ()
         return tuple(one for one in against if one.vm == uuid)
 
-    def _for_victim(self, uuid: str, vms: Mapping[str, VmView]) -> tuple[Recommendation, ...]:
+    def _for_victim(self, uuid: str, vms: Mapping[str, Vm]) -> tuple[Recommendation, ...]:
         vm, decisions, analysis = vms.get(uuid), self._state.decisions, self._state.analysis
         decision = decisions.vm(uuid) if decisions is not None else None
         if vm is None or decisions is None or decision is None or decision.verdict != "victim":
@@ -119,13 +120,13 @@ class Advisor:
         is_triggered = "fleet" in decision.found_by and analysis is not None
         victim = Victim(
             uuid,
-            vm.name,
+            vm.identity.name,
             vm.job,
             cpi=slot.cpi if slot else None,
             mean_cpi=analysis.job_mean_cpi(uuid) if analysis is not None else None,
             threshold_cpi=slot.threshold_cpi if slot and is_triggered else None,
             degradation=_ratio(decision.slow_down),
-            manager=vm.manager,
+            manager=vm.identity.manager,
             vmid=vm.vmid,
         )
         situation = Situation(
@@ -138,14 +139,12 @@ class Advisor:
         )
         return recommend(_with_facts(situation, vms))
 
-    def _vms(self) -> dict[str, VmView]:
-        return {vm.uuid: vm for vm in self._state.vms(_NEEDED)}
+    def _vms(self) -> dict[str, Vm]:
+        return {vm.identity.uuid: vm for vm in self._state.vms()}
 
     # --- suspects and victims ---
 
-    def _suspects(
-        self, ranked: Sequence[SuspectView], vms: Mapping[str, VmView], now_unix_ns: int
-    ) -> tuple[Suspect, ...]:
+    def _suspects(self, ranked: Sequence[SuspectView], vms: Mapping[str, Vm], now_unix_ns: int) -> tuple[Suspect, ...]:
         """Return what speaks for and against suspects, in their order."""
         cloud_white = self._state.cloud_white
         suspects = []
@@ -171,7 +170,7 @@ class Advisor:
             )
         return tuple(suspects)
 
-    def _reported(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
+    def _reported(self, victim: TriggerVictim, vms: Mapping[str, Vm]) -> Victim:
         analysis, view = self._state.analysis, vms.get(victim.vm)
         return Victim(
             victim.vm,
@@ -181,13 +180,12 @@ class Advisor:
             mean_cpi=analysis.job_mean_cpi(victim.vm) if analysis else None,
             threshold_cpi=_known(victim.threshold_cpi),
             degradation=_ratio(victim.slow_down),
-            manager=view.manager if view else "",
+            manager=view.identity.manager if view else "",
             vmid=view.vmid if view else "",
         )
 
 
 _CORES, _LLC, _MEMORY = "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
-_NEEDED = (_CORES, _LLC, _MEMORY)
 
 
 def _known(value: float) -> float | None:
@@ -201,7 +199,7 @@ def _ratio(slow_down: Degradation | None) -> float | None:
     return slow_down.ratio
 
 
-def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
+def _with_facts(situation: Situation, vms: Mapping[str, Vm]) -> Situation:
     """Add what is known of the VMs behind the few suspects that a recommendation can name: there may be a thousand."""
     few = {suspect.vm for suspect in pursued(situation)}
     if not few & vms.keys():
@@ -214,13 +212,13 @@ def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
             return suspect
         return replace(
             suspect,
-            vcpus=view.vcpus,
+            vcpus=view.identity.vcpus,
             llc_bytes=_value(view, _LLC),
             all_llc_bytes=all_llc,
             memory_bytes_per_s=_value(view, _MEMORY),
             all_memory_bytes_per_s=all_memory,
-            has_quota=view.quota_cores is not None and view.quota_cores < view.vcpus,
-            manager=view.manager,
+            has_quota=view.quota_cores is not None and view.quota_cores < view.identity.vcpus,
+            manager=view.identity.manager,
             vmid=view.vmid,
             has_own_group=view.quota_cores is not None,
         )
@@ -228,11 +226,12 @@ def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
     return replace(situation, suspects=tuple(map(known, situation.suspects)))
 
 
-def _value(vm: VmView, name: str) -> float | None:
-    return next((metric.value for metric in vm.metrics if metric.name == name), None)
+def _value(vm: Vm, name: str) -> float | None:
+    value = getattr(vm.rates, name)
+    return None if isinstance(value, Reason) else value
 
 
-def _sum(vms: Mapping[str, VmView], name: str) -> float:
+def _sum(vms: Mapping[str, Vm], name: str) -> float:
     return math.fsum(value for vm in vms.values() if (value := _value(vm, name)) is not None)
 
 

@@ -1,4 +1,4 @@
-"""The text of /metrics, made of a `Snapshot` by `agent.sampling.metrics.METRICS`.
+"""The text of /metrics, made of a `Snapshot` by `agent.sampling.METRICS`.
 
 A value that is not known has no sample; `whitepanda_vm_part_absent` says why where all of a part is absent,
 `whitepanda_vm_metric_absent` where only that metric is. Source and age are told once per VM and part, so that a series
@@ -13,25 +13,23 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from agent.api.view import Snapshot, VmSnapshot
+from agent.api.state import Snapshot, VmSnapshot
 from agent.detection.verdicts import VERDICTS, runs
-from agent.sampling import metrics
 from agent.sampling.changes import Reading
-from agent.sampling.views import SourceView
-from agent.uplink.view import UplinkView
+from agent.sampling.metrics import METRICS, TRAFFIC_METRICS, VM_METRICS
+from agent.sampling.metrics import Metric as Row
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
+from whitepanda.v1 import host_pb2
 
-_VM_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "vm")
-_TRAFFIC_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "traffic")
 _PLACES = {
-    part: tuple(index for index, metric in enumerate(_VM_METRICS) if metric.part == part)
+    part: places
     for part in VM_PARTS
-    if any(metric.part == part for metric in _VM_METRICS)
+    if (places := tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == part))
 }
 
 
-def family_name(metric: metrics.Metric) -> str:
+def family_name(metric: Row) -> str:
     """Return a metric's name in /metrics: ours with a prefix, and "second" spelt out as Prometheus wants it."""
     scope = "vm_" if metric.scope in {"vm", "traffic"} else ""
     name = metric.name
@@ -64,12 +62,12 @@ class _Families(Collector):
         labels = {"version": self._host.agent_version, "platform": _label(self._host.platform)}
         info.add_sample(info.name, labels, 1)
         yield info
-        values = {value.name: value.value for value in self._host.metrics}
-        for metric in metrics.METRICS:
+        values = {one.name: one.value for one in self._host.host_metrics if not math.isnan(one.value)}
+        for metric in METRICS:
             if metric.scope in {"host", "agent"}:
                 yield _family(metric, [({}, values.get(metric.name))])
             elif metric.scope == "certificate":
-                ends = self._host.certificates
+                ends = self._snapshot.certificates
                 yield _family(metric, [({"certificate": setting}, end_s) for setting, end_s in ends])
             elif metric.scope == "source":
                 yield _family(metric, _of_sources(metric.name, self._host.sources))
@@ -78,7 +76,7 @@ class _Families(Collector):
         yield from _of_vms(self._snapshot)
 
 
-def _family(metric: metrics.Metric, samples: Iterable[tuple[dict[str, str], float | None]]) -> Metric:
+def _family(metric: Row, samples: Iterable[tuple[dict[str, str], float | None]]) -> Metric:
     name = family_name(metric)
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family: Metric = kind(name, metric.help)
@@ -88,13 +86,13 @@ def _family(metric: metrics.Metric, samples: Iterable[tuple[dict[str, str], floa
     return family
 
 
-def _of_sources(name: str, sources: Iterable[SourceView]) -> Iterator[tuple[dict[str, str], float | None]]:
+def _of_sources(name: str, sources: Iterable[host_pb2.SourceStatus]) -> Iterator[tuple[dict[str, str], float | None]]:
     for source in sources:
         if source.state != "off":
             yield {"source": source.name}, _of_source(name, source)
 
 
-def _of_source(name: str, source: SourceView) -> float | None:
+def _of_source(name: str, source: host_pb2.SourceStatus) -> float | None:
     match name:
         case "source_success":
             # Of `auto` sources that cannot be here it would be 0 for ever: nothing to wake anybody for.
@@ -111,18 +109,21 @@ def _of_source(name: str, source: SourceView) -> float | None:
     raise AssertionError(name)
 
 
-def _of_uplink(name: str, uplink: UplinkView) -> float:
+def _of_uplink(name: str, uplink: host_pb2.UplinkStatus) -> float:
     if name == "uplink_connected":
         return uplink.state == "connected"
     return float(getattr(uplink, name.removeprefix("uplink_").removesuffix("_total")))
 
 
 def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
-    labelled = [({"vm": _label(vm.uuid), "name": _label(vm.name), "job": _label(vm.job)}, vm) for vm in snapshot.vms]
-    for index, metric in enumerate(_VM_METRICS):
+    labelled = [
+        ({"vm": _label(vm.identity.uuid), "name": _label(vm.identity.name), "job": _label(vm.job)}, vm)
+        for vm in snapshot.vms
+    ]
+    for index, metric in enumerate(VM_METRICS):
         values = ((labels, vm.rates[index]) for labels, vm in labelled)
         yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
-    for index, metric in enumerate(_TRAFFIC_METRICS):
+    for index, metric in enumerate(TRAFFIC_METRICS):
         totals = ((labels, vm.traffic[index]) for labels, vm in labelled if vm.traffic)
         yield _family(metric, totals)
     yield _infos(labelled)
@@ -150,17 +151,15 @@ def _infos(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Metric:
         "Whose the VM is, of which kind and who runs it; a label that is not known is empty; always 1.",
     )
     for labels, vm in labelled:
-        identity = vm.identity
-        if identity is not None:
-            whose = {
-                "project": identity.facts.get("nova:project", ""),
-                "flavor": identity.facts.get("nova:flavor", ""),
-                "owner": vm.owner,
-                "manager": identity.manager,
-            }
-            told = {label: _label(text) for label, text in whose.items()}
-            sensitive = {"latency_sensitive": str(vm.latency_sensitive).lower()}
-            info.add_sample(info.name, {**labels, **told, **sensitive}, 1)
+        facts = vm.identity.facts
+        whose = {
+            "project": _label(facts.get("nova:project", "")),
+            "flavor": _label(facts.get("nova:flavor", "")),
+            "owner": _label(vm.owner),
+            "manager": _label(vm.identity.manager),
+            "latency_sensitive": str(vm.latency_sensitive).lower(),
+        }
+        info.add_sample(info.name, {**labels, **whose}, 1)
     return info
 
 
@@ -180,7 +179,7 @@ def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
     estimates = [(GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _SLOW_DOWN]
     for labels, vm in labelled:
         held = vm.decision
-        if held is not None and held.verdict != "unknown" and runs(vm.state):
+        if held is not None and held.verdict != "unknown" and runs(vm.identity.state):
             victim.add_sample(victim.name, labels, held.verdict == "victim")
             for word in VERDICTS[1:]:
                 behaviour.add_sample(behaviour.name, {**labels, "behaviour": word}, held.verdict == word)
@@ -247,7 +246,7 @@ def _absences(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
                 parts.add_sample(parts.name, {"vm": labels["vm"], "part": part, "reason": why.code}, 1)
                 continue
             for place, why in absent:
-                told = {"vm": labels["vm"], "metric": _VM_METRICS[place].name, "reason": why.code}
+                told = {"vm": labels["vm"], "metric": VM_METRICS[place].name, "reason": why.code}
                 single.add_sample(single.name, told, 1)
     yield parts
     yield single

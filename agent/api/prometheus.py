@@ -20,7 +20,7 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 
 from agent.api.exposition import render
-from agent.api.view import Snapshot
+from agent.api.state import Snapshot
 from agent.config import MetricsSection
 from whitepanda.common import log
 from whitepanda.common.config import is_own_name

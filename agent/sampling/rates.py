@@ -158,7 +158,8 @@ def _perf_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) ->
     gips: Value = perf.incomplete or perf.instructions / perf.dt_ns
     if isinstance(usage_cores, float) and usage_cores < limits.min_activity_cores:
         return gips, Reason.IDLE, Reason.IDLE, ratio, *_IDLE_EVENTS
-    ipc = cpi = Reason.IDLE
+    ipc: Value = Reason.IDLE
+    cpi: Value = Reason.IDLE
     if perf.instructions > 0 and perf.cycles > 0:
         ipc, cpi = perf.instructions / perf.cycles, perf.cycles / perf.instructions
     events, missing = perf.events, perf.missing

@@ -105,6 +105,11 @@ class Vm:
         quota = cgroup.value.quota_cores
         return float(self.identity.vcpus) if quota is None else quota
 
+    @property
+    def vmid(self) -> str:
+        """Its number in Proxmox, else ""."""
+        return self.identity.facts.get("pve:vmid", "")
+
 
 class VmTable:
     """Joins the samples of all sources per VM, tick by tick.

@@ -8,8 +8,8 @@ import msgspec
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
-from agent.api.messages import explanation_message, status_message, vms_message
-from agent.api.view import Names, StateView
+from agent.api.messages import explanation_message, vms_message
+from agent.api.state import AgentState, Names
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
@@ -73,7 +73,7 @@ class RecordedHost:
         # No coefficients are recorded: as an agent that central has not sent any.
         self._analysis = HostAnalysis(config.analysis if config else AnalysisSection(), "", CoefficientStore(None))
         self._decisions = Decisions(config or AgentConfig(agent=AgentSection()), self._cloud_white, self._analysis)
-        self._state = StateView(
+        self._state = AgentState(
             names=Names(file.name, "", "", 0, 0),
             clock=self._clock,
             pipeline=self._playback.pipeline,
@@ -132,11 +132,11 @@ class RecordedHost:
 
     def frame(self) -> Frame:
         """Return the look at the host at this tick."""
-        return Frame(vms_message(self._state, METRICS), status_message(self._state))
+        return Frame(vms_message(self._state, METRICS), self._state.host())
 
     def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
         """Return all about a VM at this tick; None where it is not there."""
-        return explanation_message(self._state, uuid, self._state.vms(()))
+        return explanation_message(self._state, uuid)
 
     def close(self) -> None:
         """Close the file; may be called twice."""

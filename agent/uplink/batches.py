@@ -4,29 +4,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from agent.antagonists.events import VmEvent
-from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
-from agent.detection.verdicts import Degradation, Shown
+from agent.antagonists.reports import Trigger
 from agent.sampling.windows import CpiWindow
-from agent.uplink.recommendation_messages import recommendation_message
-from collector.base import Reason
+from agent.uplink.messages import event_message, trigger_message
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
+from whitepanda.common.window_columns import COUNTS, GAUGES
 from whitepanda.v1 import agent_pb2
 
 #: What goes along with windows, in their order and numbered with them, so that it is told exactly once.
 Report = VmEvent | Trigger
 
-_COUNTS = ("cycles", "instructions")
 MAX_SEQUENCE = 2**63 - 1
-_GAUGES = (
-    "running_ratio",
-    "run_queue_wait_ratio",
-    "disk_bytes_per_s",
-    "network_bytes_per_s",
-    "llc_occupancy_bytes",
-    "memory_bandwidth_bytes_per_s",
-    "memory_stall_ratio",
-    "io_wait_ratio",
-)
 
 
 def encode(
@@ -63,11 +51,11 @@ def encode(
     batch.duration_ns.extend(window.duration_ns for window in windows)
     batch.cpu_usage_cores.extend(window.cpu_usage_cores for window in windows)
     _extend_cpi(batch, windows)
-    for name in _COUNTS:
+    for name in COUNTS:
         counts = [getattr(window, name) for window in windows]
         if any(count is not None for count in counts):
             getattr(batch, name).extend(UNKNOWN_COUNT if count is None else count for count in counts)
-    for name in _GAUGES:
+    for name in GAUGES:
         values = [getattr(window, name) for window in windows]
         if any(value is not None for value in values):
             getattr(batch, name).extend(map(or_nan, values))
@@ -97,104 +85,6 @@ def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[l
 
     kept, told = [window for window in windows if fits(window)], [event for event in events if fits(event)]
     return kept, told, reasons[0] if reasons else ""
-
-
-def event_message(event: VmEvent) -> agent_pb2.VmEvent:
-    """Make the message of an event."""
-    return agent_pb2.VmEvent(
-        vm=event.vm,
-        epoch=event.epoch,
-        name=event.name,
-        job=event.job,
-        latency_sensitive=event.latency_sensitive,
-        unix_ns=event.unix_ns,
-        behaviour=behaviour_number(event.behaviour),
-        before=behaviour_number(event.before),
-        lasted_ns=max(0, event.lasted_ns),
-        reason=event.reason,
-        evidence=[evidence_message(shown) for shown in event.evidence],
-        degradation=None if event.degradation is None else degradation_message(event.degradation),
-        culprits=event.culprits,
-        found_by=analyses_message(event.found_by),
-    )
-
-
-def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
-    """Make the message of contention: the worst victims and suspects, and how many more there are."""
-    victims, suspects = trigger.victims[:MAX_VICTIMS], trigger.suspects[:MAX_SUSPECTS]
-    return agent_pb2.Trigger(
-        unix_ns=trigger.unix_ns,
-        slot_ns=trigger.slot_ns,
-        since_unix_ns=trigger.since_unix_ns,
-        mn_cpi=trigger.mn_cpi,
-        mn_cpi_threshold=trigger.mn_cpi_threshold,
-        coefficient_version=trigger.coefficient_version,
-        victims=[
-            agent_pb2.TriggerVictim(
-                vm=v.vm,
-                epoch=v.epoch,
-                name=v.name,
-                job=v.job,
-                cpi=v.cpi,
-                n_cpi=v.n_cpi,
-                threshold_cpi=v.threshold_cpi,
-                cpu_usage_cores=v.cpu_usage_cores,
-                slow_down=None if v.slow_down is None else degradation_message(v.slow_down),
-                found_by=analyses_message(v.found_by),
-                suspect=v.suspect,
-            )
-            for v in victims
-        ],
-        suspects=[
-            agent_pb2.TriggerSuspect(
-                vm=s.uuid,
-                epoch=s.epoch,
-                name=s.name,
-                job=s.job,
-                coefficient=or_nan(s.coefficient),
-                cpu_usage_cores=s.cpu_usage_cores,
-                score=or_nan(s.score),
-                reason=reason_number(s.reason),
-                inflicts=s.inflicts,
-            )
-            for s in suspects
-        ],
-        victims_left_out=len(trigger.victims) - len(victims),
-        suspects_left_out=len(trigger.suspects) - len(suspects),
-        recommendations=[recommendation_message(one) for one in trigger.recommendations],
-        found_by=analyses_message(trigger.found_by),
-        ended=trigger.ended,
-        affected_vms=trigger.affected,
-    )
-
-
-def reason_number(reason: Reason) -> Any:
-    """Return the protocol's number of a reason: those of collector.base.Reason are the same."""
-    return int(reason)
-
-
-def behaviour_number(behaviour: str) -> Any:
-    """Return the protocol's number of a behaviour."""
-    return agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour.upper()}")
-
-
-def analyses_message(found_by: Iterable[str]) -> list[Any]:
-    """Return the protocol's numbers of analyses."""
-    return [agent_pb2.Analysis.Value(f"ANALYSIS_{one.upper()}") for one in found_by]
-
-
-def evidence_message(shown: Shown) -> agent_pb2.Evidence:
-    """Make the message of a piece of evidence."""
-    return agent_pb2.Evidence(
-        signal=shown.signal, value=shown.value, baseline=shown.expected, threshold=shown.threshold
-    )
-
-
-def degradation_message(found: Degradation) -> agent_pb2.Degradation:
-    """Make the message of an estimate."""
-    return agent_pb2.Degradation(
-        ratio=found.ratio, low=found.low, high=found.high, cannot_tell=found.cannot_tell, model=found.model
-    )
 
 
 def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None:

@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import grpc
 
@@ -21,12 +21,13 @@ from agent.uplink.batches import Report, encodable
 from agent.uplink.queue import BatchQueue
 from agent.uplink.spool import Spool
 from agent.uplink.stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
-from agent.uplink.view import UplinkView
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
 from whitepanda.common.tls import channel_credentials, warnings
-from whitepanda.v1 import agent_pb2
+from whitepanda.v1 import agent_pb2, host_pb2
+
+UplinkState = Literal["off", "connecting", "connected"]
 
 _METHOD = "/whitepanda.v1.AgentStream/Connect"
 _MAX_PENDING = 64  # submissions that may wait for a slow disk
@@ -98,12 +99,14 @@ class Uplink:
         self._pending.append((windows, events))
         self._submitted.set()
 
-    def view(self) -> UplinkView:
+    def view(self) -> host_pb2.UplinkStatus:
         """Return the state for the local API; never blocks."""
         counts = self._queue.counts()
-        connected = self._stream is not None and self._stream.heard.is_set()
-        return UplinkView(
-            state="off" if not self._section.address else "connected" if connected else "connecting",
+        state: UplinkState = "connecting" if self._section.address else "off"
+        if self._stream is not None and self._stream.heard.is_set():
+            state = "connected"
+        return host_pb2.UplinkStatus(
+            state=state,
             address=self._section.address,
             spooled_batches=counts.batches,
             spooled_bytes=counts.bytes,

@@ -8,7 +8,8 @@ import pytest
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger, Triggers, TriggerVictim
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Degradation, SuspectView
-from agent.uplink.batches import encode, pieces, trigger_message
+from agent.uplink.batches import encode, pieces
+from agent.uplink.messages import trigger_message
 from collector.base import Reason
 from tests.unit.agent.antagonists.test_host_analysis import CALM, ODD, SCAN, VICTIM, Host, update
 from whitepanda.v1 import agent_pb2
