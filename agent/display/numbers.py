@@ -1,4 +1,4 @@
-"""Columns of measured numbers: their values, when a column is left out, and why."""
+"""Columns of measured numbers, by the titles in the table of metrics: values, when one is left out, and why."""
 
 import math
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.display import render
+from agent.sampling.metrics import VM_METRICS
 from collector.base import Reason
 from whitepanda.v1 import host_pb2
 
@@ -17,6 +18,23 @@ class Numbers:
     title: str
     metrics: tuple[str, ...]
     show: Callable[[float], str]
+
+
+def _columns() -> dict[str, Numbers]:
+    shows: dict[str, Callable[[float], str]] = {"ratio": render.percent, "bytes": render.si, "bytes/s": render.si}
+    named: dict[str, tuple[str, ...]] = {}
+    for metric in VM_METRICS:
+        named[metric.title] = (*named.get(metric.title, ()), metric.name)
+    units = {metric.title: metric.unit for metric in VM_METRICS}
+    return {
+        title: Numbers(title, metrics, shows.get(units[title], render.number))
+        for title, metrics in named.items()
+        if title
+    }
+
+
+#: All that the table of metrics has a title for, by title.
+NUMBERS = _columns()
 
 
 def values_of(vm: host_pb2.VmSummary) -> dict[str, float]:
