@@ -20,17 +20,10 @@ MAX_SEQUENCE = 2**63 - 1
 def encode(
     windows: Sequence[CpiWindow], *, spool_id: str, sequence: int, backlog: bool = False, events: Sequence[Report] = ()
 ) -> agent_pb2.CpiBatch:
-    """Make the batch of some windows.
+    """Make the batch of some windows, in any order, and of what goes along with them.
 
-    A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it.
-
-    Args:
-        windows: in any order; VMs may repeat.
-        spool_id: the incarnation of the spool that gave the number.
-        sequence: the batch's number, from 1.
-        backlog: whether it is sent late, after an outage.
-        events: what goes along.
-
+    A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it. `sequence` is
+    the batch's number in the spool's incarnation `spool_id`, from 1; `backlog`: it is sent late, after an outage.
     """
     batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence, backlog=backlog)
     tasks: dict[tuple[str, str, str, str, bool], int] = {}
@@ -39,18 +32,18 @@ def encode(
         index = tasks.get(key)
         if index is None:
             index = tasks[key] = len(tasks)
-            batch.tasks.add(
-                vm=window.vm,
-                epoch=window.epoch,
-                name=window.name,
-                job=window.job,
-                latency_sensitive=window.latency_sensitive,
-            )
+            vm, epoch, name, job, latency_sensitive = key
+            batch.tasks.add(vm=vm, epoch=epoch, name=name, job=job, latency_sensitive=latency_sensitive)
         batch.task_index.append(index)
     batch.start_unix_ns.extend(window.start_unix_ns for window in windows)
     batch.duration_ns.extend(window.duration_ns for window in windows)
     batch.cpu_usage_cores.extend(window.cpu_usage_cores for window in windows)
-    _extend_cpi(batch, windows)
+    missing = [window.cpi is None for window in windows]
+    if not all(missing):
+        batch.cpi.extend(or_nan(window.cpi) for window in windows)
+    if any(missing):  # then the reasons are there for every row; their numbers are the protocol's
+        reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
+        batch.cpi_reason.extend(reasons)
     for name in COUNTS:
         counts = [getattr(window, name) for window in windows]
         if any(count is not None for count in counts):
@@ -67,9 +60,7 @@ def encode(
 def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[list[CpiWindow], list[Report], str]:
     """Leave out what no batch can hold, such as a text that is no Unicode or a number out of its column's range.
 
-    Returns:
-        The windows and events that can be encoded, and why the first other one cannot; "": all can.
-
+    Returns the windows and events that can be encoded, and why the first other one cannot; "": all can.
     """
     reasons: list[str] = []
 
@@ -83,19 +74,7 @@ def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[l
             return False
         return True
 
-    kept, told = [window for window in windows if fits(window)], [event for event in events if fits(event)]
-    return kept, told, reasons[0] if reasons else ""
-
-
-def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None:
-    """CPI and why it is not known: the reasons are there, for every row, as soon as one row lacks its CPI."""
-    missing = [window.cpi is None for window in windows]
-    if not all(missing):
-        batch.cpi.extend(or_nan(window.cpi) for window in windows)
-    if any(missing):
-        # The numbers of collector.base.Reason are those of the protocol's.
-        reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
-        batch.cpi_reason.extend(reasons)
+    return list(filter(fits, windows)), list(filter(fits, events)), reasons[0] if reasons else ""
 
 
 def pieces(
@@ -105,18 +84,10 @@ def pieces(
     max_payload: int,
     events: Sequence[Report] = (),
 ) -> Iterator[tuple[int, bytes]]:
-    """Serialise windows, one batch per chunk; a chunk of too many bytes is halved. Events go with the first batch.
+    """Serialise windows, one batch per chunk; a chunk of more than `max_payload` bytes is halved, down to one window.
 
-    Args:
-        chunks: windows of a batch each.
-        spool_id: as for `encode`.
-        number: gives the next sequence number; called once just before each batch comes out.
-        max_payload: bytes; one window alone may have more, and what comes with it.
-        events: of all chunks; some hundred at most.
-
-    Returns:
-        Rows and message of each batch.
-
+    `number` gives the next sequence number, and is called just before its batch comes out. Events go with the first
+    batch. Yields the rows and the message of each batch.
     """
     waiting = list(reversed(list(chunks)))
     while waiting:

@@ -18,9 +18,10 @@ from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report, encodable
+from agent.uplink.outage import Outage, explain
 from agent.uplink.queue import BatchQueue
 from agent.uplink.spool import Spool
-from agent.uplink.stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
+from agent.uplink.stream import AckTotals, StreamError, Taker, Timing, UplinkStream
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
@@ -53,18 +54,10 @@ class Uplink:
     ) -> None:
         """Set up; nothing is opened before `run`.
 
-        Args:
-            section: the configuration. With an empty address there is no central, only the spool.
-            hello: says who we are and what runs here now: host, boot_id, platform, agent_version, jobs,
-                coefficient_version, window_ms. Called often, must be quick. The uplink adds the rest.
-            queue: the spool, or what a tool sends instead.
-            on_coefficients: takes what central pushes, on the loop; its exceptions are logged.
-            refusals: counts what is refused of that; the store's, so that there is one count.
-            give_up_after_s: `run` raises where central refuses us or is away for so long; None: never.
-            tls_prefix: what the TLS files' settings are called in errors; "--": the options of a tool.
-            timing: patience; tests shorten it.
-            rng: for the jitter of the back-off.
-
+        `hello` gives what is known now: host, boot_id, platform, agent_version, jobs, coefficient_version, window_ms;
+        it is called often. `on_coefficients` takes central's updates on the loop; `refusals` counts what is refused of
+        them. With `give_up_after_s`, `run` raises where central refuses this host or is away for so long.
+        `tls_prefix`: what the TLS settings are called in errors; "--": a tool's options. Tests shorten `timing`.
         """
         self._section = section
         self._hello = hello
@@ -84,7 +77,7 @@ class Uplink:
         self._last_error = ""
         self._overflows = 0
         self._unsendable, self._told_unsendable = 0, ""
-        #: What became of our batches since the start.
+        #: What became of the batches since the start.
         self.totals = AckTotals()
         #: Streams that central answered on.
         self.connections = 0
@@ -130,7 +123,7 @@ class Uplink:
 
         """
         keeper = asyncio.create_task(self._keep_spool())
-        connector = asyncio.create_task(self._connect_for_ever())
+        connector = asyncio.create_task(self._keep_connected())
         try:
             await asyncio.gather(keeper, connector)
         finally:
@@ -195,7 +188,7 @@ class Uplink:
 
     # -- streams ---------------------------------------------------------------------------------
 
-    async def _connect_for_ever(self) -> None:
+    async def _keep_connected(self) -> None:
         if not self._section.address:
             return
         loop = asyncio.get_running_loop()
@@ -221,7 +214,7 @@ class Uplink:
             failures += 1
 
     def _back_off_s(self, failures: int, *, refused: bool) -> float:
-        """Full jitter: anything up to a ceiling that doubles; where central refuses us, long at once."""
+        """Full jitter: anything up to a ceiling that doubles; where central refuses, long at once."""
         longest = self._section.reconnect_max_s
         if refused:
             return self._rng.uniform(longest / 2, longest)
