@@ -23,12 +23,8 @@ _DEADLINE_S = 5.0
 def find_config(config: Path | None, default: Path = DEFAULT_CONFIG) -> tuple[AgentConfig, Path | None]:
     """Load the configuration that was named, else the host's, else take the defaults.
 
-    Args:
-        config: as the user gave it, None where he did not.
-        default: the host's; skipped where it is missing or not for us to read.
-
-    Returns:
-        The configuration and the file it is from, None for the defaults.
+    `config` None: the user named none. The `default` file is skipped where it is missing or cannot be read. Returns the
+    configuration and its file, None for the defaults.
 
     Raises:
         ConfigError: a file was named and cannot be read, or what was read is wrong.
@@ -72,7 +68,7 @@ class Client:
         """One VM by name or UUID.
 
         Raises:
-            InputError: no VM has that name or UUID; near names are told.
+            InputError: no VM has that name or UUID; it names near ones.
 
         """
         try:
@@ -87,7 +83,7 @@ def connect(path: Path) -> Iterator[Client]:
     """Connect to the agent that answers at `path`.
 
     Raises:
-        UnavailableError: nobody answers there, or we may not ask.
+        UnavailableError: nobody answers there, or this user may not ask.
 
     """
     _knock(path)
@@ -97,7 +93,7 @@ def connect(path: Path) -> Iterator[Client]:
 
 
 def answers(path: Path) -> bool:
-    """Whether an agent answers at `path`, as far as we may ask."""
+    """Whether an agent answers at `path`, as far as this user may ask."""
     try:
         _knock(path)
     except UnavailableError:

@@ -1,7 +1,7 @@
 """The text of /metrics, made of a `Snapshot` by `agent.sampling.METRICS`.
 
 A value that is not known has no sample; `whitepanda_vm_part_absent` says why where all of a part is absent,
-`whitepanda_vm_metric_absent` where only that metric is. Source and age are told once per VM and part, so that a series
+`whitepanda_vm_metric_absent` where only that metric is. Source and age come once per VM and part, so that a series
 stays the same one when another source takes over.
 """
 
@@ -30,7 +30,7 @@ _PLACES = {
 
 
 def family_name(metric: Row) -> str:
-    """Return a metric's name in /metrics: ours with a prefix, and "second" spelt out as Prometheus wants it."""
+    """Return a metric's name in /metrics: with a prefix, and "second" spelt out as Prometheus wants it."""
     scope = "vm_" if metric.scope in {"vm", "traffic"} else ""
     name = metric.name
     return (
@@ -95,7 +95,7 @@ def _of_sources(name: str, sources: Iterable[host_pb2.SourceStatus]) -> Iterator
 def _of_source(name: str, source: host_pb2.SourceStatus) -> float | None:
     match name:
         case "source_success":
-            # Of `auto` sources that cannot be here it would be 0 for ever: nothing to wake anybody for.
+            # Of `auto` sources that cannot be here it would always be 0: no reason for an alert.
             worked = source.samples or source.failures or source.state != "unavailable"
             return source.state == "available" if worked else None
         case "source_samples_total":

@@ -33,13 +33,7 @@ _SERVICE = host_pb2.DESCRIPTOR.services_by_name["LocalHost"].full_name
 
 
 class LocalApi:
-    """The server on the unix socket.
-
-    Args:
-        state: what the agent knows; read on the loop that `start` was called on.
-        path: the socket. Its folder is made if it is missing.
-
-    """
+    """The server on the unix socket; its folder is made if it is missing. The state is read on `start`'s loop."""
 
     def __init__(self, state: AgentState, path: Path) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""What is told of one VM: its head, what the host found, its numbers, the verdict's arithmetic, its suspects.
+"""What is shown of one VM: its head, what the host found, its numbers, the verdict's arithmetic, its suspects.
 
 Pieces, so that a command prints them and `top` shows them: lines, and grids that take the width they are given.
 """
@@ -96,19 +96,19 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
-    """Say how many requests the VM serves at once, and who says so; nothing where nobody does and nobody looks."""
+    """Say how many requests the VM serves at once, and whether that is configured or learnt."""
     workers, looks = shown.get("workers"), shown.get("workers_looks")
     if looks is None:
         if workers is not None:
-            yield _say(f"workers: {workers:.0f}, told ([[jobs]] workers)")
+            yield _say(f"workers: {workers:.0f}, configured ([[jobs]] workers)")
         return
     posterior = shown.get("workers_posterior")
     surely = "" if posterior is None else f", posterior {math.floor(posterior * 1000) / 1000:.3f}"
     if workers is None:
-        word = "too few looks" if posterior is None else "cannot tell"
-        yield _say(f"workers: {word} ({counted(round(looks), 'look')}{surely}), one per vCPU is assumed", DIM)
+        word = "too few samples" if posterior is None else "cannot tell"
+        yield _say(f"workers: {word} ({counted(round(looks), 'sample')}{surely}), one per vCPU is assumed", DIM)
     else:
-        yield _say(f"workers: {workers:.0f}, learnt ({counted(round(looks), 'look')} at running vCPUs{surely})")
+        yield _say(f"workers: {workers:.0f}, learnt ({counted(round(looks), 'sample')} at running vCPUs{surely})")
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
@@ -207,10 +207,10 @@ def _contention(answer: host_pb2.VmExplanation) -> str:
 
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:
     """Say how nCPI comes of CPI: by the statistics of ln(CPI) where central sent these, and whether it is cut."""
-    told, found = answer.statistics, answer.n_cpi
-    if not told.scale_log_cpi:
-        return f"{found:.3g} = ({answer.cpi:.4g} - {told.mean_cpi:.4g}) / {told.std_cpi:.4g}"
-    location, scale = told.location_log_cpi, told.scale_log_cpi
+    fleet, found = answer.statistics, answer.n_cpi
+    if not fleet.scale_log_cpi:
+        return f"{found:.3g} = ({answer.cpi:.4g} - {fleet.mean_cpi:.4g}) / {fleet.std_cpi:.4g}"
+    location, scale = fleet.location_log_cpi, fleet.scale_log_cpi
     off = f"- {location:.4g}" if location >= 0 else f"+ {-location:.4g}"
     by = f"(ln {answer.cpi:.4g} {off}) / {scale:.4g}, by median and quartiles"
     uncut = (math.log(answer.cpi) - location) / scale

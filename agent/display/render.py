@@ -44,7 +44,7 @@ _REMEDIES = {
     Reason.NOT_IN_TRACE: "the recording has no such value",
     Reason.NOT_VISIBLE: (
         "the host does not see it (vhost-user, VFIO, librbd, user networking), "
-        "or QEMU without libvirt does not tell (no QMP socket, unnamed vCPU threads)"
+        "or QEMU without libvirt does not say (no QMP socket, unnamed vCPU threads)"
     ),
     Reason.TIME_SLICED: "counted in turns, and its turn has not come; wait a tick",
     Reason.NO_EVENT: "this CPU has no such event",
@@ -88,7 +88,7 @@ def remedy(reason: Reason) -> str:
 
 
 def reason_of(number_on_the_wire: int) -> Reason:
-    """Return a protobuf Reason as ours. One of a newer agent, that we do not know, is UNSPECIFIED."""
+    """Return the Reason of a protobuf one; one that only a newer agent knows is UNSPECIFIED."""
     try:
         return Reason(number_on_the_wire)
     except ValueError:
@@ -123,7 +123,7 @@ def si(value: float | None) -> str:
 
 
 def behaviour_word(number_on_the_wire: int) -> str:
-    """Return a protobuf Behaviour as a word; one of a newer agent, that we do not know, is unknown."""
+    """Return a protobuf Behaviour as a word; one that only a newer agent knows is unknown."""
     try:
         name: str = agent_pb2.Behaviour.Name(cast("agent_pb2.Behaviour", number_on_the_wire))
     except ValueError:

@@ -103,9 +103,7 @@ class Slot:
     def kick(self) -> bool:
         """Ask for a sample. A source still at its last one is let alone; past the deadline it is stuck.
 
-        Returns:
-            Whether its thread was woken.
-
+        It returns whether its thread was woken.
         """
         if self._thread is None:
             return False
@@ -171,7 +169,7 @@ class Slot:
 
     def _become(self, state: SourceState, reason: Reason, detail: str, failures: int = 0) -> None:
         """Change the state. Only a change is logged, so that a source that fails each second says so once."""
-        detail = printable(detail)  # it may have a path or a name in it, as whoever made that wrote it
+        detail = printable(detail)  # it may have a path or a name in it, of any text
         with self._lock:
             changed = (state, reason) != (self._state, self._reason) or not self._logged
             self._logged = True
@@ -278,7 +276,7 @@ class Slots:
         free = []
         for slot in self._slots:
             if slot.is_busy:
-                slot.kick()  # which tells when it is stuck
+                slot.kick()  # which notices when it is stuck
             else:
                 free.append(slot)
         free.sort(key=lambda slot: slot.is_slow)

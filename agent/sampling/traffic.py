@@ -23,7 +23,7 @@ _Devices = Mapping[str, tuple[object, tuple[int | None, ...]]]
 class _Part(NamedTuple):
     """A part of a VM by its place in `VM_PARTS`, and the totals that it has: from `first` to `end`.
 
-    `kind` is its difference, whose counts begin at the place `counts`; they have the names of the devices' counters,
+    `kind` is its difference, with counts from the place `counts`; they have the names of the devices' counters,
     and the order of the totals.
     """
 

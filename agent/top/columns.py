@@ -139,9 +139,7 @@ class Shown:
 def fit(columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[tuple[Shown, ...], tuple[Column, ...]]:
     """Choose and place the columns for a terminal: those of the lowest ranks, then room for long texts.
 
-    Returns:
-        What is shown, in the columns' order, and the columns for which there was no room.
-
+    It returns what is shown, in the columns' order, and the columns for which there was no room.
     """
     longest = {c.title: max((len(row.text(c)) for row in rows), default=0) for c in columns if c.is_text}
     widths = {c.title: c.width for c in columns}

@@ -53,11 +53,7 @@ class _TickClock:
 class RecordedHost:
     """A recording, tick by tick; `close` closes the file.
 
-    A line that is wrong costs itself: it is left out and told of by `trouble`.
-
-    Args:
-        file: the recording.
-        config: job rules and analysis; without it those of `Playback` and the defaults.
+    A line that is wrong is left out and noted in `trouble`. Without `config` the job rules are those of `Playback`.
 
     Raises:
         InputError: the file cannot be read or is no recording.
@@ -108,7 +104,7 @@ class RecordedHost:
                 found = next(self._ticks, None)
             except InputError as error:
                 self.trouble = str(error)
-                self._ticks = self._playback.ticks()  # goes on behind the wrong line
+                self._ticks = self._playback.ticks()  # continues behind the wrong line
                 continue
             break
         if found is None:
@@ -124,14 +120,14 @@ class RecordedHost:
         if self._cloud_white is not None:
             try:
                 self._cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
-            except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no look
+            except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no frame
                 self.trouble = f"the search for victims failed: {error!r}"
         self._decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
         self._decisions.events.take()
         return True
 
     def frame(self) -> Frame:
-        """Return the look at the host at this tick."""
+        """Return the host at this tick."""
         return Frame(vms_message(self._state, METRICS), self._state.host())
 
     def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
@@ -144,7 +140,7 @@ class RecordedHost:
 
 
 def length_s(file: Path) -> float | None:
-    """Return the seconds from a recording's first tick to its last; None where the file does not tell.
+    """Return the seconds from a recording's first tick to its last; None where it is not in the file.
 
     Raises:
         InputError: the file cannot be read.

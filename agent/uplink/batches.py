@@ -11,7 +11,7 @@ from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.common.window_columns import COUNTS, GAUGES
 from whitepanda.v1 import agent_pb2
 
-#: What goes along with windows, in their order and numbered with them, so that it is told exactly once.
+#: What goes along with windows, in their order and numbered with them, so that it counts exactly once.
 Report = VmEvent | Trigger
 
 MAX_SEQUENCE = 2**63 - 1

@@ -76,7 +76,7 @@ class Uplink:
         self._limits = (MAX_BATCH_ROWS, MAX_MESSAGE_BYTES)
         self._last_error = ""
         self._overflows = 0
-        self._unsendable, self._told_unsendable = 0, ""
+        self._unsendable, self._logged_unsendable = 0, ""
         #: What became of the batches since the start.
         self.totals = AckTotals()
         #: Streams that central answered on.
@@ -166,13 +166,13 @@ class Uplink:
         why = self._try_append(windows, events)
         if not why:
             return
-        kept, told, first = encodable(windows, events)
-        again = self._try_append(kept, told) if first else why
-        dropped = len(windows) + len(events) - (0 if again else len(kept) + len(told))
+        kept, reports, first = encodable(windows, events)
+        again = self._try_append(kept, reports) if first else why
+        dropped = len(windows) + len(events) - (0 if again else len(kept) + len(reports))
         self._unsendable += dropped
         why = again or first
-        if why != self._told_unsendable:
-            self._told_unsendable = why
+        if why != self._logged_unsendable:
+            self._logged_unsendable = why
             _LOG.warning("what cannot be sent is dropped; please report this", rows=dropped, error=why)
 
     def _try_append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> str:
@@ -192,24 +192,24 @@ class Uplink:
         if not self._section.address:
             return
         loop = asyncio.get_running_loop()
-        failures, away_since, told = 0, loop.time(), ""
+        failures, away_since, logged = 0, loop.time(), ""
         while True:
             started = loop.time()
             outage, heard, acknowledged = await self._one_stream()
             ended = loop.time()
             if heard:
-                away_since, told = ended, ""
+                away_since, logged = ended, ""
             if acknowledged or ended - started > self._timing.stable_s:
                 failures = 0
             self._last_error = outage.message
             if self._give_up_after_s is not None:
                 if outage.refused or ended - away_since > self._give_up_after_s:
                     self._give_up(outage)
-                if not told:  # a tool's user reads the reason when it is given up
+                if not logged:  # a tool's user reads the reason when it is given up
                     _LOG.warning("no stream to central yet, trying on", give_up_after_s=self._give_up_after_s)
-            elif told != outage.message:
+            elif logged != outage.message:
                 _LOG.warning("no stream to central", error=outage.message, spooled_batches=self._queue.counts().batches)
-            told = outage.message
+            logged = outage.message
             await asyncio.sleep(self._back_off_s(failures, refused=outage.refused))
             failures += 1
 
@@ -241,7 +241,7 @@ class Uplink:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
         channel = grpc.aio.secure_channel(address, credentials, options=options)
         try:
-            # Answers stay bytes: grpc.aio makes None of what it cannot parse, and goes on.
+            # Answers stay bytes: grpc.aio makes None of what it cannot parse, and continues.
             connect: Any = channel.stream_stream(_METHOD, request_serializer=agent_pb2.AgentMessage.SerializeToString)
             call = connect()
             stream = self._stream = UplinkStream(

@@ -89,7 +89,7 @@ class StreamError(Exception):
 
 
 class UplinkStream:
-    """Drives one call, whose answers are raw bytes. `in_thread` runs a blocking function of the queue off the loop."""
+    """Drives one call with raw bytes as answers. `in_thread` runs a blocking function of the queue off the loop."""
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ class UplinkStream:
         """Hand an update on. While one is being taken the next waits, and central with it: memory holds two at most.
 
         What was refused is missing from the changes that follow, as central does not know of it: then a new stream
-        begins, whose Hello says what is known.
+        begins: its Hello says what is known.
         """
         await self._taken()
         if self._lacks_an_update and not update.full:
