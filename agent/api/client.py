@@ -3,12 +3,13 @@
 import errno
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from agent.api.server import MAX_MESSAGE_BYTES
 from agent.config import AgentConfig, AgentSection, load
@@ -51,18 +52,11 @@ class Client:
 
     def status(self) -> host_pb2.HostStatus:
         """The agent, its sources and its uplink."""
-        try:
-            return cast("host_pb2.HostStatus", self._stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S))
-        except grpc.RpcError as error:
-            _fail(error, self._path)
+        return cast("host_pb2.HostStatus", self._ask(self._stub.GetStatus, host_pb2.GetStatusRequest()))
 
     def vms(self, metrics: Collection[str] = ()) -> host_pb2.ListVmsResponse:
         """All VMs, with those metrics; without names with all."""
-        try:
-            request = host_pb2.ListVmsRequest(metrics=metrics)
-            return cast("host_pb2.ListVmsResponse", self._stub.ListVms(request, timeout=_DEADLINE_S))
-        except grpc.RpcError as error:
-            _fail(error, self._path)
+        return cast("host_pb2.ListVmsResponse", self._ask(self._stub.ListVms, host_pb2.ListVmsRequest(metrics=metrics)))
 
     def explain(self, vm: str) -> host_pb2.VmExplanation:
         """One VM by name or UUID.
@@ -71,9 +65,12 @@ class Client:
             InputError: no VM has that name or UUID; it names near ones.
 
         """
+        request = host_pb2.ExplainVmRequest(vm=clean_name(vm))  # as the agent cleaned its name
+        return cast("host_pb2.VmExplanation", self._ask(self._stub.ExplainVm, request))
+
+    def _ask(self, method: Callable[..., Any], request: Message) -> object:
         try:
-            request = host_pb2.ExplainVmRequest(vm=clean_name(vm))  # as the agent cleaned its name
-            return cast("host_pb2.VmExplanation", self._stub.ExplainVm(request, timeout=_DEADLINE_S))
+            return method(request, timeout=_DEADLINE_S)
         except grpc.RpcError as error:
             _fail(error, self._path)
 

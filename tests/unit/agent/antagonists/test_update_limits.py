@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from agent.antagonists.update_limits import AskedJobs, Refusals, has_more_parts
 from agent.cli.agent_status import _json, _lines
 from agent.config import UplinkSection
-from agent.uplink.stream import explain
+from agent.uplink.outage import explain
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, until
 from tests.unit.agent.antagonists.test_coefficients import DAY, NOW, SLOT, S, kept, tagged, update
 from tests.unit.agent.uplink.test_uplink import Agent, windows
