@@ -20,21 +20,17 @@ class Numbers:
     show: Callable[[float], str]
 
 
-def _columns() -> dict[str, Numbers]:
-    shows: dict[str, Callable[[float], str]] = {"ratio": render.percent, "bytes": render.si, "bytes/s": render.si}
-    named: dict[str, tuple[str, ...]] = {}
-    for metric in VM_METRICS:
-        named[metric.title] = (*named.get(metric.title, ()), metric.name)
-    units = {metric.title: metric.unit for metric in VM_METRICS}
-    return {
-        title: Numbers(title, metrics, shows.get(units[title], render.number))
-        for title, metrics in named.items()
-        if title
-    }
-
-
+_SHOW: Mapping[str, Callable[[float], str]] = {"ratio": render.percent, "bytes": render.si, "bytes/s": render.si}
 #: All that the table of metrics has a title for, by title.
-NUMBERS = _columns()
+NUMBERS = {
+    one.title: Numbers(
+        one.title,
+        tuple(metric.name for metric in VM_METRICS if metric.title == one.title),
+        _SHOW.get(one.unit, render.number),
+    )
+    for one in VM_METRICS
+    if one.title
+}
 
 
 def values_of(vm: host_pb2.VmSummary) -> dict[str, float]:
