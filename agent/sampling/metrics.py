@@ -20,12 +20,11 @@ Own = float | None
 
 Scope = Literal["vm", "traffic", "host", "agent", "certificate", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
-Kind = Literal["gauge", "counter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `part` is what it is made of; `kind` is Prometheus' word.
+    """One metric. `part` is what it is made of.
 
     `title`: of its column in `vms` and `top`, where metrics of one title are summed up; "": it has none there.
     `window`: the column of `whitepanda.common.window_columns` that it goes into; "": it is not kept.
@@ -36,9 +35,13 @@ class Metric:
     help: str
     title: str = ""
     window: str = ""
-    kind: Kind = "gauge"
     scope: Scope = "vm"
     name: str = ""
+
+    @property
+    def kind(self) -> Literal["gauge", "counter"]:
+        """Prometheus' word."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def source(self) -> str:
@@ -52,19 +55,19 @@ _threads, _perf, _disks, _interfaces, _process, _cgroup, _rdt = (
 
 
 def _traffic(part: Part, unit: str, meaning: str) -> Metric:
-    return Metric(part, unit, f"{meaning}, since the agent first saw the VM.", kind="counter", scope="traffic")
+    return Metric(part, unit, f"{meaning}, since the agent first saw the VM.", scope="traffic")
 
 
 def _host(meaning: str, unit: str = "ratio") -> Metric:
     return Metric("host", unit, meaning, scope="host")
 
 
-def _own(unit: str, meaning: str, kind: Kind = "gauge") -> Metric:
-    return Metric("agent", unit, meaning, kind=kind, scope="agent")
+def _own(unit: str, meaning: str) -> Metric:
+    return Metric("agent", unit, meaning, scope="agent")
 
 
 def _total(meaning: str, unit: str = "1") -> Metric:
-    return _own(unit, meaning, "counter")
+    return _own(unit, meaning)
 
 
 class VmRates(NamedTuple):
@@ -269,8 +272,8 @@ def _rows(fields: type[Any]) -> tuple[Metric, ...]:
     return tuple(replace(hints[name].__metadata__[0], name=name) for name in fields._fields)
 
 
-def _other(scope: Scope, *rows: tuple[str, Kind, str, str]) -> tuple[Metric, ...]:
-    return tuple(Metric("agent", unit, text, kind=kind, scope=scope, name=name) for name, kind, unit, text in rows)
+def _other(scope: Scope, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
+    return tuple(Metric("agent", unit, text, scope=scope, name=name) for name, unit, text in rows)
 
 
 #: The rows of each tuple, in the order of its fields.
@@ -285,47 +288,38 @@ METRICS: tuple[Metric, ...] = (
         "certificate",
         (
             "agent_certificate_expiry_timestamp_seconds",
-            "gauge",
             "s",
             "When a certificate of the agent's own expires, since 1970; by its setting, uplink.tls or metrics.tls.",
         ),
     ),
     *_other(
         "source",
-        (
-            "source_success",
-            "gauge",
-            "1",
-            "1 where the source's last sampling worked, else 0; absent if it never worked.",
-        ),
-        ("source_age_seconds", "gauge", "s", "Age of the source's last sample."),
-        ("source_duration_seconds", "gauge", "s", "How long the source's last sampling took."),
-        ("source_samples_total", "counter", "1", "Samples that the source gave."),
-        ("source_failures_total", "counter", "1", "Samplings that failed."),
+        ("source_success", "1", "1 where the source's last sampling worked, else 0; absent if it never worked."),
+        ("source_age_seconds", "s", "Age of the source's last sample."),
+        ("source_duration_seconds", "s", "How long the source's last sampling took."),
+        ("source_samples_total", "1", "Samples that the source gave."),
+        ("source_failures_total", "1", "Samplings that failed."),
     ),
     *_other(
         "uplink",
-        ("uplink_connected", "gauge", "1", "1 while the stream to central is up, else 0."),
-        ("uplink_spooled_batches", "gauge", "1", "Batches in the spool."),
-        ("uplink_spooled_bytes", "gauge", "bytes", "What the spool holds."),
-        ("uplink_acknowledged_batches_total", "counter", "1", "Batches that central took."),
-        ("uplink_acknowledged_windows_total", "counter", "1", "Windows that central took."),
-        ("uplink_dropped_batches_total", "counter", "1", "Batches dropped at the spool's cap."),
+        ("uplink_connected", "1", "1 while the stream to central is up, else 0."),
+        ("uplink_spooled_batches", "1", "Batches in the spool."),
+        ("uplink_spooled_bytes", "bytes", "What the spool holds."),
+        ("uplink_acknowledged_batches_total", "1", "Batches that central took."),
+        ("uplink_acknowledged_windows_total", "1", "Windows that central took."),
+        ("uplink_dropped_batches_total", "1", "Batches dropped at the spool's cap."),
         (
             "uplink_rejected_rows_total",
-            "counter",
             "1",
             "Windows refused by central, alone or with their batch, or unfit to be sent.",
         ),
         (
             "uplink_refused_updates_total",
-            "counter",
             "1",
             "Updates of coefficients that the agent refused: too large, from the future, older, of no known form.",
         ),
         (
             "uplink_refused_update_rows_total",
-            "counter",
             "1",
             "Rows left out of updates of coefficients: of jobs not asked for, or not plausible.",
         ),
