@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.update_limits import AskedJobs, Refusals
-from agent.api.view import Counters, Names, StateView
+from agent.api.state import AgentState, Counters, Names
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
 from agent.failures import CLOUD_WHITE, Failures
@@ -88,7 +88,7 @@ class Daemon:
         self._period_ns = round(config.agent.tick_s * 1e9)
         pipeline = Pipeline(config, self._slots)
         schedule = TickSchedule(self._period_ns, self._first_due_ns())
-        self.state = StateView(
+        self.state = AgentState(
             names=Names(
                 host=config.agent.host or socket.gethostname(),
                 platform=config.agent.platform or platform_name(),

@@ -24,7 +24,8 @@ MADE = "<!-- made by tools/generate_docs.py from the code; edit that -->\n\n"
 
 def metrics_page() -> str:
     """Render the metric table."""
-    from agent.sampling.metrics import METRICS  # noqa: PLC0415 - each page needs only its own part of the code
+    from agent.sampling.metrics import METRICS, VM_METRICS  # noqa: PLC0415 - each page needs only its own part of the code
+    from whitepanda.common.window_columns import WINDOW_COLUMNS  # noqa: PLC0415 - the same
 
     lines = [
         "# Metrics",
@@ -57,6 +58,18 @@ def metrics_page() -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| `{m.name}` | {m.kind} | {m.unit} | {m.source} | {m.help} |" for m in METRICS]
+    lines += [
+        "",
+        "## Windows",
+        "",
+        "What a window keeps and central gets, the lake's columns: the number is the field's in `CpiBatch`.",
+        "",
+        "| column | unit | number | of | summed up as |",
+        "|---|---|---|---|---|",
+    ]
+    for column in WINDOW_COLUMNS:
+        of = ", ".join(f"`{m.name}`" for m in VM_METRICS if m.window == column.name) or "the counters"
+        lines.append(f"| `{column.name}` | {column.unit} | {column.number} | {of} | {column.how} |")
     return MADE + "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ that is `agent.act`, another process.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,8 @@ from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.reports import Trigger
 from agent.config import ActSection
 from agent.detection.verdicts import SuspectView
-from agent.sampling.views import VmView
+from agent.sampling.vms import Vm
+from collector.base import Reason
 
 if TYPE_CHECKING:
     from agent.antagonists.decisions import Decisions
@@ -54,8 +55,8 @@ class State(Protocol):
     def host(self) -> Now:
         """Return the host's status now."""
 
-    def vms(self, metrics: Collection[str] | None = None) -> tuple[VmView, ...]:
-        """Return all VMs now, with the metrics of these names; None: with all."""
+    def vms(self) -> Sequence[Vm]:
+        """Return all VMs now."""
 
 
 class Advisor:
@@ -95,7 +96,7 @@ class Advisor:
         against = self._for_victim(hurt, vms) if hurt else ()
         return tuple(one for one in against if one.vm == uuid)
 
-    def _for_victim(self, uuid: str, vms: Mapping[str, VmView]) -> tuple[Recommendation, ...]:
+    def _for_victim(self, uuid: str, vms: Mapping[str, Vm]) -> tuple[Recommendation, ...]:
         vm, decisions, analysis = vms.get(uuid), self._state.decisions, self._state.analysis
         decision = decisions.vm(uuid) if decisions is not None else None
         if vm is None or decisions is None or decision is None or decision.verdict != "victim":
@@ -103,7 +104,7 @@ class Advisor:
         slot = analysis.slot(uuid) if analysis is not None else None
         is_triggered = "fleet" in decision.found_by and analysis is not None
         cpis = slot.cpi if slot else None, slot.threshold_cpi if slot and is_triggered else None
-        victim = self._victim(uuid, vm.name, vm.job, cpis, decision.slow_down, vms)
+        victim = self._victim(uuid, vm.identity.name, vm.job, cpis, decision.slow_down, vms)
         situation = Situation(
             victims=(victim,),
             suspects=self._suspects(decisions.suspects(uuid), vms, self._state.host().now_unix_ns),
@@ -114,14 +115,12 @@ class Advisor:
         )
         return recommend(_with_facts(situation, vms))
 
-    def _vms(self) -> dict[str, VmView]:
-        return {vm.uuid: vm for vm in self._state.vms(_NEEDED)}
+    def _vms(self) -> dict[str, Vm]:
+        return {vm.identity.uuid: vm for vm in self._state.vms()}
 
     # --- suspects and victims ---
 
-    def _suspects(
-        self, ranked: Sequence[SuspectView], vms: Mapping[str, VmView], now_unix_ns: int
-    ) -> tuple[Suspect, ...]:
+    def _suspects(self, ranked: Sequence[SuspectView], vms: Mapping[str, Vm], now_unix_ns: int) -> tuple[Suspect, ...]:
         """Return suspects with their evidence, in their order."""
         cloud_white = self._state.cloud_white
         suspects = []
@@ -154,7 +153,7 @@ class Advisor:
         job: str,
         cpis: tuple[float | None, float | None],
         slow_down: Degradation | None,
-        vms: Mapping[str, VmView],
+        vms: Mapping[str, Vm],
     ) -> Victim:
         """Make a victim; `cpis` are its CPI and its threshold."""
         analysis, view = self._state.analysis, vms.get(uuid)
@@ -166,13 +165,12 @@ class Advisor:
             mean_cpi=analysis.job_mean_cpi(uuid) if analysis else None,
             threshold_cpi=cpis[1],
             degradation=_ratio(slow_down),
-            manager=view.manager if view else "",
+            manager=view.identity.manager if view else "",
             vmid=view.vmid if view else "",
         )
 
 
 _CORES, _LLC, _MEMORY = "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
-_NEEDED = (_CORES, _LLC, _MEMORY)
 
 
 def _known(value: float) -> float | None:
@@ -186,7 +184,7 @@ def _ratio(slow_down: Degradation | None) -> float | None:
     return slow_down.ratio
 
 
-def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
+def _with_facts(situation: Situation, vms: Mapping[str, Vm]) -> Situation:
     """Add facts about the few suspects that a recommendation can name: there may be a thousand."""
     few = {suspect.vm for suspect in pursued(situation)}
     if not few & vms.keys():
@@ -199,13 +197,13 @@ def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
             return suspect
         return replace(
             suspect,
-            vcpus=view.vcpus,
+            vcpus=view.identity.vcpus,
             llc_bytes=_value(view, _LLC),
             all_llc_bytes=all_llc,
             memory_bytes_per_s=_value(view, _MEMORY),
             all_memory_bytes_per_s=all_memory,
-            has_quota=view.quota_cores is not None and view.quota_cores < view.vcpus,
-            manager=view.manager,
+            has_quota=view.quota_cores is not None and view.quota_cores < view.identity.vcpus,
+            manager=view.identity.manager,
             vmid=view.vmid,
             has_own_group=view.quota_cores is not None,
         )
@@ -213,11 +211,12 @@ def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
     return replace(situation, suspects=tuple(map(known, situation.suspects)))
 
 
-def _value(vm: VmView, name: str) -> float | None:
-    return next((metric.value for metric in vm.metrics if metric.name == name), None)
+def _value(vm: Vm, name: str) -> float | None:
+    value = getattr(vm.rates, name)
+    return None if isinstance(value, Reason) else value
 
 
-def _sum(vms: Mapping[str, VmView], name: str) -> float:
+def _sum(vms: Mapping[str, Vm], name: str) -> float:
     return math.fsum(value for vm in vms.values() if (value := _value(vm, name)) is not None)
 
 

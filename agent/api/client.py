@@ -3,12 +3,13 @@
 import errno
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from agent.api.server import MAX_MESSAGE_BYTES
 from agent.config import AgentConfig, AgentSection, load
@@ -23,12 +24,8 @@ _DEADLINE_S = 5.0
 def find_config(config: Path | None, default: Path = DEFAULT_CONFIG) -> tuple[AgentConfig, Path | None]:
     """Load the configuration that was named, else the host's, else take the defaults.
 
-    Args:
-        config: as the user gave it, None where he did not.
-        default: the host's; skipped where it is missing or not for us to read.
-
-    Returns:
-        The configuration and the file it is from, None for the defaults.
+    `config` None: the user named none. The `default` file is skipped where it is missing or cannot be read. Returns the
+    configuration and its file, None for the defaults.
 
     Raises:
         ConfigError: a file was named and cannot be read, or what was read is wrong.
@@ -55,29 +52,25 @@ class Client:
 
     def status(self) -> host_pb2.HostStatus:
         """The agent, its sources and its uplink."""
-        try:
-            return cast("host_pb2.HostStatus", self._stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S))
-        except grpc.RpcError as error:
-            _fail(error, self._path)
+        return cast("host_pb2.HostStatus", self._ask(self._stub.GetStatus, host_pb2.GetStatusRequest()))
 
     def vms(self, metrics: Collection[str] = ()) -> host_pb2.ListVmsResponse:
         """All VMs, with those metrics; without names with all."""
-        try:
-            request = host_pb2.ListVmsRequest(metrics=metrics)
-            return cast("host_pb2.ListVmsResponse", self._stub.ListVms(request, timeout=_DEADLINE_S))
-        except grpc.RpcError as error:
-            _fail(error, self._path)
+        return cast("host_pb2.ListVmsResponse", self._ask(self._stub.ListVms, host_pb2.ListVmsRequest(metrics=metrics)))
 
     def explain(self, vm: str) -> host_pb2.VmExplanation:
         """One VM by name or UUID.
 
         Raises:
-            InputError: no VM has that name or UUID; near names are told.
+            InputError: no VM has that name or UUID; it names near ones.
 
         """
+        request = host_pb2.ExplainVmRequest(vm=clean_name(vm))  # as the agent cleaned its name
+        return cast("host_pb2.VmExplanation", self._ask(self._stub.ExplainVm, request))
+
+    def _ask(self, method: Callable[..., Any], request: Message) -> object:
         try:
-            request = host_pb2.ExplainVmRequest(vm=clean_name(vm))  # as the agent cleaned its name
-            return cast("host_pb2.VmExplanation", self._stub.ExplainVm(request, timeout=_DEADLINE_S))
+            return method(request, timeout=_DEADLINE_S)
         except grpc.RpcError as error:
             _fail(error, self._path)
 
@@ -87,7 +80,7 @@ def connect(path: Path) -> Iterator[Client]:
     """Connect to the agent that answers at `path`.
 
     Raises:
-        UnavailableError: nobody answers there, or we may not ask.
+        UnavailableError: nobody answers there, or this user may not ask.
 
     """
     _knock(path)
@@ -97,7 +90,7 @@ def connect(path: Path) -> Iterator[Client]:
 
 
 def answers(path: Path) -> bool:
-    """Whether an agent answers at `path`, as far as we may ask."""
+    """Whether an agent answers at `path`, as far as this user may ask."""
     try:
         _knock(path)
     except UnavailableError:

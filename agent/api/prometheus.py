@@ -20,7 +20,7 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 
 from agent.api.exposition import render
-from agent.api.view import Snapshot
+from agent.api.state import Snapshot
 from agent.config import MetricsSection
 from whitepanda.common import log
 from whitepanda.common.config import is_own_name
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: scrapes come for ever."""
+        """Say nothing: scrapes never end."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -158,7 +158,7 @@ class _Server(ThreadingHTTPServer):
         return self._context is not None or is_own_name(host_header, {socket.gethostname().lower()})
 
     def server_bind(self) -> None:
-        """Bind without the look-up of our own name that the library makes here."""
+        """Bind without the look-up of the own name that the library makes here."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -238,8 +238,8 @@ class _Server(ThreadingHTTPServer):
                 try:
                     self._context = _context(self._tls)
                 except (TlsError, OSError) as error:
-                    told = "changed certificate files cannot be used for /metrics; the ones before stay in force"
-                    _log.error(told, problem=str(error))
+                    what = "changed certificate files cannot be used for /metrics; the ones before stay in force"
+                    _log.error(what, problem=str(error))
             return self._context
 
     def _cut_off(self, stream: socket.socket, client_address: Any, why: str) -> None:
@@ -268,13 +268,8 @@ class _Server(ThreadingHTTPServer):
 class MetricsServer:
     """Serves /metrics as `[metrics]` says.
 
-    Args:
-        section: where, and the TLS files.
-        take: makes a snapshot; called on the loop that `start` was called on.
-        ticks: how many ticks ran; called from any thread.
-        tick_s: the tick's period.
-        on_refused: called, from any thread but never twice at once, for each scrape that is refused.
-
+    `take` makes a snapshot, on the loop that `start` was called on; `ticks` says how many ticks ran, from any thread;
+    `on_refused` is called for each refused scrape, from any thread but never twice at once.
     """
 
     def __init__(

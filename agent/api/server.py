@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,9 +16,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from agent.api.messages import explanation_message, status_message, vms_message
+from agent.api.messages import explanation_message, vms_message
 from agent.api.state import AgentState
-from agent.sampling.views import VmView
+from collector.base import VmIdentity
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
 from whitepanda.common.private_files import group_socket
@@ -32,13 +33,7 @@ _SERVICE = host_pb2.DESCRIPTOR.services_by_name["LocalHost"].full_name
 
 
 class LocalApi:
-    """The server on the unix socket.
-
-    Args:
-        state: what the agent knows; read on the loop that `start` was called on.
-        path: the socket. Its folder is made if it is missing.
-
-    """
+    """The server on the unix socket; its folder is made if it is missing. The state is read on `start`'s loop."""
 
     def __init__(self, state: AgentState, path: Path) -> None:
         self._state = state
@@ -120,7 +115,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
     async def GetStatus(  # noqa: N802 - the name in the proto
         self, _request: host_pb2.GetStatusRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.HostStatus:
-        return status_message(self._state)
+        return self._state.host()
 
     async def ListVms(  # noqa: N802 - the name in host.proto
         self, request: host_pb2.ListVmsRequest, _context: grpc.aio.ServicerContext[Any, Any]
@@ -130,19 +125,19 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
     async def ExplainVm(  # noqa: N802 - the name in host.proto
         self, request: host_pb2.ExplainVmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.VmExplanation:
-        vms = self._state.vms(())
+        vms = [vm.identity for vm in self._state.vms()]
         # A UUID is taken as it is, also where another VM has it as its name.
         found = [v for v in vms if v.uuid == request.vm] or [v for v in vms if v.name == request.vm]
         if len(found) > 1:
             detail = several_named(request.vm, [f"{v.uuid} ({v.manager})" for v in found])
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
-        answer = explanation_message(self._state, found[0].uuid, vms) if found else None
+        answer = explanation_message(self._state, found[0].uuid) if found else None
         if answer is None:
             await _not_found(request.vm, vms, context)
         return answer
 
 
-async def _not_found(asked: str, vms: tuple[VmView, ...], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+async def _not_found(asked: str, vms: Sequence[VmIdentity], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
     if not asked:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "name a VM: its name or UUID")
     names = [name for vm in vms for name in (vm.name, vm.uuid)]

@@ -1,69 +1,199 @@
-"""What the agent knows now, read-only: the contract between the daemon and its local API.
-
-All views are plain values without I/O. Everything here is read on the daemon's one asyncio loop, so nothing
-is locked; a view is a snapshot and does not change after it was returned.
-"""
+"""What the agent knows now, for its local API and /metrics: read on the daemon's one loop, so nothing is locked."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.sampling.views import MetricView, SourceView, VmView
-from agent.uplink.view import UplinkView
+from agent.clock import Clock
+from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
+from agent.sampling.changes import JoinedVm
+from agent.sampling.metrics import HOST_METRICS, VM_METRICS, AgentMetrics, HostRates, TrafficTotals, Value, VmRates
+from agent.sampling.pipeline import Pipeline
+from agent.sampling.scheduler import ClockSteps, TickSchedule
+from agent.sampling.vms import Vm
+from agent.uplink.messages import message_of
+from collector.base import Reason, VmIdentity
+from collector.inventory.coverage import source_of
+from whitepanda.v1 import host_pb2
 
 if TYPE_CHECKING:
+    from agent.analysis.verdict import Verdict as Suffering
     from agent.antagonists.advisor import Advisor
     from agent.antagonists.decisions import Decisions
-    from agent.antagonists.host_analysis import HostAnalysis
+    from agent.antagonists.host_analysis import CpiVerdict, HostAnalysis
+    from agent.antagonists.vm_decision import VmDecision
     from agent.detection.cloud_white import CloudWhite
+    from whitepanda.common.tls import OwnCertificate
 
 
 @dataclass(frozen=True, slots=True)
-class HostView:
-    """The agent and its host."""
+class Names:
+    """What does not change while the agent runs."""
 
     host: str
-    agent_version: str
     platform: str
-    now_unix_ns: int
+    agent_version: str
     started_unix_ns: int
-    ticks: int
-    missed_ticks: int
-    sources: tuple[SourceView, ...]
-    uplink: UplinkView
-    cpu_seconds: float
-    rss_bytes: int
     window_ms: int
-    metrics: tuple[MetricView, ...]
-    certificates: tuple[tuple[str, float], ...] = ()  # setting of each of its own, and its end since 1970
 
 
-class AgentState(Protocol):
-    """What the local API reads. The daemon has the one implementation; tests make their own."""
+@dataclass(slots=True)
+class Counters:
+    """What the daemon counts of itself, beside what its parts count."""
 
-    @property
-    def analysis(self) -> HostAnalysis | None:
-        """Antagonists on this host; None where that part could not be started."""
+    lateness_ns: int = 0
+    duration_ns: int = 0
+    analysis_ns: int = 0
+    sink_errors: int = 0
+    tick_errors: int = 0
+    refused_scrapes: int = 0
+    clock: ClockSteps = field(default_factory=ClockSteps)
 
-    @property
-    def cloud_white(self) -> CloudWhite | None:
-        """Who suffers and who inflicts it; None where it is off or could not be started."""
 
-    @property
-    def decisions(self) -> Decisions | None:
-        """What is held of each VM and of the host, from both; None before the start."""
+class VmSnapshot(NamedTuple):
+    """One VM at the last tick: nothing in it changes afterwards, so another thread may read it."""
 
-    @property
-    def advisor(self) -> Advisor | None:
-        """What could be done about contention; None where the analysis could not be started."""
+    identity: VmIdentity
+    job: str
+    rates: VmRates
+    now: JoinedVm | None = None
+    verdict: CpiVerdict | None = None
+    suffering: Suffering | None = None
+    decision: VmDecision | None = None
+    traffic: TrafficTotals | None = None
+    owner: str = ""
+    latency_sensitive: bool = False
 
-    def host(self) -> HostView:
-        """Return the host's status now."""
 
-    def vms(self, metrics: Collection[str] | None = None) -> tuple[VmView, ...]:
-        """Return all VMs now, by name, with the metrics of these names; None: with all."""
+class Snapshot(NamedTuple):
+    """What /metrics is made of, at tick `host.ticks`; `mono_ns` is when it was taken.
 
-    def vm(self, uuid: str) -> VmView | None:
-        """Return one VM now with all its metrics; None where it is not here."""
+    `certificates`: the setting of each of the agent's own, and when it ends (Unix time).
+    """
+
+    host: host_pb2.HostStatus
+    vms: tuple[VmSnapshot, ...]
+    mono_ns: int = 0
+    certificates: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(slots=True)
+class AgentState:
+    """All that views are made of, only when somebody asks. None: switched off, or it could not be started."""
+
+    names: Names
+    clock: Clock
+    pipeline: Pipeline
+    schedule: TickSchedule
+    counters: Counters = field(default_factory=Counters)
+    uplink: Callable[[], host_pb2.UplinkStatus] = lambda: host_pb2.UplinkStatus(state="off")
+    analysis: HostAnalysis | None = None
+    cloud_white: CloudWhite | None = None
+    decisions: Decisions | None = None
+    advisor: Advisor | None = None
+    certificates: dict[str, OwnCertificate] = field(default_factory=dict)
+
+    def host(self) -> host_pb2.HostStatus:
+        """Return the agent, its sources, its uplink and the host's metrics now."""
+        cost_s, rss_bytes = cpu_seconds(), resident_bytes()
+        return message_of(
+            host_pb2.HostStatus,
+            self.names,
+            now_unix_ns=self.clock.unix_ns(),
+            ticks=self.schedule.ticks,
+            missed_ticks=self.schedule.missed,
+            sources=self.pipeline.slots.views(),
+            uplink=self.uplink(),
+            cpu_seconds=cost_s,
+            rss_bytes=rss_bytes,
+            host_metrics=self._host_metrics() + self._agent_metrics(cost_s, rss_bytes),
+            coefficient_version=self.analysis.coefficient_version if self.analysis else 0,
+            mn_cpi=self.analysis.mn_cpi if self.analysis else None,
+        )
+
+    def vms(self) -> list[Vm]:
+        """Return all VMs now, by name."""
+        return sorted(self.pipeline.table, key=lambda vm: (vm.identity.name, vm.identity.uuid))
+
+    def metrics_of(self, vm: Vm, names: Collection[str] | None = None) -> list[host_pb2.Metric]:
+        """Return a VM's metrics of these names; None: all."""
+        now_ns = self.clock.mono_ns()
+        found = []
+        for index, metric in enumerate(VM_METRICS):
+            if names is not None and metric.name not in names:
+                continue
+            reading = getattr(vm.now, metric.part)
+            if isinstance(reading, Reason):
+                source = source_of(metric.part, vm.identity.manager, reading, self.pipeline.slots.trouble)
+                age_ns = 0
+            else:
+                source, age_ns = reading.source, max(0, now_ns - (vm.held.get(index) or reading.mono_ns))
+            found.append(_metric(metric.name, vm.rates[index], source, age_ns))
+        return found
+
+    def snapshot(self) -> Snapshot:
+        """Return what /metrics is made of; with 1,000 VMs it takes some milliseconds of the loop."""
+        judge = self.analysis.verdict if self.analysis is not None else lambda _uuid: None
+        suffering = self.cloud_white.verdict if self.cloud_white is not None else lambda _uuid: None
+        decide = self.decisions.vm if self.decisions is not None else lambda _uuid: None
+        vms = (
+            VmSnapshot(
+                vm.identity,
+                vm.job,
+                vm.rates,
+                vm.now,
+                judge(uuid),
+                suffering(uuid),
+                decide(uuid),
+                vm.traffic.known(vm.now),
+                vm.owner,
+                vm.latency_sensitive,
+            )
+            for vm in self.pipeline.table
+            for uuid in (vm.identity.uuid,)
+        )
+        ends = ((name, certificate.expiry_unix_s()) for name, certificate in self.certificates.items())
+        certificates = tuple((name, end_s) for name, end_s in ends if end_s is not None)
+        return Snapshot(self.host(), tuple(vms), self.clock.mono_ns(), certificates)
+
+    def _host_metrics(self) -> list[host_pb2.Metric]:
+        rates = self.pipeline.host_rates
+        values = rates if isinstance(rates, HostRates) else (rates,) * len(HOST_METRICS)
+        source = self.pipeline.host_source
+        age_ns = max(0, self.clock.mono_ns() - self.pipeline.host_mono_ns) if source else 0
+        return [_metric(metric.name, value, source, age_ns) for metric, value in zip(HOST_METRICS, values, strict=True)]
+
+    def _agent_metrics(self, cost_s: float, rss_bytes: int) -> list[host_pb2.Metric]:
+        found = AgentMetrics(
+            agent_ticks_total=self.schedule.ticks,
+            agent_missed_ticks_total=self.schedule.missed,
+            agent_tick_lateness_seconds=self.counters.lateness_ns / 1e9,
+            agent_tick_duration_seconds=self.counters.duration_ns / 1e9,
+            agent_vm_errors_total=self.pipeline.table.errors,
+            agent_sink_errors_total=self.counters.sink_errors,
+            agent_tick_errors_total=self.counters.tick_errors,
+            agent_windows_total=self.pipeline.windows.closed,
+            agent_windows_without_cpu_total=self.pipeline.windows.without_cpu,
+            agent_cpu_seconds_total=cost_s,
+            agent_resident_bytes=rss_bytes,
+            agent_open_fds=open_fds(),
+            agent_threads=threads(),
+            agent_refused_scrapes_total=self.counters.refused_scrapes,
+            agent_clock_steps_total=self.counters.clock.steps,
+            agent_analysis_seconds=self.counters.analysis_ns / 1e9,
+            agent_dropped_events_total=self.decisions.events.dropped if self.decisions else 0,
+        )
+        return [
+            _metric(name, Reason.NOT_PRESENT if value is None else value, "agent")
+            for name, value in found._asdict().items()
+        ]
+
+
+def _metric(name: str, value: Value, source: str, age_ns: int = 0) -> host_pb2.Metric:
+    if isinstance(value, Reason):
+        reason: Any = int(value)
+        return host_pb2.Metric(name=name, value=math.nan, reason=reason, source=source, age_ns=age_ns)
+    return host_pb2.Metric(name=name, value=value, source=source, age_ns=age_ns)

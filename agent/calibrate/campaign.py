@@ -18,7 +18,7 @@ from agent.calibrate.sampling import Sampler
 from agent.calibrate.stressors import Stressors
 from agent.clock import SystemClock
 from agent.config import AgentConfig
-from agent.sampling.views import SourceView
+from agent.sampling.runner import SourceView
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 _POLL_S = 0.1

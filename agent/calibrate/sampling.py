@@ -11,12 +11,11 @@ from agent.analysis.signals import Tick, Values, VmKey, load_factors, signals_of
 from agent.clock import SystemClock
 from agent.config import AgentConfig
 from agent.recording.record import troubles_of
+from agent.sampling.metrics import HostRates, VmRates
 from agent.sampling.pipeline import Pipeline
-from agent.sampling.rates import HostRates, VmRates
-from agent.sampling.runner import STOP_WAIT_S, Slots
+from agent.sampling.runner import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import check_required, make_plans, wait_for
-from agent.sampling.views import SourceView
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.errors import UnavailableError

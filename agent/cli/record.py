@@ -13,7 +13,7 @@ from agent.api.client import find_config
 from agent.cli._options import JsonOption
 from agent.recording.playback import header_of
 from agent.recording.record import Recorded, Recording, beside_agent
-from agent.sampling.views import SourceView
+from agent.sampling.runner import SourceView
 from collector.recorded.source import Header, Recorder, unfinished
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json

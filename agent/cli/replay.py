@@ -27,7 +27,7 @@ from agent.recording.replay import (
     send,
     spool_id_of,
 )
-from agent.uplink.batches import event_message
+from agent.uplink.messages import event_message
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.config import address_problem

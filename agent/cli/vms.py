@@ -9,7 +9,7 @@ from rich.text import Text
 from agent.api.client import connect, find_socket
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.display import render, words
-from agent.display.numbers import Numbers, missing, not_shown, sum_of, values_of
+from agent.display.numbers import NUMBERS, missing, not_shown, sum_of, values_of
 from agent.display.render import UNKNOWN, Column, cell
 from agent.display.words import (
     BAD,
@@ -26,14 +26,7 @@ from agent.display.words import (
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 
-_COLUMNS = (
-    Numbers("GUEST%", ("guest_ratio",), render.percent),
-    Numbers("GIPS", ("gips",), render.number),
-    Numbers("CPI", ("cpi",), render.number),
-    Numbers("RUNQ%", ("run_queue_wait_ratio",), render.percent),
-    Numbers("DISK", ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si),
-    Numbers("NET", ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), render.si),
-)
+_COLUMNS = tuple(NUMBERS[title] for title in ("GUEST%", "GIPS", "CPI", "RUNQ%", "DISK", "NET"))
 
 
 def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:

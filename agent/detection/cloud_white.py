@@ -17,7 +17,7 @@ from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
 from agent.detection.degradation_models import HostModels
 from agent.detection.verdicts import Reasoning, SignalView
-from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.metrics import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
 

@@ -1,4 +1,4 @@
-"""What is told of one VM: its head, what the host found, its numbers, the verdict's arithmetic, its suspects.
+"""What is shown of one VM: its head, what the host found, its numbers, the verdict's arithmetic, its suspects.
 
 Pieces, so that a command prints them and `top` shows them: lines, and grids that take the width they are given.
 """
@@ -29,10 +29,6 @@ class Grid:
 Piece = Text | Grid
 
 
-def _say(text: str, style: str = "") -> Text:
-    return Text(text, style=style)
-
-
 #: What an analysis finds by itself; the verdict is made of both.
 _FINDS = {
     "victim": "suffers",
@@ -47,11 +43,11 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Say who it is, and what is held of it: the verdict, by how much, from whom, by which analyses, and why."""
     vm = answer.vm
     kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
-    yield _say(f"{vm.name}  {vm.uuid}", "bold")
-    yield _say(f"job {vm.job} ({kind}), {counted(vm.vcpus, 'vCPU')}, {vm.state}")
+    yield Text(f"{vm.name}  {vm.uuid}", "bold")
+    yield Text(f"job {vm.job} ({kind}), {counted(vm.vcpus, 'vCPU')}, {vm.state}")
     word, decision = word_of(vm), vm.decision
     since = f" for {render.age(decision.since_ns)}" if decision.since_ns else ""
-    yield _say(f"{word.text}{since}: {decision.reason}", word.style)
+    yield Text(f"{word.text}{since}: {decision.reason}", word.style)
     if word in (VICTIM, AFFECTED):
         found = slow_down_of(vm)
         if math.isfinite(found.ratio):
@@ -59,56 +55,56 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
             # The last estimate counts for a while after the model cannot estimate any more
             # (`agent.antagonists.decisions`).
             is_old = found.model != "cpi" and vm.cloud_white.degradation.cannot_tell
-            yield _say(f"slow-down {render.degradation(found)}: {of}{', of a moment ago' if is_old else ''}")
+            yield Text(f"slow-down {render.degradation(found)}: {of}{', of a moment ago' if is_old else ''}")
         else:
-            yield _say(f"slow-down {UNKNOWN}: {render.cannot_tell(found.cannot_tell)}", DIM)
+            yield Text(f"slow-down {UNKNOWN}: {render.cannot_tell(found.cannot_tell)}", DIM)
         blamed = decision.suspects
         more = len(blamed) - 1 + decision.suspects_left_out
         below = f", {more} more below" if more > 0 else ""
-        yield _say(f"first suspect {blamed[0].name}{below}" if blamed else "nobody is suspected")
-        yield _say(f"found by {found_by(vm)}")
+        yield Text(f"first suspect {blamed[0].name}{below}" if blamed else "nobody is suspected")
+        yield Text(f"found by {found_by(vm)}")
     elif answer.victims:
-        yield _say(f"these suffer from it: {', '.join(answer.victims)}", INFLICTING.style)
+        yield Text(f"these suffer from it: {', '.join(answer.victims)}", INFLICTING.style)
 
 
 def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Say what the host's own analysis finds: estimate, evidence, baseline, what changed."""
     yield Text()
     if not answer.vm.HasField("cloud_white"):
-        yield _say("the host's own analysis is off", DIM)
+        yield Text("the host's own analysis is off", DIM)
         return
     found = answer.vm.cloud_white
     since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
     finds = _FINDS.get(render.behaviour_word(found.behaviour), "cannot tell")
-    yield _say(f"the host's own analysis: {finds}{since}: {found.reason}")
+    yield Text(f"the host's own analysis: {finds}{since}: {found.reason}")
     estimate = found.degradation
     if estimate.cannot_tell:
         model = f" (model {estimate.model})" if estimate.model else ""
-        yield _say(f"latency against undisturbed {UNKNOWN}: {render.cannot_tell(estimate.cannot_tell)}{model}", DIM)
+        yield Text(f"latency against undisturbed {UNKNOWN}: {render.cannot_tell(estimate.cannot_tell)}{model}", DIM)
     elif found.HasField("degradation"):
-        yield _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
+        yield Text(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
     state = "ready" if found.baseline_ready else "too young"
-    yield _say(f"baseline of {counted(found.baseline_ticks, 'tick')} ({state}), detector {answer.detector}")
+    yield Text(f"baseline of {counted(found.baseline_ticks, 'tick')} ({state}), detector {answer.detector}")
     yield from _workers({signal.name: signal.value for signal in answer.signals})
     yield from _evidence(answer)
     for event in answer.events:
-        yield _say(render.event_line(event), DIM)
+        yield Text(render.event_line(event), DIM)
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
-    """Say how many requests the VM serves at once, and who says so; nothing where nobody does and nobody looks."""
+    """Say how many requests the VM serves at once, and whether that is configured or learnt."""
     workers, looks = shown.get("workers"), shown.get("workers_looks")
     if looks is None:
         if workers is not None:
-            yield _say(f"workers: {workers:.0f}, told ([[jobs]] workers)")
+            yield Text(f"workers: {workers:.0f}, configured ([[jobs]] workers)")
         return
     posterior = shown.get("workers_posterior")
     surely = "" if posterior is None else f", posterior {math.floor(posterior * 1000) / 1000:.3f}"
     if workers is None:
-        word = "too few looks" if posterior is None else "cannot tell"
-        yield _say(f"workers: {word} ({counted(round(looks), 'look')}{surely}), one per vCPU is assumed", DIM)
+        word = "too few samples" if posterior is None else "cannot tell"
+        yield Text(f"workers: {word} ({counted(round(looks), 'sample')}{surely}), one per vCPU is assumed", DIM)
     else:
-        yield _say(f"workers: {workers:.0f}, learnt ({counted(round(looks), 'look')} at running vCPUs{surely})")
+        yield Text(f"workers: {workers:.0f}, learnt ({counted(round(looks), 'sample')} at running vCPUs{surely})")
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
@@ -131,7 +127,7 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     ]
     if rows:
         yield Grid(columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows])
-        yield _say(
+        yield Text(
             "learnt: in quiet times, and slowly while others inflict; expected: the same at the present load", DIM
         )
 
@@ -156,7 +152,7 @@ def numbers(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         )
     yield Grid(columns, rows)
     for reason, names in reasons.items():
-        yield _say(f"not known: {', '.join(names)}: {render.remedy(reason)}", DIM)
+        yield Text(f"not known: {', '.join(names)}: {render.remedy(reason)}", DIM)
 
 
 _WHOLE_FROM = 1000  # numbers of four digits before the point have none behind it
@@ -173,29 +169,29 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Show what the fleet's statistics find, with the numbers."""
     yield Text()
     vm = answer.vm
-    yield _say(f"the fleet's statistics: {_FINDS.get(vm.verdict, 'cannot tell')}: {vm.verdict_reason}")
+    yield Text(f"the fleet's statistics: {_FINDS.get(vm.verdict, 'cannot tell')}: {vm.verdict_reason}")
     if math.isfinite(vm.degradation):
-        yield _say(f"{render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
+        yield Text(f"{render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
     statistics = answer.statistics
     if statistics.samples:
         mean, std = statistics.mean_cpi, statistics.std_cpi
-        yield _say(f"job {statistics.job} on {statistics.platform}, {counted(statistics.samples, 'sample')}:")
-        yield _say(f"  CPI mean {mean:.4g}, std {std:.4g}")
-        yield _say(f"  threshold {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
+        yield Text(f"job {statistics.job} on {statistics.platform}, {counted(statistics.samples, 'sample')}:")
+        yield Text(f"  CPI mean {mean:.4g}, std {std:.4g}")
+        yield Text(f"  threshold {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
         if math.isfinite(answer.n_cpi):
-            yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {_n_cpi(answer)}")
+            yield Text(f"CPI over the last slot {answer.cpi:.4g}: nCPI {_n_cpi(answer)}")
         elif math.isfinite(answer.cpi):
-            yield _say(f"CPI so far {answer.cpi:.4g}: not comparable yet")
+            yield Text(f"CPI so far {answer.cpi:.4g}: not comparable yet")
     elif math.isfinite(answer.cpi):
-        yield _say(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
+        yield Text(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
     if answer.victim_slots:
-        yield _say(f"over its threshold for {counted(answer.victim_slots, 'slot')} in a row")
+        yield Text(f"over its threshold for {counted(answer.victim_slots, 'slot')} in a row")
     if math.isfinite(answer.mn_cpi):
-        yield _say(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}")
+        yield Text(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}")
     if answer.coefficient_version:
-        yield _say(f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}")
+        yield Text(f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}")
     else:
-        yield _say("coefficients: none, central has not sent any", DIM)
+        yield Text("coefficients: none, central has not sent any", DIM)
 
 
 def _contention(answer: host_pb2.VmExplanation) -> str:
@@ -207,10 +203,10 @@ def _contention(answer: host_pb2.VmExplanation) -> str:
 
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:
     """Say how nCPI comes of CPI: by the statistics of ln(CPI) where central sent these, and whether it is cut."""
-    told, found = answer.statistics, answer.n_cpi
-    if not told.scale_log_cpi:
-        return f"{found:.3g} = ({answer.cpi:.4g} - {told.mean_cpi:.4g}) / {told.std_cpi:.4g}"
-    location, scale = told.location_log_cpi, told.scale_log_cpi
+    fleet, found = answer.statistics, answer.n_cpi
+    if not fleet.scale_log_cpi:
+        return f"{found:.3g} = ({answer.cpi:.4g} - {fleet.mean_cpi:.4g}) / {fleet.std_cpi:.4g}"
+    location, scale = fleet.location_log_cpi, fleet.scale_log_cpi
     off = f"- {location:.4g}" if location >= 0 else f"+ {-location:.4g}"
     by = f"(ln {answer.cpi:.4g} {off}) / {scale:.4g}, by median and quartiles"
     uncut = (math.log(answer.cpi) - location) / scale
@@ -223,7 +219,7 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         return
     yield Text()
     if not answer.suspects:
-        yield _say("no suspects: no other VM here does more than usual, or is measured and not latency-sensitive")
+        yield Text("no suspects: no other VM here does more than usual, or is measured and not latency-sensitive")
         return
     columns = [
         Column("SUSPECT", text=True),
@@ -247,11 +243,11 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
             for s in answer.suspects
         ],
     )
-    yield _say("inflicts: by the host's own analysis", DIM)
-    yield _say("score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM)
+    yield Text("inflicts: by the host's own analysis", DIM)
+    yield Text("score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM)
     unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
     for reason in sorted(unknown):
-        yield _say(f"no score: {render.remedy(reason)}", DIM)
+        yield Text(f"no score: {render.remedy(reason)}", DIM)
 
 
 def recommended(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
@@ -259,6 +255,6 @@ def recommended(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if not answer.recommendations:
         return
     yield Text()
-    yield _say("what could be done, the best first:", "bold")
+    yield Text("what could be done, the best first:", "bold")
     for line in recommendation_lines(answer.recommendations):
-        yield _say(line)
+        yield Text(line)

@@ -1,4 +1,4 @@
-"""Columns of measured numbers: their values, when a column is left out, and why."""
+"""Columns of measured numbers, by the titles in the table of metrics: values, when one is left out, and why."""
 
 import math
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.display import render
+from agent.sampling.metrics import VM_METRICS
 from collector.base import Reason
 from whitepanda.v1 import host_pb2
 
@@ -17,6 +18,19 @@ class Numbers:
     title: str
     metrics: tuple[str, ...]
     show: Callable[[float], str]
+
+
+_SHOW: Mapping[str, Callable[[float], str]] = {"ratio": render.percent, "bytes": render.si, "bytes/s": render.si}
+#: All that the table of metrics has a title for, by title.
+NUMBERS = {
+    one.title: Numbers(
+        one.title,
+        tuple(metric.name for metric in VM_METRICS if metric.title == one.title),
+        _SHOW.get(one.unit, render.number),
+    )
+    for one in VM_METRICS
+    if one.title
+}
 
 
 def values_of(vm: host_pb2.VmSummary) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
 
+from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
@@ -44,7 +45,7 @@ _REMEDIES = {
     Reason.NOT_IN_TRACE: "the recording has no such value",
     Reason.NOT_VISIBLE: (
         "the host does not see it (vhost-user, VFIO, librbd, user networking), "
-        "or QEMU without libvirt does not tell (no QMP socket, unnamed vCPU threads)"
+        "or QEMU without libvirt does not say (no QMP socket, unnamed vCPU threads)"
     ),
     Reason.TIME_SLICED: "counted in turns, and its turn has not come; wait a tick",
     Reason.NO_EVENT: "this CPU has no such event",
@@ -88,7 +89,7 @@ def remedy(reason: Reason) -> str:
 
 
 def reason_of(number_on_the_wire: int) -> Reason:
-    """Return a protobuf Reason as ours. One of a newer agent, that we do not know, is UNSPECIFIED."""
+    """Return the Reason of a protobuf one; one that only a newer agent knows is UNSPECIFIED."""
     try:
         return Reason(number_on_the_wire)
     except ValueError:
@@ -123,7 +124,7 @@ def si(value: float | None) -> str:
 
 
 def behaviour_word(number_on_the_wire: int) -> str:
-    """Return a protobuf Behaviour as a word; one of a newer agent, that we do not know, is unknown."""
+    """Return a protobuf Behaviour as a word; one that only a newer agent knows is unknown."""
     try:
         name: str = agent_pb2.Behaviour.Name(cast("agent_pb2.Behaviour", number_on_the_wire))
     except ValueError:
@@ -303,15 +304,9 @@ def metrics_json(metrics: Sequence[host_pb2.Metric]) -> dict[str, dict[str, obje
 def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
     """Return one VM for programs; null is not known."""
     return {
-        "uuid": vm.uuid,
-        "name": vm.name,
-        "job": vm.job,
-        "latency_sensitive": vm.latency_sensitive,
+        **_fields(vm, "uuid", "name", "job", "latency_sensitive"),
         "owner": vm.owner or None,
-        "epoch": vm.epoch,
-        "state": vm.state,
-        "vcpus": vm.vcpus,
-        "quota_cores": vm.quota_cores,
+        **_fields(vm, "epoch", "state", "vcpus", "quota_cores"),
         "verdict": behaviour_word(vm.decision.verdict),
         "verdict_reason": vm.decision.reason,
         "since_s": vm.decision.since_ns / 1e9 or None,
@@ -329,6 +324,10 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
     }
 
 
+def _fields(message: Message, *names: str) -> dict[str, object]:
+    return {name: getattr(message, name) for name in names}
+
+
 def analyses(found_by: Iterable[int]) -> list[str]:
     """Return the words for analyses: host, fleet."""
     names = (agent_pb2.Analysis.Name(cast("agent_pb2.Analysis", one)) for one in found_by if one in _ANALYSES)
@@ -341,12 +340,7 @@ _ANALYSES = frozenset(agent_pb2.Analysis.values())
 def suspect_json(one: host_pb2.Suspect) -> dict[str, object]:
     """Return a suspect for programs."""
     return {
-        "uuid": one.uuid,
-        "name": one.name,
-        "job": one.job,
-        "coefficient": one.coefficient,
-        "cpu_usage_cores": one.cpu_usage_cores,
-        "score": one.score,
+        **_fields(one, "uuid", "name", "job", "coefficient", "cpu_usage_cores", "score"),
         "reason": reason_of(one.reason).code if one.reason else None,
         "inflicts": one.inflicts,
     }
@@ -360,8 +354,7 @@ def cloud_white_json(found: host_pb2.CloudWhite) -> dict[str, object]:
         "since_s": found.since_ns / 1e9,
         "degradation": degradation_json(found.degradation) if found.HasField("degradation") else None,
         "culprits": list(found.culprits),
-        "baseline_ticks": found.baseline_ticks,
-        "baseline_ready": found.baseline_ready,
+        **_fields(found, "baseline_ticks", "baseline_ready"),
     }
 
 
@@ -379,9 +372,7 @@ def event_line(event: agent_pb2.VmEvent) -> str:
 def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
     """Return a change of a VM's behaviour for programs."""
     return {
-        "vm": event.vm,
-        "name": event.name,
-        "unix_ns": event.unix_ns,
+        **_fields(event, "vm", "name", "unix_ns"),
         "behaviour": behaviour_word(event.behaviour),
         "before": behaviour_word(event.before),
         "lasted_s": event.lasted_ns / 1e9,
@@ -394,9 +385,7 @@ def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
 def degradation_json(found: agent_pb2.Degradation) -> dict[str, object]:
     """Return an estimate for programs; null is not known."""
     return {
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
+        **_fields(found, "ratio", "low", "high"),
         "cannot_tell": found.cannot_tell or None,
         "model": found.model or None,
     }

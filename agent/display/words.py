@@ -1,6 +1,6 @@
-"""The words for what is held of a VM or found on a host, with symbol and colour: one look in all commands.
+"""The words for what is held of a VM or found on a host, with symbol and colour: the same in all commands.
 
-The colours are of the Okabe-Ito palette, which people who see red and green alike can tell apart; wherever there is a
+The colours are of the Okabe-Ito palette, which people who see red and green alike can distinguish; wherever there is a
 colour there is also its word or symbol, so that nothing is said by colour alone.
 """
 

@@ -15,8 +15,8 @@ import msgspec
 from agent.config import AgentConfig
 from agent.doctor.pseudonyms import Pseudonyms
 from agent.sampling.metrics import METRICS
-from agent.sampling.views import SourceState
-from agent.uplink.view import UplinkState
+from agent.sampling.runner import SourceState
+from agent.uplink.client import UplinkState
 from collector.base import PERF_EVENTS, VM_PARTS, Reason, SourceSample, VmIdentity, VmSample
 from collector.registry import SOURCES
 

@@ -20,9 +20,8 @@ from collector.base import (
 
 T = TypeVar("T")
 
-#: A thread cannot use more CPU time than passes. A sampling under load reads its threads up to this long after
-#: its time stamp, once more, once less. Beside that twice the time is let pass: of a thread that runs alone on its CPU
-#: (nohz_full) the kernel brings the times up to date once a second only, and may tell of two at once.
+#: A thread cannot use more CPU time than passes, but under load threads are read up to this long after the time stamp.
+#: Twice the time is allowed beside: for a thread alone on its CPU (nohz_full) the kernel accounts once a second only.
 MAX_READ_JITTER_NS = 1_000_000_000 // 2
 
 
@@ -36,7 +35,7 @@ class Reading(NamedTuple, Generic[T]):
 
 
 class JoinedVm(NamedTuple):
-    """What all sources together know of one VM in one epoch. A part that nobody told has its reason.
+    """What all sources together know of one VM in one epoch. A part that no source has is the reason.
 
     The parts are `collector.base.VM_PARTS`, in that order.
     """
@@ -56,7 +55,7 @@ class JoinedVm(NamedTuple):
 class CpuDelta(NamedTuple):
     """CPU time of the vCPU threads, `threads` in number, in `dt_ns` that ended at `mono_ns`, `unix_ns`.
 
-    `guest_ns` None: the threads do not tell it, the process does.
+    `guest_ns` None: only the process knows it.
     """
 
     dt_ns: int
@@ -126,7 +125,7 @@ class NetworkDelta(NamedTuple):
 
 
 class ProcessDelta(NamedTuple):
-    """The whole process; vCPU threads that run now. A reason where the process does not tell."""
+    """The whole process; vCPU threads that run now. A reason where a value is not known."""
 
     dt_ns: int
     mono_ns: int

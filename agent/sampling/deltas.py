@@ -169,7 +169,7 @@ def _network_delta(
 
 
 def _plus(total: int | Reason, value: int | Reason) -> int | Reason:
-    """Add up; what one of them does not tell, the sum does not."""
+    """Add up; a reason where one of them is."""
     if total.__class__ is Reason:
         return total
     return value if value.__class__ is Reason else total + value
@@ -200,7 +200,7 @@ def _process_delta(
     cpu_ns = new.cpu_ns - old.cpu_ns
     if cpu_ns < 0:
         return Reason.COUNTER_RESET
-    untold = new.storage_reason or Reason.NOT_PRESENT
+    absent = new.storage_reason or Reason.NOT_PRESENT
     most_bytes = _MAX_BYTES_PER_S * dt_ns / _S
     running: int | Reason
     if new.vcpus_running is None:
@@ -213,8 +213,8 @@ def _process_delta(
         now.unix_ns,
         cpu_ns,
         _less(new.guest_ns, old.guest_ns),
-        _less(new.storage_read_bytes, old.storage_read_bytes, most_bytes, untold),
-        _less(new.storage_write_bytes, old.storage_write_bytes, most_bytes, untold),
+        _less(new.storage_read_bytes, old.storage_read_bytes, most_bytes, absent),
+        _less(new.storage_write_bytes, old.storage_write_bytes, most_bytes, absent),
         running,
     )
 

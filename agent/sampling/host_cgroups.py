@@ -1,10 +1,9 @@
 """What runs on the host beside the VMs and may hurt them: storage daemons, backups, poll-mode drivers.
 
-Each control group below the root of the v2 hierarchy is a task `host:NAME`, never latency-sensitive, with its CPU usage
-and without a CPI; of system.slice each unit is one. Those with a VM's process in them are left out: the VM itself is a
-suspect. The job is the name
-without what tells instances apart, so that its coefficient is learnt over the
-fleet: ceph-osd@3.service is job `host:ceph-osd.service`. Read once per window.
+Each control group below the root of the v2 hierarchy, and each unit in system.slice, is a task `host:NAME` with its CPU
+usage and no CPI, never latency-sensitive. Groups of VMs are left out: the VM itself is a suspect. The job is the name
+without the instance, so that its coefficient is learnt over the fleet: ceph-osd@3.service is of job
+`host:ceph-osd.service`. Read once per window.
 """
 
 import os
@@ -27,23 +26,15 @@ _NAME = re.compile(r"[ -~]{1,200}")
 
 
 def job_of_group(name: str) -> str:
-    """Return the job of a group: `host:` and its name without the instance.
-
-    Args:
-        name: the folder's, such as "ceph-osd@3.service" or "backup-7.scope".
-
-    """
+    """Return the job of a group by its folder's name: `host:` and the name without the instance."""
     return f"host:{_INSTANCE.sub('', name)}"
 
 
 class HostSuspects:
     """Finds the groups that use most CPU, window by window. Not safe for several threads.
 
-    Args:
-        root: where the v2 hierarchy is mounted; a host without it has no such suspects.
-        max_suspects: at most so many per window, those that use most; at least 1.
-        proc_root: where /proc is.
-
+    `root`: where the v2 hierarchy is mounted; a host without it has no such suspects. `max_suspects`: at most so many
+    per window, those that use most; at least 1. `proc_root`: where /proc is.
     """
 
     def __init__(self, root: str, max_suspects: int, proc_root: str = "/proc") -> None:
@@ -60,13 +51,9 @@ class HostSuspects:
         return self._jobs
 
     def windows(self, mono_ns: int, vms: Sequence[CpiWindow], pids: Iterable[int] = ()) -> list[CpiWindow]:
-        """Return the groups' usage since the last call as windows like the VMs' last one.
+        """Return the groups' usage since the last call as windows like the last of `vms`, those that have just ended.
 
-        Args:
-            mono_ns: now.
-            vms: the windows that have just ended; without any there are none.
-            pids: the processes of all VMs of the host.
-
+        `pids`: the processes of all VMs of the host.
         """
         if not vms:
             return []

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from agent.config import AgentConfig, Sources
-from agent.sampling.rates import HostRates, Limits, derive_host
+from agent.sampling.metrics import HostRates
+from agent.sampling.rates import Limits, derive_host
 from agent.sampling.runner import Slots
 from agent.sampling.vms import JobRules, VmTable
 from agent.sampling.windows import CpiWindow, WindowAccumulator
@@ -43,13 +44,7 @@ def take(slots: Slots, mono_ns: int) -> Inputs:
 
 
 class Pipeline:
-    """Slots, VM table and windows of one host.
-
-    Args:
-        config: ticks, windows, limits and jobs.
-        slots: the sources; whoever made them starts and stops them.
-
-    """
+    """Slots, VM table and windows of one host. The slots' owner starts and stops them."""
 
     def __init__(self, config: AgentConfig, slots: Slots) -> None:
         tick_ns = round(config.agent.tick_s * 1e9)
@@ -65,12 +60,7 @@ class Pipeline:
         self._troubles: Mapping[str, Reason | None] = {}
 
     def tick(self, mono_ns: int) -> list[CpiWindow]:
-        """Read all slots, make rates; return the windows that ended. Whoever calls this asks for new samples.
-
-        Args:
-            mono_ns: the monotonic clock now.
-
-        """
+        """Read all slots, make rates; return the windows that ended. The caller asks for new samples."""
         return self.process(take(self.slots, mono_ns))
 
     def process(self, inputs: Inputs) -> list[CpiWindow]:

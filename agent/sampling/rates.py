@@ -4,8 +4,8 @@ A metric is a number or the `Reason` why there is none; never a zero in place of
 or absurd value. What is subtracted from what is `agent.sampling.deltas`' business.
 """
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from agent.sampling.changes import (
     CgroupDelta,
@@ -20,11 +20,11 @@ from agent.sampling.changes import (
     VmDelta,
 )
 from agent.sampling.deltas import delta
+from agent.sampling.metrics import VM_METRICS, HostRates, Value, VmRates
 from collector.base import HostCounters, NumaPlacement, Reason
 
-Value = float | Reason
-
 _S = 1_000_000_000
+_COUNT = Counter(metric.part for metric in VM_METRICS)  # metrics of each part
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,146 +35,44 @@ class Limits:
     min_activity_cores: float = 0.01
 
 
-class VmRates(NamedTuple):
-    """The metrics of a VM over a tick (docs/metrics.md); field names are metric names."""
-
-    cpu_usage_cores: Value
-    guest_ratio: Value
-    run_queue_wait_ratio: Value
-    gips: Value
-    ipc: Value
-    cpi: Value
-    running_ratio: Value
-    disk_read_bytes_per_s: Value
-    disk_write_bytes_per_s: Value
-    disk_read_ops_per_s: Value
-    disk_write_ops_per_s: Value
-    network_receive_bytes_per_s: Value
-    network_transmit_bytes_per_s: Value
-    network_receive_packets_per_s: Value
-    network_transmit_packets_per_s: Value
-    network_receive_drops_per_s: Value
-    network_transmit_drops_per_s: Value
-    steal_like_ratio: Value
-    frequency_ratio: Value
-    l2_mpki: Value
-    llc_mpki: Value
-    memory_stall_ratio: Value
-    total_stall_ratio: Value
-    core_stall_ratio: Value
-    storage_read_bytes_per_s: Value
-    storage_write_bytes_per_s: Value
-    emulator_cpu_cores: Value
-    pressure_cpu_some_ratio: Value
-    pressure_memory_some_ratio: Value
-    pressure_memory_full_ratio: Value
-    pressure_io_some_ratio: Value
-    pressure_io_full_ratio: Value
-    cpu_throttled_ratio: Value
-    cpu_quota_cores: Value
-    memory_charged_bytes: Value
-    llc_occupancy_bytes: Value
-    memory_bandwidth_bytes_per_s: Value
-    memory_bandwidth_local_bytes_per_s: Value
-    numa_remote_memory_ratio: Value
-    vcpus_running: Value
-
-
-class HostRates(NamedTuple):
-    """The host over a tick: CPU time as shares of all its CPUs, memory, load, pressures (the metrics' names)."""
-
-    host_cpu_user_ratio: Value
-    host_cpu_system_ratio: Value
-    host_cpu_idle_ratio: Value
-    host_cpu_iowait_ratio: Value
-    host_cpu_guest_ratio: Value
-    host_cpu_steal_ratio: Value
-    host_memory_total_bytes: Value
-    host_memory_available_bytes: Value
-    host_load_1: Value
-    host_pressure_cpu_some_ratio: Value
-    host_pressure_memory_some_ratio: Value
-    host_pressure_memory_full_ratio: Value
-    host_pressure_io_some_ratio: Value
-    host_pressure_io_full_ratio: Value
-
-
 def derive(now: JoinedVm, last: JoinedVm, limits: Limits = Limits()) -> VmRates:
-    """Make the rates of one VM from two readings of it.
+    """Make the rates of one VM from two readings of it; of another epoch everything is VM_STARTING.
 
     GIPS is 1e-9 * instructions / s of wall time (Cloud White); cpi = cycles / instructions; `cpu_usage_cores`
     = CPU time per wall time; `guest_ratio` = guest time per wall time and vCPU; `run_queue_wait_ratio` = time
-    runnable but waiting, per wall time and vCPU.
-    `steal_like_ratio` = that time / (it + CPU time), what the guest sees as steal. `vcpus_running` is at the later
-    reading's instant.
-
-    Args:
-        now: the later reading.
-        last: the earlier one. Of another epoch: everything is VM_STARTING.
-        limits: when a CPI is not to be believed.
-
-    Returns:
-        A number or a reason for each metric.
-
+    runnable but waiting, per wall time and vCPU; `steal_like_ratio` = that time / (it + CPU time). `vcpus_running` is
+    of the later reading's instant.
     """
     return rates_of(delta(now, last), limits)
 
 
 def rates_of(change: VmDelta, limits: Limits = Limits()) -> VmRates:
-    """Divide a VM's deltas by their times; see `derive`."""
+    """Divide a VM's deltas by their times; see `derive`. Each part gives its metrics in the order of the table."""
     cpu, perf, disk, network, process, cgroup, rdt, numa = change
-    usage: Value
-    guest: Value
-    wait: Value
-    steal: Value
-    if not isinstance(cpu, CpuDelta):
-        usage = guest = wait = steal = cpu
-    else:
-        usage = cpu.cpu_ns / cpu.dt_ns
-        vcpu_ns = cpu.dt_ns * cpu.threads
-        guest = _guest_ratio(cpu, process)
-        wait_ns = cpu.run_queue_wait_ns
-        if wait_ns is None:
-            wait = steal = Reason.NOT_PRESENT
-        else:
-            wait = wait_ns / vcpu_ns
-            steal = wait_ns / (wait_ns + cpu.cpu_ns) if wait_ns + cpu.cpu_ns else 0.0
+    threads = _thread_rates(cpu, process)
     return VmRates._make(
         (
-            usage,
-            guest,
-            wait,
-            *_perf_rates(perf, usage, limits),
+            *threads,
+            *_perf_rates(perf, threads[0], limits),
             *_disk_rates(disk),
             *_network_rates(network),
-            steal,
-            *_event_rates(perf, usage, limits),
             *_process_rates(process, cpu),
             *_cgroup_rates(cgroup),
             *_rdt_rates(rdt),
             _remote_memory(numa),
-            process.vcpus_running if isinstance(process, ProcessDelta) else process,
         )
     )
 
 
 def derive_host(now: HostCounters, last: HostCounters, dt_ns: int) -> HostRates:
-    """Make the host's rates from two readings.
-
-    Shares of CPU time are of the time that was accounted for.
-
-    Args:
-        now: the later reading.
-        last: the earlier one.
-        dt_ns: the time between them.
-
-    """
+    """Make the host's rates from two readings, `dt_ns` apart. Shares of CPU time are of the time accounted for."""
     return HostRates._make(
         (
             *_host_cpu(now, last),
-            Reason.NOT_PRESENT if now.memory_total_bytes is None else now.memory_total_bytes,
-            Reason.NOT_PRESENT if now.memory_available_bytes is None else now.memory_available_bytes,
-            Reason.NOT_PRESENT if now.load_1 is None else now.load_1,
+            *(
+                Reason.NOT_PRESENT if value is None else value
+                for value in (now.memory_total_bytes, now.memory_available_bytes, now.load_1)
+            ),
             _pressure(now.cpu_some_ns, last.cpu_some_ns, dt_ns),
             _pressure(now.memory_some_ns, last.memory_some_ns, dt_ns),
             _pressure(now.memory_full_ns, last.memory_full_ns, dt_ns),
@@ -214,45 +112,19 @@ def _host_cpu(now: HostCounters, last: HostCounters) -> tuple[Value, ...]:
 _IOWAIT = 3
 
 
-def _perf_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -> tuple[Value, Value, Value, Value]:
-    """Return gips, ipc, cpi and running_ratio."""
-    if not isinstance(perf, PerfDelta):
-        return perf, perf, perf, perf
-    # A VM whose threads all slept has had its counters on the whole time: ratio 1, as in scale_delta.
-    ratio = perf.running_ns / perf.enabled_ns if perf.enabled_ns else 1.0
-    if ratio == 0 or ratio < limits.min_running_ratio:
-        return Reason.MULTIPLEXED, Reason.MULTIPLEXED, Reason.MULTIPLEXED, ratio
-    gips: Value = perf.incomplete or perf.instructions / perf.dt_ns
-    idle = isinstance(usage_cores, float) and usage_cores < limits.min_activity_cores
-    if idle or perf.instructions <= 0 or perf.cycles <= 0:
-        return gips, Reason.IDLE, Reason.IDLE, ratio
-    return gips, perf.instructions / perf.cycles, perf.cycles / perf.instructions, ratio
-
-
-def _disk_rates(disk: DiskDelta | Reason) -> tuple[Value, ...]:
-    if not isinstance(disk, DiskDelta):
-        return (disk,) * 4
-    per_s = _S / disk.dt_ns
-    return disk.read_bytes * per_s, disk.write_bytes * per_s, disk.read_ops * per_s, disk.write_ops * per_s
-
-
-def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
-    if not isinstance(network, NetworkDelta):
-        return (network,) * 6
-    per_s = _S / network.dt_ns
-    received, sent = network.receive_drops, network.transmit_drops
-    return (
-        network.receive_bytes * per_s,
-        network.transmit_bytes * per_s,
-        network.receive_packets * per_s,
-        network.transmit_packets * per_s,
-        received if received.__class__ is Reason else received * per_s,
-        sent if sent.__class__ is Reason else sent * per_s,
-    )
+def _thread_rates(cpu: CpuDelta | Reason, process: ProcessDelta | Reason) -> tuple[Value, ...]:
+    if not isinstance(cpu, CpuDelta):
+        return (cpu,) * _COUNT["threads"]
+    usage, guest = cpu.cpu_ns / cpu.dt_ns, _guest_ratio(cpu, process)
+    wait_ns = cpu.run_queue_wait_ns
+    if wait_ns is None:
+        return usage, guest, Reason.NOT_PRESENT, Reason.NOT_PRESENT
+    wanted_ns = wait_ns + cpu.cpu_ns
+    return usage, guest, wait_ns / (cpu.dt_ns * cpu.threads), wait_ns / wanted_ns if wanted_ns else 0.0
 
 
 def _guest_ratio(cpu: CpuDelta, process: ProcessDelta | Reason) -> Value:
-    """Share of time in guest mode: the threads' own word, else the process's."""
+    """Share of time in guest mode: by the threads, else by the process."""
     if cpu.guest_ns is not None:
         return cpu.guest_ns / (cpu.dt_ns * cpu.threads)
     if not isinstance(process, ProcessDelta):
@@ -272,18 +144,24 @@ _EVENT_RATIOS = (
     ("total_stall_cycles", _CYCLES, 1.0),
     ("core_stall_cycles", _CYCLES, 1.0),
 )
+_IDLE_EVENTS = (Reason.IDLE,) * (1 + len(_EVENT_RATIOS))
+_MULTIPLEXED = (Reason.MULTIPLEXED,) * 3, (Reason.MULTIPLEXED,) * len(_IDLE_EVENTS)
 
 
-def _event_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -> tuple[Value, ...]:
-    """Return frequency_ratio, l2_mpki, llc_mpki and the three stall ratios."""
-    count = 1 + len(_EVENT_RATIOS)
+def _perf_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -> tuple[Value, ...]:
     if not isinstance(perf, PerfDelta):
-        return (perf,) * count
+        return (perf,) * _COUNT["perf"]
+    # A VM whose threads all slept has had its counters on the whole time: ratio 1, as in scale_delta.
     ratio = perf.running_ns / perf.enabled_ns if perf.enabled_ns else 1.0
     if ratio == 0 or ratio < limits.min_running_ratio:
-        return (Reason.MULTIPLEXED,) * count
+        return *_MULTIPLEXED[0], ratio, *_MULTIPLEXED[1]
+    gips: Value = perf.incomplete or perf.instructions / perf.dt_ns
     if isinstance(usage_cores, float) and usage_cores < limits.min_activity_cores:
-        return (Reason.IDLE,) * count
+        return gips, Reason.IDLE, Reason.IDLE, ratio, *_IDLE_EVENTS
+    ipc: Value = Reason.IDLE
+    cpi: Value = Reason.IDLE
+    if perf.instructions > 0 and perf.cycles > 0:
+        ipc, cpi = perf.instructions / perf.cycles, perf.cycles / perf.instructions
     events, missing = perf.events, perf.missing
     reference = events.get("reference_cycles")
     values: list[Value] = [
@@ -296,17 +174,38 @@ def _event_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -
         values.append(
             missing.get(name, Reason.NOT_PRESENT) if event is None else _quotient(event.counted * factor, event[base])
         )
-    return tuple(values)
+    return gips, ipc, cpi, ratio, *values
 
 
 def _quotient(dividend: float, divisor: float) -> Value:
     return dividend / divisor if divisor > 0 else Reason.IDLE
 
 
-def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tuple[Value, Value, Value]:
-    """Return the storage rates and the CPU that the process used beside its vCPU threads."""
+def _disk_rates(disk: DiskDelta | Reason) -> tuple[Value, ...]:
+    if not isinstance(disk, DiskDelta):
+        return (disk,) * _COUNT["disks"]
+    per_s = _S / disk.dt_ns
+    return disk.read_bytes * per_s, disk.write_bytes * per_s, disk.read_ops * per_s, disk.write_ops * per_s
+
+
+def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
+    if not isinstance(network, NetworkDelta):
+        return (network,) * _COUNT["interfaces"]
+    per_s = _S / network.dt_ns
+    received, sent = network.receive_drops, network.transmit_drops
+    return (
+        network.receive_bytes * per_s,
+        network.transmit_bytes * per_s,
+        network.receive_packets * per_s,
+        network.transmit_packets * per_s,
+        received if received.__class__ is Reason else received * per_s,
+        sent if sent.__class__ is Reason else sent * per_s,
+    )
+
+
+def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tuple[Value, ...]:
     if not isinstance(process, ProcessDelta):
-        return process, process, process
+        return (process,) * _COUNT["process"]
     per_s = _S / process.dt_ns
     read, write = process.storage_read_bytes, process.storage_write_bytes
     # The process's time is counted in ticks and the threads' in nanoseconds: a little less than nothing is nothing.
@@ -317,12 +216,13 @@ def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tu
         read if read.__class__ is Reason else read * per_s,
         write if write.__class__ is Reason else write * per_s,
         emulator,
+        process.vcpus_running,
     )
 
 
 def _cgroup_rates(cgroup: CgroupDelta | Reason) -> tuple[Value, ...]:
     if not isinstance(cgroup, CgroupDelta):
-        return (cgroup,) * 8
+        return (cgroup,) * _COUNT["cgroup"]
     dt_ns = cgroup.dt_ns
     pressures = (v if v.__class__ is Reason else min(1.0, v / dt_ns) for v in cgroup[3:8])
     throttled = cgroup.throttled_ns
@@ -334,9 +234,9 @@ def _cgroup_rates(cgroup: CgroupDelta | Reason) -> tuple[Value, ...]:
     )
 
 
-def _rdt_rates(rdt: RdtDelta | Reason) -> tuple[Value, Value, Value]:
+def _rdt_rates(rdt: RdtDelta | Reason) -> tuple[Value, ...]:
     if not isinstance(rdt, RdtDelta):
-        return rdt, rdt, rdt
+        return (rdt,) * _COUNT["rdt"]
     total, local = rdt.mbm_total_bytes, rdt.mbm_local_bytes
     return (
         rdt.llc_occupancy_bytes,

@@ -8,10 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agent.clock import Clock
 from agent.config import Mode
-from agent.sampling.views import SourceState, SourceView
 from collector.base import Probe, Reason, Source, SourceError, SourceSample
 from whitepanda.common import log
 from whitepanda.common.texts import printable
@@ -25,6 +25,22 @@ REOPEN_AFTER_NS = 30 * 1_000_000_000
 STOP_WAIT_S = 8.0
 _DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
 _QUICK_NS = 20_000_000  # sources that take longer come last, so that the quick ones are read at the tick
+
+
+SourceState = Literal["off", "available", "unavailable", "failed", "stuck"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """A source's status. `detail`: why it is not available, and the remedy. Age 0: it never sampled."""
+
+    name: str
+    state: SourceState
+    detail: str = ""
+    age_ns: int = 0
+    duration_ns: int = 0
+    samples: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +103,7 @@ class Slot:
     def kick(self) -> bool:
         """Ask for a sample. A source still at its last one is let alone; past the deadline it is stuck.
 
-        Returns:
-            Whether its thread was woken.
-
+        It returns whether its thread was woken.
         """
         if self._thread is None:
             return False
@@ -155,7 +169,7 @@ class Slot:
 
     def _become(self, state: SourceState, reason: Reason, detail: str, failures: int = 0) -> None:
         """Change the state. Only a change is logged, so that a source that fails each second says so once."""
-        detail = printable(detail)  # it may have a path or a name in it, as whoever made that wrote it
+        detail = printable(detail)  # it may have a path or a name in it, of any text
         with self._lock:
             changed = (state, reason) != (self._state, self._reason) or not self._logged
             self._logged = True
@@ -262,7 +276,7 @@ class Slots:
         free = []
         for slot in self._slots:
             if slot.is_busy:
-                slot.kick()  # which tells when it is stuck
+                slot.kick()  # which notices when it is stuck
             else:
                 free.append(slot)
         free.sort(key=lambda slot: slot.is_slow)

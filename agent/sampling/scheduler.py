@@ -7,9 +7,8 @@ CLOCK_STEP_NS = 500_000_000
 class TickSchedule:
     """When the next tick is due, and how many were missed.
 
-    `due_ns` advances by whole periods only. After a stall the latest grid point that is due runs, those
-    before it are missed and counted, and the grid goes on: a stall of 2.5 periods costs one tick, never three
-    at once.
+    `due_ns` advances by whole periods only. After a stall the latest grid point that is due runs, and those before it
+    are missed and counted.
     """
 
     def __init__(self, period_ns: int, first_ns: int) -> None:
@@ -21,12 +20,7 @@ class TickSchedule:
         self.missed = 0
 
     def advance(self, now_ns: int) -> int | None:
-        """Take the tick that is due at `now_ns` and schedule the next one.
-
-        Returns:
-            How late it is in nanoseconds, from the oldest point that was due, missed or not; None: none is due yet.
-
-        """
+        """Take the tick that is due at `now_ns`; return how late its oldest point is in ns, None where none is due."""
         lateness_ns = now_ns - self.due_ns
         if lateness_ns < 0:
             return None

@@ -39,12 +39,12 @@ def make_plans(config: AgentConfig) -> list[SourcePlan]:
 async def wait_for(slots: Iterable[Slot], is_done: Callable[[Slot], bool], *, clock: Clock, timeout_s: float) -> None:
     """Wait until `is_done` of all slots, for `timeout_s` at most."""
     until_ns = clock.mono_ns() + round(timeout_s * 1e9)
-    while not all(map(is_done, slots)) and clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, at start and end only
+    while not all(map(is_done, slots)) and clock.mono_ns() < until_ns:  # noqa: ASYNC110 - polled at start and end only
         await asyncio.sleep(_POLL_S)
 
 
 def check_required(slots: Iterable[Slot], waited_s: float) -> None:
-    """Refuse to go on without a required source.
+    """Refuse to start without a required source.
 
     Raises:
         UnavailableError: one is not available; it was waited for so long.

@@ -1,80 +1,30 @@
 """What a VM has moved so far, for Prometheus' counters: no scrape misses what lay between. Pure: no I/O, no clocks.
 
 A total grows by what its devices' own counters grew, over whatever time: a rate that could not be made (a source that
-hung, a tick that was skipped) costs the total nothing. It begins at 0 when the agent first sees the VM, and goes on
+hung, a tick that was skipped) costs the total nothing. It begins at 0 when the agent first sees the VM, and continues
 through the VM's epochs.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.sampling.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
-from collector.base import VM_PARTS, DiskCounters, InterfaceCounters, ProcessCounters, Reason
-
-#: The totals, in the order of the table of metrics: those of the disks, of the interfaces, of the process.
-TRAFFIC = (
-    "disk_read_bytes_total",
-    "disk_write_bytes_total",
-    "disk_read_ops_total",
-    "disk_write_ops_total",
-    "network_receive_bytes_total",
-    "network_transmit_bytes_total",
-    "network_receive_packets_total",
-    "network_transmit_packets_total",
-    "network_receive_drops_total",
-    "network_transmit_drops_total",
-    "storage_read_bytes_total",
-    "storage_write_bytes_total",
-)
+from agent.sampling.metrics import TRAFFIC_METRICS, TrafficTotals
+from collector.base import VM_PARTS, Reason
 
 _S = 1_000_000_000
 _MAX_PER_S = 1e12  # what no device does: such a reading is left out
 
-
-class _Device(NamedTuple):
-    """A device's counters. Those of another `incarnation` began at 0."""
-
-    incarnation: object
-    counts: tuple[int | None, ...]
-
-
-_Devices = Mapping[str, _Device]
-
-
-def _disks(value: Mapping[str, DiskCounters], epoch: str) -> _Devices:
-    return {
-        name: _Device(epoch, (disk.read_bytes, disk.write_bytes, disk.read_ops, disk.write_ops))
-        for name, disk in value.items()
-    }
-
-
-def _interfaces(value: Mapping[str, InterfaceCounters], _epoch: str) -> _Devices:
-    # Not of the epoch: a tap that somebody keeps counts on when the VM starts anew.
-    return {
-        name: _Device(
-            port.opened,
-            (
-                port.receive_bytes,
-                port.transmit_bytes,
-                port.receive_packets,
-                port.transmit_packets,
-                port.receive_drops,
-                port.transmit_drops,
-            ),
-        )
-        for name, port in value.items()
-    }
-
-
-def _process(value: ProcessCounters, epoch: str) -> _Devices:
-    counts = (value.storage_read_bytes, value.storage_write_bytes)
-    return {"": _Device((epoch, value.start_ticks), counts)}
+#: Per device its incarnation and its counters. Those of another incarnation began at 0.
+_Devices = Mapping[str, tuple[object, tuple[int | None, ...]]]
 
 
 class _Part(NamedTuple):
     """A part of a VM by its place in `VM_PARTS`, and the totals that it has: from `first` to `end`.
 
-    `kind` is its difference, whose counts begin at the place `counts`.
+    `kind` is its difference, with counts from the place `counts`; they have the names of the devices' counters,
+    and the order of the totals.
     """
 
     place: int
@@ -85,13 +35,34 @@ class _Part(NamedTuple):
     devices: Callable[[Any, str], _Devices]
 
 
-_PARTS = tuple(
-    _Part(VM_PARTS.index(part), kind, kind._fields.index(first_count), first, end, devices)
-    for part, kind, first_count, first, end, devices in (
-        ("disks", DiskDelta, "read_bytes", 0, 4, _disks),
-        ("interfaces", NetworkDelta, "receive_bytes", 4, 10, _interfaces),
-        ("process", ProcessDelta, "storage_read_bytes", 10, 12, _process),
-    )
+def _part(
+    name: str,
+    kind: type[Any],
+    first_count: str,
+    incarnation: Callable[[Any, str], object],
+    devices: Callable[[Any], Mapping[str, Any]],
+) -> _Part:
+    places = [place for place, metric in enumerate(TRAFFIC_METRICS) if metric.part == name]
+    begin = kind._fields.index(first_count)
+    counts_of = operator.attrgetter(*kind._fields[begin : begin + len(places)])
+
+    def of(value: Any, epoch: str) -> _Devices:
+        return {key: (incarnation(one, epoch), counts_of(one)) for key, one in devices(value).items()}
+
+    return _Part(VM_PARTS.index(name), kind, begin, places[0], places[-1] + 1, of)
+
+
+_PARTS = (
+    _part("disks", DiskDelta, "read_bytes", lambda _, epoch: epoch, lambda disks: disks),
+    # Not of the epoch: a tap that somebody keeps counts on when the VM starts anew.
+    _part("interfaces", NetworkDelta, "receive_bytes", lambda port, _: port.opened, lambda ports: ports),
+    _part(
+        "process",
+        ProcessDelta,
+        "storage_read_bytes",
+        lambda process, epoch: (epoch, process.start_ticks),
+        lambda process: {"": process},
+    ),
 )
 _READINGS = JoinedVm._fields.index("threads")  # the parts' readings begin there
 
@@ -102,16 +73,13 @@ class Traffic:
     __slots__ = ("_last", "_totals")
 
     def __init__(self) -> None:
-        self._totals: list[int | None] = [None] * len(TRAFFIC)
+        self._totals: list[int | None] = [None] * len(TRAFFIC_METRICS)
         self._last: list[tuple[Reading[Any], str] | None] = [None] * len(_PARTS)
 
     def count(self, now: JoinedVm, change: VmDelta) -> None:
         """Add what was moved since the last reading of each part. A reading that was there before adds nothing.
 
-        Args:
-            now: the parts' readings.
-            change: the differences to the readings before; where there is none, the counters themselves are compared.
-
+        `change` has the differences to the readings before; where there is none, the counters themselves are compared.
         """
         epoch = now.epoch
         for index, (place, kind, counts, first, end, devices) in enumerate(_PARTS):
@@ -130,23 +98,23 @@ class Traffic:
                 moved = _moved(found, before, end - first)
                 most = _MAX_PER_S * (reading.mono_ns - last[0].mono_ns) / _S * len(found)
                 if any(value is not None and value > most for value in moved):
-                    continue  # if the next reading goes on from there, its difference is taken
+                    continue  # if the next reading continues from there, its difference is taken
             self._last[index] = (reading, epoch)
             totals = self._totals
             for total, value in enumerate(moved, first):
                 totals[total] = None if value is None else (totals[total] or 0) + value
 
-    def known(self, now: JoinedVm) -> tuple[int | None, ...]:
+    def known(self, now: JoinedVm) -> TrafficTotals:
         """Return the totals; None for those of parts of which there is no reading now, and of what nobody counts."""
         found = list(self._totals)
         for part in _PARTS:
             if now[_READINGS + part.place].__class__ is not Reading:
                 found[part.first : part.end] = [None] * (part.end - part.first)
-        return tuple(found)
+        return TrafficTotals._make(found)
 
 
 def _moved(devices: _Devices, before: _Devices, width: int) -> Sequence[int | None]:
-    """Return what all devices moved, counter by counter; None where there is none, or one of them does not tell.
+    """Return what all devices moved, counter by counter; None where there is none, or one of them does not count it.
 
     A device that was not there before adds nothing: its past may be long.
     """
@@ -158,10 +126,10 @@ def _moved(devices: _Devices, before: _Devices, width: int) -> Sequence[int | No
             if count is None or so_far is None:
                 moved[place] = None
             elif old is not None:
-                base = old.counts[place]
+                base = old[1][place]
                 if base is None:
                     continue
                 # One that has less than before was set back to 0, as Prometheus takes it.
-                is_reset = incarnation != old.incarnation or count < base
+                is_reset = incarnation != old[0] or count < base
                 moved[place] = so_far + (count if is_reset else count - base)
     return moved

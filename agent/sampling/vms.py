@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 from agent.config import JobRule
 from agent.sampling.changes import JoinedVm, PerfDelta, Reading, VmDelta
 from agent.sampling.deltas import SUBTRACT
-from agent.sampling.metrics import METRICS
-from agent.sampling.rates import Limits, VmRates, rates_of
+from agent.sampling.metrics import VM_METRICS, VmRates
+from agent.sampling.rates import Limits, rates_of
 from agent.sampling.traffic import Traffic
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from collector.inventory.coverage import PART_SOURCES, why_absent
@@ -41,7 +41,7 @@ class Placing(NamedTuple):
 
 
 class JobRules:
-    """The configured rules, compiled. The first rule whose pattern is found in its fact names the job."""
+    """The configured rules, compiled. The first rule with a pattern that its fact matches names the job."""
 
     def __init__(self, rules: Sequence[JobRule]) -> None:
         self._rules = tuple((re.compile(rule.pattern), rule) for rule in rules)
@@ -75,7 +75,7 @@ class Vm:
     `latest` is the last reading that each part ever had, from which the next difference is made, and `known` the last
     differences that made sense: all that is kept of earlier ticks. `held` has the metrics, by their place in `rates`,
     that are of an earlier tick, and its moment. `still` has a bit for each part whose difference is that of a value
-    and itself. `traffic` goes on through the epochs of one UUID.
+    and itself. `traffic` continues through the epochs of one UUID.
     """
 
     identity: VmIdentity
@@ -97,7 +97,7 @@ class Vm:
     def quota_cores(self) -> float | None:
         """How many cores the VM may use: its control group's CPU quota, where it has none the number of its vCPUs.
 
-        None: nobody tells whether there is a quota.
+        None: it is not known whether there is a quota.
         """
         cgroup = self.now.cgroup
         if isinstance(cgroup, Reason):
@@ -105,17 +105,17 @@ class Vm:
         quota = cgroup.value.quota_cores
         return float(self.identity.vcpus) if quota is None else quota
 
+    @property
+    def vmid(self) -> str:
+        """Its number in Proxmox, else ""."""
+        return self.identity.facts.get("pve:vmid", "")
+
 
 class VmTable:
     """Joins the samples of all sources per VM, tick by tick.
 
-    Args:
-        rules: jobs.
-        limits: when a CPI is not to be believed.
-        stale_after_ns: an older sample is not used, and no delta is made across a longer gap.
-        trouble: tells of a source, by name, why it has nothing new to say (`Slots.trouble`).
-        slow_parts: parts that are polled slowly, and how old their readings may become.
-
+    A sample older than `stale_after_ns` is not used, and no delta is made across a longer gap; `slow_parts`, which are
+    polled slowly, have limits of their own. `trouble` is `Slots.trouble`.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class VmTable:
         found: dict[str, VmIdentity] = {}
         listed: tuple[VmIdentity, ...] | None = None
         for sample in [sample for sample in fresh if sample.inventory is not None] or samples:
-            if sample.inventory is not listed:  # mostly all sources tell the very same
+            if sample.inventory is not listed:  # mostly all sources have the very same
                 listed = sample.inventory
                 for identity in listed or ():
                     found.setdefault(identity.uuid, identity)
@@ -165,18 +165,20 @@ class VmTable:
             del self._vms[uuid]
             self._broken.pop(uuid, None)
         absent = [self._why_absent(part, samples, mono_ns) for part in VM_PARTS]
-        told = [_Told(sample, *_TOLD_BY.get(sample.source, _ALL)) for sample in fresh]
+        joinable = [_Sampled(sample, *_PARTS_OF.get(sample.source, _ALL)) for sample in fresh]
         for uuid, identity in found.items():
             try:
-                self._update_vm(uuid, identity, told, absent)
+                self._update_vm(uuid, identity, joinable, absent)
             except Exception as error:  # noqa: BLE001 - one VM's bad data must not cost another VM's sample
                 self._break(uuid, identity, error)
             else:
                 if self._broken and self._broken.pop(uuid, ""):
                     _log.info("VM's data makes sense again", vm=identity.name, uuid=uuid)
 
-    def _update_vm(self, uuid: str, identity: VmIdentity, told: "Sequence[_Told]", absent: Sequence[Reason]) -> None:
-        parts = _join(uuid, identity.epoch, told, absent)
+    def _update_vm(
+        self, uuid: str, identity: VmIdentity, fresh: "Sequence[_Sampled]", absent: Sequence[Reason]
+    ) -> None:
+        parts = _join(uuid, identity.epoch, fresh, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
             first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
@@ -318,26 +320,26 @@ class _Subtracted(NamedTuple):
     is_same: bool
 
 
-class _Told(NamedTuple):
-    """A sample, which parts its source can tell (a bit each), and those parts' places and names."""
+class _Sampled(NamedTuple):
+    """A sample, the parts that its source can have (a bit each), and their places and names."""
 
     sample: SourceSample
     mask: int
     parts: Sequence[tuple[int, str]]
 
 
-def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]) -> list[Part]:
-    """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
+def _join(uuid: str, epoch: str, fresh: Sequence[_Sampled], absent: Sequence[Reason]) -> list[Part]:
+    """Find each part's reading: the first source that has it. A sample of another epoch does not count."""
     parts: list[Part | None] = [None] * len(VM_PARTS)
     reasons: Mapping[str, Reason] = {}
     seen = 0
-    for sample, mask, tellable in told:
+    for sample, mask, possible in fresh:
         vm = sample.vms.get(uuid)
         if vm is None or vm.epoch != epoch:
             continue
         source, stamps = sample.source, vm.stamps
         seen |= mask
-        for index, name in tellable:
+        for index, name in possible:
             value = getattr(vm, name)
             if value is not None and parts[index] is None:
                 moment = stamps.get(name, sample) if stamps else sample
@@ -352,12 +354,12 @@ def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]
 
 
 def _reason(reason: Reason, seen: int) -> Reason:
-    """Why a part is absent where no source said: one that tells of the VM and not of this part has none to tell."""
+    """Why a part is absent where no source said: a source that has the VM and not this part has no such part."""
     return Reason.NOT_PRESENT if seen and reason is Reason.VM_STARTING else reason
 
 
 def _in_turns(change: VmDelta) -> bool:
-    """Whether there may be counters whose turn it was not; to look through all rates for that would cost more."""
+    """Whether there may be counters whose turn it was not; searching all rates would cost more."""
     perf = change.perf
     if isinstance(perf, PerfDelta):
         return Reason.TIME_SLICED in perf.missing.values()
@@ -375,8 +377,8 @@ def _without_vcpus(known: VmDelta) -> VmDelta:
     )
 
 
-#: What each source tells of a VM, as `_Told` has it; a source that the registry does not know may tell anything.
-_TOLD_BY = {
+#: The parts of each source, as `_Sampled` has them; a source that the registry does not know may have any.
+_PARTS_OF = {
     source: (
         sum(1 << index for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
         tuple((index, part) for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
@@ -384,6 +386,4 @@ _TOLD_BY = {
     for source in {source for part in VM_PARTS for source in PART_SOURCES[part]}
 }
 _ALL = (0, tuple(enumerate(VM_PARTS)))
-_SLICED = tuple(
-    index for index, metric in enumerate(metric for metric in METRICS if metric.scope == "vm") if metric.part == "perf"
-)
+_SLICED = tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == "perf")

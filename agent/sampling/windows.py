@@ -142,17 +142,12 @@ class _Window:
 class WindowAccumulator:
     """Sums the deltas of all VMs over windows whose borders are multiples of `window_ns` of Unix time.
 
-    A delta belongs to the window in which its middle lies: the ticks' grid meets the windows' borders, so
-    that is exact to the sampling's jitter, and a step of the Unix clock moves a delta to another window but
-    changes no duration. Disks are polled slowly, and the window of such a delta's middle may have been closed
-    before it is there: it belongs to that in which it ends. A delta much longer than a window belongs to none
-    and is left out.
-
-    Args:
-        window_ns: length of the windows.
-        grace_ns: how long after its end a window waits for samples that were taken in it.
-        limits: when a CPI is not to be believed.
-
+    A delta belongs to the window in which its middle lies: the ticks' grid meets the windows' borders, so that is exact
+    to the sampling's jitter, and a step of the Unix clock moves a delta to another window but changes no duration.
+    Disks are polled slowly, and the window of such a delta's middle may have been closed before it is there: it belongs
+    to that in which it ends. A delta much longer than a window belongs to none and is left out. `window_ns`: length of
+    the windows. `grace_ns`: how long after its end a window waits for samples that were taken in it. `limits`: when a
+    CPI is not to be believed.
     """
 
     def __init__(self, window_ns: int, grace_ns: int, limits: Limits) -> None:
@@ -178,7 +173,7 @@ class WindowAccumulator:
         latest: _Sums | None = None
         parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup, change.rdt)
         for index, part in enumerate(parts):
-            # That way round: to look for what an Enum is not costs ten times as much.
+            # In this order: isinstance of an Enum against what it is not costs ten times as much.
             if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
                 continue
             seen[index] = part.mono_ns
@@ -190,13 +185,7 @@ class WindowAccumulator:
             latest.perf_reason = change.perf
 
     def close(self, mono_ns: int, present: Iterable[tuple[str, str]]) -> list[CpiWindow]:
-        """Return the windows that have ended, oldest first.
-
-        Args:
-            mono_ns: now.
-            present: (UUID, epoch) of the VMs that are here now; what is known of others is forgotten.
-
-        """
+        """Return the windows that have ended, oldest first; forget VMs that are not `present`, by (UUID, epoch)."""
         ended = [index for index, window in self._open.items() if window.close_mono_ns <= mono_ns]
         if not ended and not self._renamed:
             return []
@@ -296,7 +285,7 @@ def _rounded(value: float) -> float:
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:
-    """Return cycles, instructions and running ratio. Counts that lack a thread are too small: not told."""
+    """Return cycles, instructions and running ratio. Counts that lack a thread are too small: None."""
     if sums.perf_dt_ns == 0:
         return None, None, None
     ratio = sums.running_ns / sums.enabled_ns if sums.enabled_ns else 1.0

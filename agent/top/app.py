@@ -28,7 +28,7 @@ from agent.top.model import Model, sparkline
 from agent.top.table import VmTable
 from whitepanda.v1 import host_pb2
 
-_STALE_S = 3.0  # a look is older only where the agent is slow or gone
+_STALE_S = 3.0  # a frame is older only where the agent is slow or gone
 _WIDE = 150  # from so many columns on the detail pane is beside the table
 _LOW = 10  # lines: with fewer there is no room for notes and long bars
 _LEAST = 5  # lines: bar, head, a VM, footer
@@ -47,13 +47,7 @@ class _End(Message):
 
 
 class TopApp(App[None]):
-    """Shows what a feed tells. A `Tape` can be paused and wound, everything else is live.
-
-    Args:
-        feed: started and stopped with the view.
-        clock: seconds, monotonic: how old a look is.
-
-    """
+    """Shows a feed, which starts and stops with it. A `Tape` can be paused and wound, everything else is live."""
 
     CSS = """
     Screen { layout: vertical; }
@@ -141,7 +135,7 @@ class TopApp(App[None]):
         self.post_message(_News(news))
 
     def on__news(self, message: _News) -> None:
-        """Take what the feed tells."""
+        """Take news of the feed."""
         news = message.news
         if isinstance(news, Gone):
             self._gone = news.why
@@ -206,7 +200,7 @@ class TopApp(App[None]):
         if self._position is not None:
             line.append(*_played(self._position))
         elif self.model.frozen:
-            line.append("■ FROZEN, space goes on", style=WARNING)
+            line.append("■ FROZEN, space continues", style=WARNING)
         else:
             line.append("● live")
         arrow = "↑" if self.model.reverse else "↓"
@@ -267,7 +261,7 @@ class TopApp(App[None]):
         return super().check_action(action, parameters)
 
     def action_freeze(self) -> None:
-        """Let the picture stand still, or go on; pause a recording, or play on."""
+        """Let the picture stand still, or continue; pause a recording, or play on."""
         if isinstance(self._feed, Tape):
             self._feed.toggle()
             return

@@ -1,11 +1,11 @@
 """The columns of the live view: what they show, how wide they are, which go first where there is no room."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.display import render
-from agent.display.numbers import Numbers, sum_of, values_of
+from agent.display.numbers import NUMBERS, Numbers, sum_of, values_of
 from agent.display.words import Word, by_of, need_of, slow_down_of, word_of
 from whitepanda.v1 import host_pb2
 
@@ -35,10 +35,8 @@ class Column:
         return self.most > 0
 
 
-def _measured(
-    title: str, width: int, rank: int, metrics: tuple[str, ...], show: Callable[[float], str], text: str
-) -> Column:
-    return Column(title, width, rank, text, Numbers(title, metrics, show))
+def _measured(title: str, width: int, rank: int, text: str) -> Column:
+    return Column(title, width, rank, text, NUMBERS[title])
 
 
 NAME = Column("NAME", 12, 0, "the VM", most=32)
@@ -57,17 +55,15 @@ COLUMNS = (
     VERDICT,
     SLOW_DOWN,
     BY,
-    _measured("CPU", 5, 2, ("cpu_usage_cores",), render.number, "cores in use by the vCPUs"),
-    _measured("GIPS", 4, 8, ("gips",), render.number, "1e9 instructions per second"),
-    _measured("CPI", 4, 4, ("cpi",), render.number, "cycles per instruction"),
+    _measured("CPU", 5, 2, "cores in use by the vCPUs"),
+    _measured("GIPS", 4, 8, "1e9 instructions per second"),
+    _measured("CPI", 4, 4, "cycles per instruction"),
     CPI_JOB,
-    _measured("LLC", 5, 10, ("llc_occupancy_bytes",), render.si, "bytes of the last-level cache"),
-    _measured("MEMBW", 5, 11, ("memory_bandwidth_bytes_per_s",), render.si, "memory traffic, bytes/s"),
-    _measured("DISK", 4, 12, ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si, "bytes/s, both ways"),
-    _measured(
-        "NET", 4, 13, ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), render.si, "bytes/s, both ways"
-    ),
-    _measured("RUNQ%", 5, 6, ("run_queue_wait_ratio",), render.percent, "time in which its vCPUs waited for a CPU"),
+    _measured("LLC", 5, 10, "bytes of the last-level cache"),
+    _measured("MEMBW", 5, 11, "memory traffic, bytes/s"),
+    _measured("DISK", 4, 12, "bytes/s, both ways"),
+    _measured("NET", 4, 13, "bytes/s, both ways"),
+    _measured("RUNQ%", 5, 6, "time in which its vCPUs waited for a CPU"),
     JOB,
     TREND,
 )
@@ -143,9 +139,7 @@ class Shown:
 def fit(columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[tuple[Shown, ...], tuple[Column, ...]]:
     """Choose and place the columns for a terminal: those of the lowest ranks, then room for long texts.
 
-    Returns:
-        What is shown, in the columns' order, and the columns for which there was no room.
-
+    It returns what is shown, in the columns' order, and the columns for which there was no room.
     """
     longest = {c.title: max((len(row.text(c)) for row in rows), default=0) for c in columns if c.is_text}
     widths = {c.title: c.width for c in columns}

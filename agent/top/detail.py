@@ -47,13 +47,12 @@ class Detail(VerticalScroll):
     def show(self, model: Model, row: Row | None, found: host_pb2.VmExplanation | None, note: str) -> None:
         """Show what is known of a VM; `found` None: not explained yet."""
         width = max(40, self.scrollable_content_region.width)
-        self._text.update(Group(*told(model, row, found, note, width)))
+        self._text.update(Group(*_pieces(model, row, found, note, width)))
 
 
-def told(
+def _pieces(
     model: Model, row: Row | None, found: host_pb2.VmExplanation | None, note: str, width: int
 ) -> Iterator[RenderableType]:
-    """Give out what is told of a VM for so many columns of a terminal."""
     if row is None:
         yield Text("no VM is selected", style=DIM)
         return

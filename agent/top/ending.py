@@ -20,13 +20,8 @@ _GRACE_GONE_S = 2.0  # no terminal is left to be set as it was
 class Ending:
     """While entered: a signal, or the end of the terminal, ends the view; first it is asked, then the process leaves.
 
-    Args:
-        ask: asks the view to end; called in another thread.
-        terminal: file descriptors of the terminal.
-        leave: ends the process at once with an exit code.
-        grace_s: how long the view may take; at a second signal no longer.
-        grace_gone_s: the same where its terminal has gone.
-
+    `ask` is called in another thread, `leave` after `grace_s` or at a second signal; after `grace_gone_s` where the
+    terminal, known by its file descriptors, has gone.
     """
 
     def __init__(
@@ -47,7 +42,7 @@ class Ending:
         self.exit_code = 0
 
     def __enter__(self) -> Self:
-        self._told, self._tell = os.pipe()
+        self._read, self._write = os.pipe()
         self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         self._thread = threading.Thread(target=self._watch, name="top-ending", daemon=True)
         self._thread.start()
@@ -58,30 +53,30 @@ class Ending:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.close(self._tell)  # which the thread sees as the end
+        os.close(self._write)  # which the thread sees as the end
         self._thread.join()
-        os.close(self._told)
+        os.close(self._read)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Tell the thread: Python runs this in the main thread also while that waits for a lock."""
-        os.write(self._tell, bytes((number,)))
+        os.write(self._write, bytes((number,)))
 
     def _watch(self) -> None:
         poll = select.poll()
-        poll.register(self._told, select.POLLIN)
+        poll.register(self._read, select.POLLIN)
         for terminal in self._terminal:
-            poll.register(terminal, 0)  # its hanging up is told unasked; what is typed is textual's
+            poll.register(terminal, 0)  # hanging up is reported unasked; what is typed is textual's
         ready = [file for file, _ in poll.poll()]
         number, grace_s = int(signal.SIGHUP), self._grace_gone_s
-        if self._told in ready:
-            told = os.read(self._told, 1)
-            if not told:
+        if self._read in ready:
+            sent = os.read(self._read, 1)
+            if not sent:
                 return
-            number, grace_s = told[0], self._grace_s
+            number, grace_s = sent[0], self._grace_s
         self.exit_code = 128 + number
         self._ask()
-        until_told = select.poll()
-        until_told.register(self._told, select.POLLIN)
-        if until_told.poll(1000 * grace_s) and not os.read(self._told, 1):
+        until_sent = select.poll()
+        until_sent.register(self._read, select.POLLIN)
+        if until_sent.poll(1000 * grace_s) and not os.read(self._read, 1):
             return
         self._leave(self.exit_code)

@@ -1,4 +1,4 @@
-"""Where the live view's looks come from: the agent of this host, asked each second from a thread of its own."""
+"""Where the live view's frames come from: the agent of this host, asked each second from a thread of its own."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """News: looks at the host, oldest first, and all about the VM that was asked for, as of the last one.
+    """News: frames of the host, oldest first, and all about the VM that was asked for, as of the last one.
 
     `anew`: what came before is of another time (a recording was wound). `position`: of recordings only.
     """
@@ -57,16 +57,16 @@ Tell = Callable[[Came | Gone], None]
 
 
 class Feed(Protocol):
-    """Something that tells news from a thread of its own."""
+    """Something that has news, in a thread of its own."""
 
     def start(self, tell: Tell) -> None:
         """Begin; `tell` is called in the feed's thread."""
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each look from now on, and at once; None: none."""
+        """Explain this VM with each frame from now on, and at once; None: none."""
 
     def stop(self) -> None:
-        """End; returns when nothing more is told."""
+        """End; returns when no more news comes."""
 
 
 @runtime_checkable
@@ -84,13 +84,7 @@ class Tape(Feed, Protocol):
 
 
 class LiveFeed:
-    """The agent that answers at a socket. One that goes away is asked again each second, and told of.
-
-    Args:
-        socket: the agent's.
-        period_s: between two looks, on an absolute schedule.
-
-    """
+    """The agent that answers at a socket, asked on an absolute schedule. One that goes away is asked on."""
 
     def __init__(self, socket: Path, period_s: float = PERIOD_S) -> None:
         self._socket = socket
@@ -106,7 +100,7 @@ class LiveFeed:
         self._thread.start()
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each look from now on, and at once."""
+        """Explain this VM with each frame from now on, and at once."""
         self._wanted = uuid
         if uuid is not None:
             self._wake.set()

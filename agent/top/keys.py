@@ -22,7 +22,7 @@ KEYS = (
     ("< >, S s", "sort by the column before, by the next one; a click on its title does too"),
     ("r", "sort the other way round"),
     ("/", "filter by name or job: text or a regular expression; Esc takes it away"),
-    ("space", "freeze the picture, and go on; pause a recording, and play on"),
+    ("space", "freeze the picture, and continue; pause a recording, and play on"),
     ("Esc", "take the filter away, or close the explanation"),
     ("?", "this list"),
     ("q, Ctrl+C", "quit"),
@@ -35,12 +35,7 @@ PLAYER_KEYS = (
 
 
 class Keys(ModalScreen[None]):
-    """All keys, columns and symbols.
-
-    Args:
-        is_recording: list what winds it too.
-
-    """
+    """All keys, columns and symbols; of a recording those that wind it too."""
 
     DEFAULT_CSS = """
     Keys { align: center middle; }

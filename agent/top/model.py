@@ -1,4 +1,4 @@
-"""What the live view shows: the last look at the host, a minute of history, the order, the filter. No terminal here."""
+"""What the live view shows: the last frame of the host, a minute of history, the order, the filter. No terminal."""
 
 import re
 from collections import deque
@@ -20,19 +20,14 @@ _SHAPE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look at the host."""
+    """The host at one moment."""
 
     vms: host_pb2.ListVmsResponse
     status: host_pb2.HostStatus
 
 
 class Model:
-    """All that is shown, and what the keys change. Starts sorted by need: victims first.
-
-    Args:
-        is_recording: what comes is played from a file.
-
-    """
+    """All that is shown, and what the keys change. Starts sorted by need: victims first."""
 
     def __init__(self, *, is_recording: bool = False) -> None:
         self._is_recording = is_recording
@@ -51,7 +46,7 @@ class Model:
     # --- what comes ---
 
     def take(self, frames: Sequence[Frame]) -> None:
-        """Take looks in their order; while frozen they wait, the last minute of them."""
+        """Take frames in their order; while frozen they wait, the last minute of them."""
         if self._waiting is not None:
             self._waiting.extend(frames)
             return

@@ -12,17 +12,13 @@ from agent.top.recorded import RecordedHost, length_s
 from whitepanda.common.errors import InputError
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-_TELL_S = 0.1  # ticks that are due closer to each other are told of together
+_TELL_S = 0.1  # ticks that are due closer to each other are shown together
 _PROGRESS_S = 0.25
 _STOP_WAIT_S = 10.0
 
 
 class Player:
     """A recording as a feed. It is read forwards only: to go back it is read again from its beginning.
-
-    Args:
-        file: the recording.
-        config: job rules and analysis.
 
     Raises:
         InputError: the file cannot be read or is no recording.
@@ -113,7 +109,7 @@ class Player:
                     self._play(tell)
         except InputError as error:  # the file has gone, or is another one
             tell(Gone(str(error)))
-        except Exception as error:  # noqa: BLE001 - a view whose thread has died silently would stand still for ever
+        except Exception as error:  # noqa: BLE001 - a view whose thread has died silently would stand still
             tell(Gone(f"cannot play {self._file}: {error!r}; please report this"))
         finally:
             self._host.close()

@@ -8,8 +8,8 @@ import msgspec
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
-from agent.api.messages import explanation_message, status_message, vms_message
-from agent.api.view import Names, StateView
+from agent.api.messages import explanation_message, vms_message
+from agent.api.state import AgentState, Names
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
@@ -53,11 +53,7 @@ class _TickClock:
 class RecordedHost:
     """A recording, tick by tick; `close` closes the file.
 
-    A line that is wrong costs itself: it is left out and told of by `trouble`.
-
-    Args:
-        file: the recording.
-        config: job rules and analysis; without it those of `Playback` and the defaults.
+    A line that is wrong is left out and noted in `trouble`. Without `config` the job rules are those of `Playback`.
 
     Raises:
         InputError: the file cannot be read or is no recording.
@@ -73,7 +69,7 @@ class RecordedHost:
         # No coefficients are recorded: as an agent that central has not sent any.
         self._analysis = HostAnalysis(config.analysis if config else AnalysisSection(), "", CoefficientStore(None))
         self._decisions = Decisions(config or AgentConfig(agent=AgentSection()), self._cloud_white, self._analysis)
-        self._state = StateView(
+        self._state = AgentState(
             names=Names(file.name, "", "", 0, 0),
             clock=self._clock,
             pipeline=self._playback.pipeline,
@@ -108,7 +104,7 @@ class RecordedHost:
                 found = next(self._ticks, None)
             except InputError as error:
                 self.trouble = str(error)
-                self._ticks = self._playback.ticks()  # goes on behind the wrong line
+                self._ticks = self._playback.ticks()  # continues behind the wrong line
                 continue
             break
         if found is None:
@@ -124,19 +120,19 @@ class RecordedHost:
         if self._cloud_white is not None:
             try:
                 self._cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
-            except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no look
+            except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no frame
                 self.trouble = f"the search for victims failed: {error!r}"
         self._decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
         self._decisions.events.take()
         return True
 
     def frame(self) -> Frame:
-        """Return the look at the host at this tick."""
-        return Frame(vms_message(self._state, METRICS), status_message(self._state))
+        """Return the host at this tick."""
+        return Frame(vms_message(self._state, METRICS), self._state.host())
 
     def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
         """Return all about a VM at this tick; None where it is not there."""
-        return explanation_message(self._state, uuid, self._state.vms(()))
+        return explanation_message(self._state, uuid)
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -144,7 +140,7 @@ class RecordedHost:
 
 
 def length_s(file: Path) -> float | None:
-    """Return the seconds from a recording's first tick to its last; None where the file does not tell.
+    """Return the seconds from a recording's first tick to its last; None where it is not in the file.
 
     Raises:
         InputError: the file cannot be read.

@@ -31,9 +31,7 @@ _CURSOR = Style(reverse=True)
 class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
     """Rows of VMs under a head that stays; one of them is selected, and stays so wherever it is sorted to.
 
-    Args:
-        trend: draws a row's last minute, so many characters wide.
-
+    `trend` draws a row's last minute, so many characters wide.
     """
 
     DEFAULT_CSS = "VmTable { overflow-x: hidden; overflow-y: auto; }"

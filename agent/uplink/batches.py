@@ -3,46 +3,27 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from agent.analysis.verdict import Degradation, Evidence
 from agent.antagonists.events import VmEvent
-from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
+from agent.antagonists.reports import Trigger
 from agent.sampling.windows import CpiWindow
-from agent.uplink.recommendation_messages import recommendation_message
-from collector.base import Reason
+from agent.uplink.messages import event_message, trigger_message
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
+from whitepanda.common.window_columns import COUNTS, GAUGES
 from whitepanda.v1 import agent_pb2
 
-#: What goes along with windows, in their order and numbered with them, so that it is told exactly once.
+#: What goes along with windows, in their order and numbered with them, so that it counts exactly once.
 Report = VmEvent | Trigger
 
-_COUNTS = ("cycles", "instructions")
 MAX_SEQUENCE = 2**63 - 1
-_GAUGES = (
-    "running_ratio",
-    "run_queue_wait_ratio",
-    "disk_bytes_per_s",
-    "network_bytes_per_s",
-    "llc_occupancy_bytes",
-    "memory_bandwidth_bytes_per_s",
-    "memory_stall_ratio",
-    "io_wait_ratio",
-)
 
 
 def encode(
     windows: Sequence[CpiWindow], *, spool_id: str, sequence: int, backlog: bool = False, events: Sequence[Report] = ()
 ) -> agent_pb2.CpiBatch:
-    """Make the batch of some windows.
+    """Make the batch of some windows, in any order, and of what goes along with them.
 
-    A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it.
-
-    Args:
-        windows: in any order; VMs may repeat.
-        spool_id: the incarnation of the spool that gave the number.
-        sequence: the batch's number, from 1.
-        backlog: whether it is sent late, after an outage.
-        events: what goes along.
-
+    A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it. `sequence` is
+    the batch's number in the spool's incarnation `spool_id`, from 1; `backlog`: it is sent late, after an outage.
     """
     batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence, backlog=backlog)
     tasks: dict[tuple[str, str, str, str, bool], int] = {}
@@ -51,23 +32,23 @@ def encode(
         index = tasks.get(key)
         if index is None:
             index = tasks[key] = len(tasks)
-            batch.tasks.add(
-                vm=window.vm,
-                epoch=window.epoch,
-                name=window.name,
-                job=window.job,
-                latency_sensitive=window.latency_sensitive,
-            )
+            vm, epoch, name, job, latency_sensitive = key
+            batch.tasks.add(vm=vm, epoch=epoch, name=name, job=job, latency_sensitive=latency_sensitive)
         batch.task_index.append(index)
     batch.start_unix_ns.extend(window.start_unix_ns for window in windows)
     batch.duration_ns.extend(window.duration_ns for window in windows)
     batch.cpu_usage_cores.extend(window.cpu_usage_cores for window in windows)
-    _extend_cpi(batch, windows)
-    for name in _COUNTS:
+    missing = [window.cpi is None for window in windows]
+    if not all(missing):
+        batch.cpi.extend(or_nan(window.cpi) for window in windows)
+    if any(missing):  # then the reasons are there for every row; their numbers are the protocol's
+        reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
+        batch.cpi_reason.extend(reasons)
+    for name in COUNTS:
         counts = [getattr(window, name) for window in windows]
         if any(count is not None for count in counts):
             getattr(batch, name).extend(UNKNOWN_COUNT if count is None else count for count in counts)
-    for name in _GAUGES:
+    for name in GAUGES:
         values = [getattr(window, name) for window in windows]
         if any(value is not None for value in values):
             getattr(batch, name).extend(map(or_nan, values))
@@ -79,9 +60,7 @@ def encode(
 def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[list[CpiWindow], list[Report], str]:
     """Leave out what no batch can hold, such as a text that is no Unicode or a number out of its column's range.
 
-    Returns:
-        The windows and events that can be encoded, and why the first other one cannot; "": all can.
-
+    Returns the windows and events that can be encoded, and why the first other one cannot; "": all can.
     """
     reasons: list[str] = []
 
@@ -95,117 +74,7 @@ def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[l
             return False
         return True
 
-    kept, told = [window for window in windows if fits(window)], [event for event in events if fits(event)]
-    return kept, told, reasons[0] if reasons else ""
-
-
-def event_message(event: VmEvent) -> agent_pb2.VmEvent:
-    """Make the message of an event."""
-    return agent_pb2.VmEvent(
-        vm=event.vm,
-        epoch=event.epoch,
-        name=event.name,
-        job=event.job,
-        latency_sensitive=event.latency_sensitive,
-        unix_ns=event.unix_ns,
-        behaviour=behaviour_number(event.behaviour),
-        before=behaviour_number(event.before),
-        lasted_ns=max(0, event.lasted_ns),
-        reason=event.reason,
-        evidence=[evidence_message(shown) for shown in event.evidence],
-        degradation=None if event.degradation is None else degradation_message(event.degradation),
-        culprits=event.culprits,
-        found_by=analyses_message(event.found_by),
-    )
-
-
-def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
-    """Make the message of contention: the worst victims and suspects, and how many more there are."""
-    victims, suspects = trigger.victims[:MAX_VICTIMS], trigger.suspects[:MAX_SUSPECTS]
-    return agent_pb2.Trigger(
-        unix_ns=trigger.unix_ns,
-        slot_ns=trigger.slot_ns,
-        since_unix_ns=trigger.since_unix_ns,
-        mn_cpi=trigger.mn_cpi,
-        mn_cpi_threshold=trigger.mn_cpi_threshold,
-        coefficient_version=trigger.coefficient_version,
-        victims=[
-            agent_pb2.TriggerVictim(
-                vm=v.vm,
-                epoch=v.epoch,
-                name=v.name,
-                job=v.job,
-                cpi=v.cpi,
-                n_cpi=v.n_cpi,
-                threshold_cpi=v.threshold_cpi,
-                cpu_usage_cores=v.cpu_usage_cores,
-                slow_down=None if v.slow_down is None else degradation_message(v.slow_down),
-                found_by=analyses_message(v.found_by),
-                suspect=v.suspect,
-            )
-            for v in victims
-        ],
-        suspects=[
-            agent_pb2.TriggerSuspect(
-                vm=s.uuid,
-                epoch=s.epoch,
-                name=s.name,
-                job=s.job,
-                coefficient=or_nan(s.coefficient),
-                cpu_usage_cores=s.cpu_usage_cores,
-                score=or_nan(s.score),
-                reason=reason_number(s.reason),
-                inflicts=s.inflicts,
-            )
-            for s in suspects
-        ],
-        victims_left_out=len(trigger.victims) - len(victims),
-        suspects_left_out=len(trigger.suspects) - len(suspects),
-        recommendations=[recommendation_message(one) for one in trigger.recommendations],
-        found_by=analyses_message(trigger.found_by),
-        ended=trigger.ended,
-        affected_vms=trigger.affected,
-    )
-
-
-def reason_number(reason: Reason) -> Any:
-    """Return the protocol's number of a reason: those of collector.base.Reason are the same."""
-    return int(reason)
-
-
-def behaviour_number(behaviour: str) -> Any:
-    """Return the protocol's number of a behaviour."""
-    return agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour.upper()}")
-
-
-def analyses_message(found_by: Iterable[str]) -> list[Any]:
-    """Return the protocol's numbers of analyses."""
-    return [agent_pb2.Analysis.Value(f"ANALYSIS_{one.upper()}") for one in found_by]
-
-
-def evidence_message(shown: Evidence) -> agent_pb2.Evidence:
-    """Make the message of a piece of evidence."""
-    return agent_pb2.Evidence(
-        signal=shown.signal, value=shown.value, baseline=shown.expected, threshold=shown.threshold
-    )
-
-
-def degradation_message(found: Degradation) -> agent_pb2.Degradation:
-    """Make the message of an estimate."""
-    return agent_pb2.Degradation(
-        ratio=found.ratio, low=found.low, high=found.high, cannot_tell=found.cannot_tell, model=found.model
-    )
-
-
-def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None:
-    """CPI and why it is not known: the reasons are there, for every row, as soon as one row lacks its CPI."""
-    missing = [window.cpi is None for window in windows]
-    if not all(missing):
-        batch.cpi.extend(or_nan(window.cpi) for window in windows)
-    if any(missing):
-        # The numbers of collector.base.Reason are those of the protocol's.
-        reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
-        batch.cpi_reason.extend(reasons)
+    return list(filter(fits, windows)), list(filter(fits, events)), reasons[0] if reasons else ""
 
 
 def pieces(
@@ -215,18 +84,10 @@ def pieces(
     max_payload: int,
     events: Sequence[Report] = (),
 ) -> Iterator[tuple[int, bytes]]:
-    """Serialise windows, one batch per chunk; a chunk of too many bytes is halved. Events go with the first batch.
+    """Serialise windows, one batch per chunk; a chunk of more than `max_payload` bytes is halved, down to one window.
 
-    Args:
-        chunks: windows of a batch each.
-        spool_id: as for `encode`.
-        number: gives the next sequence number; called once just before each batch comes out.
-        max_payload: bytes; one window alone may have more, and what comes with it.
-        events: of all chunks; some hundred at most.
-
-    Returns:
-        Rows and message of each batch.
-
+    `number` gives the next sequence number, and is called just before its batch comes out. Events go with the first
+    batch. Yields the rows and the message of each batch.
     """
     waiting = list(reversed(list(chunks)))
     while waiting:

@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import grpc
 
@@ -18,15 +18,17 @@ from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report, encodable
+from agent.uplink.outage import Outage, explain
 from agent.uplink.queue import BatchQueue
 from agent.uplink.spool import Spool
-from agent.uplink.stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
-from agent.uplink.view import UplinkView
+from agent.uplink.stream import AckTotals, StreamError, Taker, Timing, UplinkStream
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
 from whitepanda.common.tls import channel_credentials, warnings
-from whitepanda.v1 import agent_pb2
+from whitepanda.v1 import agent_pb2, host_pb2
+
+UplinkState = Literal["off", "connecting", "connected"]
 
 _METHOD = "/whitepanda.v1.AgentStream/Connect"
 _MAX_PENDING = 64  # submissions that may wait for a slow disk
@@ -52,18 +54,10 @@ class Uplink:
     ) -> None:
         """Set up; nothing is opened before `run`.
 
-        Args:
-            section: the configuration. With an empty address there is no central, only the spool.
-            hello: says who we are and what runs here now: host, boot_id, platform, agent_version, jobs,
-                coefficient_version, window_ms. Called often, must be quick. The uplink adds the rest.
-            queue: the spool, or what a tool sends instead.
-            on_coefficients: takes what central pushes, on the loop; its exceptions are logged.
-            refusals: counts what is refused of that; the store's, so that there is one count.
-            give_up_after_s: `run` raises where central refuses us or is away for so long; None: never.
-            tls_prefix: what the TLS files' settings are called in errors; "--": the options of a tool.
-            timing: patience; tests shorten it.
-            rng: for the jitter of the back-off.
-
+        `hello` gives what is known now: host, boot_id, platform, agent_version, jobs, coefficient_version, window_ms;
+        it is called often. `on_coefficients` takes central's updates on the loop; `refusals` counts what is refused of
+        them. With `give_up_after_s`, `run` raises where central refuses this host or is away for so long.
+        `tls_prefix`: what the TLS settings are called in errors; "--": a tool's options. Tests shorten `timing`.
         """
         self._section = section
         self._hello = hello
@@ -82,8 +76,8 @@ class Uplink:
         self._limits = (MAX_BATCH_ROWS, MAX_MESSAGE_BYTES)
         self._last_error = ""
         self._overflows = 0
-        self._unsendable, self._told_unsendable = 0, ""
-        #: What became of our batches since the start.
+        self._unsendable, self._logged_unsendable = 0, ""
+        #: What became of the batches since the start.
         self.totals = AckTotals()
         #: Streams that central answered on.
         self.connections = 0
@@ -98,12 +92,14 @@ class Uplink:
         self._pending.append((windows, events))
         self._submitted.set()
 
-    def view(self) -> UplinkView:
+    def view(self) -> host_pb2.UplinkStatus:
         """Return the state for the local API; never blocks."""
         counts = self._queue.counts()
-        connected = self._stream is not None and self._stream.heard.is_set()
-        return UplinkView(
-            state="off" if not self._section.address else "connected" if connected else "connecting",
+        state: UplinkState = "connecting" if self._section.address else "off"
+        if self._stream is not None and self._stream.heard.is_set():
+            state = "connected"
+        return host_pb2.UplinkStatus(
+            state=state,
             address=self._section.address,
             spooled_batches=counts.batches,
             spooled_bytes=counts.bytes,
@@ -127,7 +123,7 @@ class Uplink:
 
         """
         keeper = asyncio.create_task(self._keep_spool())
-        connector = asyncio.create_task(self._connect_for_ever())
+        connector = asyncio.create_task(self._keep_connected())
         try:
             await asyncio.gather(keeper, connector)
         finally:
@@ -170,13 +166,13 @@ class Uplink:
         why = self._try_append(windows, events)
         if not why:
             return
-        kept, told, first = encodable(windows, events)
-        again = self._try_append(kept, told) if first else why
-        dropped = len(windows) + len(events) - (0 if again else len(kept) + len(told))
+        kept, reports, first = encodable(windows, events)
+        again = self._try_append(kept, reports) if first else why
+        dropped = len(windows) + len(events) - (0 if again else len(kept) + len(reports))
         self._unsendable += dropped
         why = again or first
-        if why != self._told_unsendable:
-            self._told_unsendable = why
+        if why != self._logged_unsendable:
+            self._logged_unsendable = why
             _LOG.warning("what cannot be sent is dropped; please report this", rows=dropped, error=why)
 
     def _try_append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> str:
@@ -192,33 +188,33 @@ class Uplink:
 
     # -- streams ---------------------------------------------------------------------------------
 
-    async def _connect_for_ever(self) -> None:
+    async def _keep_connected(self) -> None:
         if not self._section.address:
             return
         loop = asyncio.get_running_loop()
-        failures, away_since, told = 0, loop.time(), ""
+        failures, away_since, logged = 0, loop.time(), ""
         while True:
             started = loop.time()
             outage, heard, acknowledged = await self._one_stream()
             ended = loop.time()
             if heard:
-                away_since, told = ended, ""
+                away_since, logged = ended, ""
             if acknowledged or ended - started > self._timing.stable_s:
                 failures = 0
             self._last_error = outage.message
             if self._give_up_after_s is not None:
                 if outage.refused or ended - away_since > self._give_up_after_s:
                     self._give_up(outage)
-                if not told:  # a tool's user reads the reason when it is given up
+                if not logged:  # a tool's user reads the reason when it is given up
                     _LOG.warning("no stream to central yet, trying on", give_up_after_s=self._give_up_after_s)
-            elif told != outage.message:
+            elif logged != outage.message:
                 _LOG.warning("no stream to central", error=outage.message, spooled_batches=self._queue.counts().batches)
-            told = outage.message
+            logged = outage.message
             await asyncio.sleep(self._back_off_s(failures, refused=outage.refused))
             failures += 1
 
     def _back_off_s(self, failures: int, *, refused: bool) -> float:
-        """Full jitter: anything up to a ceiling that doubles; where central refuses us, long at once."""
+        """Full jitter: anything up to a ceiling that doubles; where central refuses, long at once."""
         longest = self._section.reconnect_max_s
         if refused:
             return self._rng.uniform(longest / 2, longest)
@@ -245,7 +241,7 @@ class Uplink:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
         channel = grpc.aio.secure_channel(address, credentials, options=options)
         try:
-            # Answers stay bytes: grpc.aio makes None of what it cannot parse, and goes on.
+            # Answers stay bytes: grpc.aio makes None of what it cannot parse, and continues.
             connect: Any = channel.stream_stream(_METHOD, request_serializer=agent_pb2.AgentMessage.SerializeToString)
             call = connect()
             stream = self._stream = UplinkStream(

@@ -161,18 +161,13 @@ class Reserve:
         return True
 
     def take(self) -> bool:
-        """Hold the room; where the disk has less than twice as much free it is taken to be full still.
-
-        Returns:
-            False where the disk is full.
-
-        """
+        """Hold the room; False: the disk is full, which it counts as while less than twice as much is free."""
         if self._path.exists():
             return True
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
-            return True  # then an attempt to write will tell
+            return True  # an attempt to write will show it
         if disk.f_bavail * disk.f_frsize < 2 * RESERVE_BYTES:
             return False
         try:

@@ -23,7 +23,7 @@ class QueuedBatch:
         return self.message.spool_id, self.message.sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueueCounts:
     """What waits now, and what was dropped ever (persisted in the spool)."""
 

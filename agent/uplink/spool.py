@@ -12,21 +12,19 @@ keep their numbers when they move to the disk later: a number means the same dat
 """
 
 import contextlib
-import errno
-import os
 import sqlite3
 import threading
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-from google.protobuf.message import DecodeError
 
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import MAX_SEQUENCE, Report, pieces
-from agent.uplink.overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
+from agent.uplink.overflow import MEMORY_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
+from agent.uplink.spool_file import connect, is_broken, is_full, move_aside, parse, primary_code
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES
@@ -35,39 +33,19 @@ from whitepanda.v1 import agent_pb2
 #: What a batch costs on disk beside its payload, roughly.
 ROW_OVERHEAD_BYTES = 256
 
-_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: The log is written back to the file at this size: both must fit the reserve on a full disk.
-_CHECKPOINT_PAGES = 128
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS batches (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- order of arrival, never reused
-    spool_id TEXT NOT NULL,
-    sequence INTEGER NOT NULL,
-    rows INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,
-    crc32 INTEGER NOT NULL,
-    payload BLOB NOT NULL,
-    UNIQUE (spool_id, sequence)
-) STRICT;
-"""
-
 
 class Spool:
     """The agent's queue. Safe to use from several threads; any call but `counts` may wait for the disk.
 
     Errors of the disk at run time never propagate: batches wait in memory (bounded: the oldest are dropped, and
-    counted), and every append tries the disk again. Each change between these states is told once.
+    counted), and every append tries the disk again. Each change between these states is logged once.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, boot_id: str, warn: Callable[[str], None] | None = None) -> None:
-        """Open or create the file.
+        """Open or create the file; its folder is made where it is missing.
 
-        Args:
-            path: the file; its folder is made where it is missing.
-            max_bytes: of payload; beyond it the oldest batches are dropped.
-            boot_id: the kernel's; "" where it cannot be known, which is taken as another boot every time.
-            warn: takes one-line warnings; the log by default.
+        Beyond `max_bytes` of payload the oldest batches are dropped. `boot_id` is the kernel's; "" counts as another
+        boot every time. `warn` takes one-line warnings; the log by default.
 
         Raises:
             UnavailableError: another process has the file, or it cannot be created.
@@ -83,15 +61,14 @@ class Spool:
         self._gone = Acknowledged()
         self._reserve = Reserve(path.with_name(path.name + ".reserve"))
         self._is_full = False
-        self._trouble = ""  # why the disk is not written now, as it was told
+        self._trouble = ""  # why the disk is not written now, as it was logged
         self._db: sqlite3.Connection | None = None
         self._trusted = True
         self._is_closed = False
         self._spool_id = uuid.uuid4().hex
         self._next_sequence = 1
         self._boundary = 0  # batches up to this id are of former incarnations
-        self._batches = self._rows = self._bytes = 0
-        self._dropped_batches = self._dropped_rows = 0
+        self._held = QueueCounts()
         self._mark = self._live = self._recent = self._old = 0  # how far this stream has fetched, by id
         self._old_end = 0  # the boundary as this stream began: a new file handle may raise it
         try:
@@ -115,17 +92,14 @@ class Spool:
     ) -> int:
         """Queue windows, as several batches where they are too many for one, and events with the first of them.
 
-        Returns:
-            The sequence number of the last batch; 0 where nothing was queued (nothing given, or no disk).
-
+        Returns the sequence number of the last batch; 0 where nothing was queued (nothing given, or no disk).
         """
         chunks = [windows[at : at + max_rows] for at in range(0, len(windows), max_rows)]
         if events and not chunks:
             chunks = [[]]
         with self._lock:
             if self._is_closed:
-                self._dropped_batches += len(chunks)
-                self._dropped_rows += len(windows)
+                self._drop(len(chunks), len(windows))
                 return 0
             for _ in () if self._is_full and not self._reserve.take() else (1, 2):
                 try:
@@ -141,8 +115,7 @@ class Spool:
                     return last
             self._purge()
             for batch in self._memory.append(chunks, max_batch_bytes - ENVELOPE_BYTES, events):
-                self._dropped_batches += 1
-                self._dropped_rows += batch.rows
+                self._drop(1, batch.rows)
             return 0
 
     def begin_stream(self) -> None:
@@ -166,7 +139,7 @@ class Spool:
         """
         with self._lock:
             found: list[QueuedBatch] = []
-            dropped = self._dropped_batches
+            dropped = self._held.dropped_batches
             self._live = self._read(found, self._live, MAX_SEQUENCE, limit, backlog=False)
             for batch, is_backlog in self._memory.fetch(limit - len(found)):
                 message = agent_pb2.CpiBatch.FromString(batch.payload)
@@ -174,22 +147,19 @@ class Spool:
                 found.append(QueuedBatch(batch.rows, message))
             self._recent = self._read(found, self._recent, self._mark, limit, backlog=True)
             self._old = self._read(found, self._old, self._old_end, limit, backlog=True)
-            if self._dropped_batches != dropped:  # damaged ones
+            if self._held.dropped_batches != dropped:  # damaged ones
                 self._purge()
             return found
 
     def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
-        """Forget these batches; where the disk refuses, it is tried again by later calls.
+        """Forget these batches; where the disk refuses, later calls try again.
 
-        Returns:
-            How many have left the queue now, those of earlier calls that failed included.
-
+        Returns how many have left the queue now, those of earlier calls that failed included.
         """
         with self._lock:
             # Remembered for later, they must not take in numbers that are not given yet.
-            given = {self._spool_id: self._next_sequence - 1, self._memory.spool_id: self._memory.last_sequence}.get(
-                spool_id, MAX_SEQUENCE
-            )
+            last_of = {self._spool_id: self._next_sequence - 1, self._memory.spool_id: self._memory.last_sequence}
+            given = last_of.get(spool_id, MAX_SEQUENCE)
             ranges = [(first, min(last, given)) for first, last in ranges if first <= min(last, given)]
             removed = self._memory.acknowledge(spool_id, ranges)
             self._gone.add(spool_id, ranges)
@@ -197,13 +167,9 @@ class Spool:
 
     def counts(self) -> QueueCounts:
         """Return what waits and what was dropped; never blocks."""
-        memory = self._memory
-        return QueueCounts(
-            self._batches + len(memory),
-            self._rows + memory.rows,
-            self._bytes + memory.bytes,
-            self._dropped_batches,
-            self._dropped_rows,
+        memory, held = self._memory, self._held
+        return replace(
+            held, batches=held.batches + len(memory), rows=held.rows + memory.rows, bytes=held.bytes + memory.bytes
         )
 
     def close(self) -> None:
@@ -223,17 +189,17 @@ class Spool:
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
-            if not _is_full(error, self._path.parent) or not self._failed(error):
+            if not is_full(error, self._path.parent) or not self._failed(error):
                 raise
             self._open()  # to send what waits there
             return
         self._reserve.take()
 
     def _cannot_start(self, error: Exception) -> None:
-        if _is_full(error, self._path.parent):
+        if is_full(error, self._path.parent):
             self._failed(error)
             return
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+        if primary_code(error) == sqlite3.SQLITE_BUSY:
             raise UnavailableError(
                 f"{self._path}: the spool is in use; is another whitepanda agent running?"
             ) from error
@@ -254,25 +220,13 @@ class Spool:
             return self._connect()
         except sqlite3.Error as error:
             self._close()
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
+            if not is_broken(error):
                 raise
             self._move_aside(error)
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        # Batches tell which VMs run here: the file is the agent's alone, and so are SQLite's files beside it.
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._db = db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
-        for pragma in (
-            "locking_mode=EXCLUSIVE",  # first: then there is no shared memory, which takes room
-            "auto_vacuum=INCREMENTAL",
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-        ):
-            db.execute(f"PRAGMA {pragma}").fetchall()
-        db.execute(f"PRAGMA journal_size_limit={RESERVE_BYTES}").fetchall()
-        db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}").fetchall()
-        db.executescript(_SCHEMA)
+        self._db = db = connect(self._path)
         with self._transaction(db):
             self._load(db)
         return db
@@ -280,10 +234,10 @@ class Spool:
     def _load(self, db: sqlite3.Connection) -> None:
         meta = dict(db.execute("SELECT key, value FROM meta"))
         totals = db.execute("SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,))
-        self._batches, self._rows, self._bytes = (int(value) for value in totals.fetchone())
+        self._held.batches, self._held.rows, self._held.bytes = (int(value) for value in totals.fetchone())
         # After an error the file may know of fewer drops than this process does.
-        self._dropped_batches = max(self._dropped_batches, int(meta.get("dropped_batches", 0)))
-        self._dropped_rows = max(self._dropped_rows, int(meta.get("dropped_rows", 0)))
+        self._held.dropped_batches = max(self._held.dropped_batches, int(meta.get("dropped_batches", 0)))
+        self._held.dropped_rows = max(self._held.dropped_rows, int(meta.get("dropped_rows", 0)))
         same_boot = bool(self._boot_id) and meta.get("boot_id") == self._boot_id
         if same_boot and self._trusted and "spool_id" in meta:
             self._spool_id, self._boundary = meta["spool_id"], int(meta["boundary"])
@@ -299,8 +253,8 @@ class Spool:
             "boot_id": self._boot_id,
             "boundary": self._boundary,
             "next_sequence": self._next_sequence,
-            "dropped_batches": self._dropped_batches,
-            "dropped_rows": self._dropped_rows,
+            "dropped_batches": self._held.dropped_batches,
+            "dropped_rows": self._held.dropped_rows,
         }
         rows = [(key, str(value)) for key, value in values.items()]
         db.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
@@ -313,7 +267,7 @@ class Spool:
             for rows, payload in pieces(chunks, self._spool_id, self._number, max_payload, events):
                 last = self._next_sequence - 1
                 self._put(db, self._spool_id, last, rows, payload)
-            self._drop_oldest(db, self._bytes - self._max_bytes)
+            self._drop_oldest(db, self._held.bytes - self._max_bytes)
             self._save(db)
         return last
 
@@ -326,9 +280,9 @@ class Spool:
             "INSERT INTO batches (spool_id, sequence, rows, bytes, crc32, payload) VALUES (?, ?, ?, ?, ?, ?)",
             (spool_id, sequence, rows, len(payload), zlib.crc32(payload), payload),
         )
-        self._batches += 1
-        self._rows += rows
-        self._bytes += len(payload) + ROW_OVERHEAD_BYTES
+        self._held.batches += 1
+        self._held.rows += rows
+        self._held.bytes += len(payload) + ROW_OVERHEAD_BYTES
 
     def _settle(self, db: sqlite3.Connection, batches: list[Waiting]) -> None:
         """Move batches from memory to the disk. Those that a stream has in flight stay until it ends."""
@@ -372,20 +326,23 @@ class Spool:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _drop_oldest(self, db: sqlite3.Connection, excess_bytes: int) -> None:
-        while excess_bytes > 0 and self._batches:
+        while excess_bytes > 0 and self._held.batches:
             rows = db.execute(
                 "DELETE FROM batches WHERE id = (SELECT min(id) FROM batches) RETURNING rows, bytes"
             ).fetchall()
             excess_bytes -= sum(size for _, size in rows) + ROW_OVERHEAD_BYTES
-            self._dropped_batches += len(rows)
-            self._dropped_rows += sum(count for count, _ in rows)
+            self._drop(len(rows), sum(count for count, _ in rows))
             self._forget(rows)
 
     def _forget(self, rows: list[tuple[int, int]]) -> int:
-        self._batches -= len(rows)
-        self._rows -= sum(count for count, _ in rows)
-        self._bytes -= sum(size + ROW_OVERHEAD_BYTES for _, size in rows)
+        self._held.batches -= len(rows)
+        self._held.rows -= sum(count for count, _ in rows)
+        self._held.bytes -= sum(size + ROW_OVERHEAD_BYTES for _, size in rows)
         return len(rows)
+
+    def _drop(self, batches: int, rows: int) -> None:
+        self._held.dropped_batches += batches
+        self._held.dropped_rows += rows
 
     def _last_id(self) -> int:
         if self._db is None:
@@ -411,11 +368,10 @@ class Spool:
             for _, spool_id, sequence, count, crc32, payload in rows:
                 if (spool_id, sequence) in self._gone:
                     continue
-                message = _parse(payload) if zlib.crc32(payload) == crc32 else None
+                message = parse(payload, crc32)
                 if message is None:
                     self._warn(f"{self._path}: a batch of {count} windows was damaged on disk and is dropped")
-                    self._dropped_batches += 1
-                    self._dropped_rows += count
+                    self._drop(1, count)
                     self._gone.add(spool_id, [(sequence, sequence)])
                     continue
                 message.backlog = backlog
@@ -424,14 +380,14 @@ class Spool:
 
     @contextlib.contextmanager
     def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
-        """All or nothing, our counts included; sequence numbers only go up."""
-        before = (self._batches, self._rows, self._bytes, self._dropped_batches, self._dropped_rows)
+        """All or nothing, the counts included; sequence numbers only go up."""
+        before = replace(self._held)
         db.execute("BEGIN IMMEDIATE")
         try:
             yield
             db.execute("COMMIT")
         except BaseException:
-            self._batches, self._rows, self._bytes, self._dropped_batches, self._dropped_rows = before
+            self._held = before
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
@@ -439,25 +395,23 @@ class Spool:
     def _failed(self, error: Exception) -> bool:
         """After an error: give up the reserve of a full disk, move a broken file aside, else open it again.
 
-        Returns:
-            Whether to try again at once, because there is some room now.
-
+        Returns whether to try again at once, because there is some room now.
         """
-        if _is_full(error, self._path.parent):
+        if is_full(error, self._path.parent):
             self._is_full = True
-            self._tell("the disk is full")
+            self._log_trouble("the disk is full")
             return self._reserve.release()
         self._is_full = False
         self._trusted = False
         self._close()
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
+        if is_broken(error):
             with contextlib.suppress(OSError):
                 self._move_aside(error)
         else:
-            self._tell(str(error))
+            self._log_trouble(str(error))
         return False
 
-    def _tell(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble == self._trouble:
             return
         self._trouble = trouble
@@ -477,12 +431,9 @@ class Spool:
         self._close()
         aside = self._path.with_name(self._path.name + ".corrupt")
         self._warn(f"{self._path}: broken ({error}); moved to {aside}, its batches are lost, a new spool begins")
-        self._path.replace(aside)
-        for suffix in ("-wal", "-shm", "-journal"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        self._dropped_batches += self._batches
-        self._dropped_rows += self._rows
-        self._batches = self._rows = self._bytes = 0
+        move_aside(self._path, aside)
+        self._drop(self._held.batches, self._held.rows)
+        self._held.batches = self._held.rows = self._held.bytes = 0
         self._gone.clear()
         self._mark = self._live = self._recent = self._old = self._old_end = 0
 
@@ -491,26 +442,3 @@ class Spool:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
             self._db = None
-
-
-def _is_full(error: Exception, folder: Path) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_CANTOPEN:  # SQLite does not say why it cannot make the file beside its own
-        return _has_no_room(folder)
-    return code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _has_no_room(folder: Path) -> bool:
-    """Whether a folder's file system has no free bytes or no free file names."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return False
-    return found.f_bavail == 0 or (found.f_files > 0 and found.f_favail == 0)  # some count no names
-
-
-def _parse(payload: bytes) -> agent_pb2.CpiBatch | None:
-    try:
-        return agent_pb2.CpiBatch.FromString(payload)
-    except DecodeError:
-        return None

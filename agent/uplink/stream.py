@@ -19,10 +19,8 @@ from whitepanda.common.protocol import (
     MAX_MESSAGE_BYTES,
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
-    version_span,
 )
 from whitepanda.common.texts import printable
-from whitepanda.common.tls import is_of_another_ca, not_grpc
 from whitepanda.v1 import agent_pb2
 
 #: Takes an update of coefficients. What it returns says later whether it was taken; None: it was.
@@ -36,7 +34,6 @@ _LEAST_BATCH_BYTES = 1 << 16  # a window with the longest names takes a tenth; i
 # Of an acknowledgement: ranges, reasons that are counted apart, characters of a reason and of what explains it.
 _MAX_RANGES, _MAX_REASONS, _MAX_REASON, _MAX_DETAIL = 1000, 32, 64, 200
 _MAX_PARTS_PER_JOB = 4  # of a message: statistics, coefficient, tag, removed
-_MAX_DETAILS = 1000  # of gRPC's text of a stream's end
 _OTHER_PARTS = 8 + 2 * _MAX_RANGES
 _LOG = log.get("uplink")
 
@@ -47,19 +44,16 @@ class Timing:
 
     welcome_s: float = 60.0  # a central that does not answer the Hello for so long is given up
     acknowledgement_s: float = 60.0  # a central that acknowledges nothing for so long is given up
-    poll_s: float = 1.0  # how often jobs and the state are looked at when nothing happens
+    poll_s: float = 1.0  # how often jobs and the state are checked when nothing happens
     stable_s: float = 30.0  # a stream that lived so long was a good one: back-off starts anew
 
 
 @dataclass(slots=True)
 class AckTotals:
-    """What became of our batches since the start of this process.
+    """What became of the batches since the start of this process.
 
-    Acknowledged is what has left the queue. What central refused of it, or the agent discarded for central's limits,
-    is rejected as well: `sent_batches` and `sent_rows` leave that out.
-
-    A batch that central had before is acknowledged without being counted again, so of the acknowledged rows,
-    those that are in no other count were there already.
+    Acknowledged is what has left the queue, rejected ones included: `sent_batches` and `sent_rows` leave these out.
+    Acknowledged rows that are in no other count were in central before.
     """
 
     acknowledged_batches: int = 0
@@ -90,139 +84,12 @@ class AckTotals:
         return self.acknowledged_rows - self.all_rejected_rows
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Why there is no stream. `refused`: it will not get better by trying again soon; someone has to act."""
-
-    message: str
-    refused: bool = False
-    is_tls: bool = False
-    too_large: bool = False  # it sent a message larger than is taken
-    broke_off: bool = False  # before central said anything, as one does that does not accept our certificate
-
-
-# What gRPC's end of a stream means: by status code, then by what its text says of the TLS handshake.
-_BY_CODE = {
-    grpc.StatusCode.UNAUTHENTICATED: "certificate",
-    grpc.StatusCode.PERMISSION_DENIED: "who_we_are",
-    grpc.StatusCode.FAILED_PRECONDITION: "protocol",
-    grpc.StatusCode.UNIMPLEMENTED: "protocol",
-    grpc.StatusCode.INVALID_ARGUMENT: "content",
-    grpc.StatusCode.ABORTED: "replaced",
-}
-_BY_TEXT = (
-    ("client: received message larger than max", "large"),
-    ("hostname verification", "name"),
-    ("peer name", "name"),
-    ("certificate_verify_failed", "signer"),
-    ("certificate verify failed", "signer"),
-    ("handshake", "handshake"),
-    # TLS 1.3: our handshake is over before central has looked at our certificate, so a refusal is no TLS error here.
-    ("socket closed", "closed"),
-)
-_REFUSALS = {
-    "who_we_are": (
-        "central {address} refuses this host",
-        "the certificate must name this host ({host}); `whitepanda pki host` makes one",
-    ),
-    "certificate": ("central {address} refuses the certificate {certificate}", "issue a new one with `whitepanda pki`"),
-    "protocol": (
-        "central {address} refuses the protocol",
-        f"this agent speaks version {version_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}; upgrade the older side",
-    ),
-    "replaced": (
-        "central {address} has closed the stream",
-        "another agent or tool speaks under the same name; give each its own certificate and {host}",
-    ),
-    "large": (
-        "central {address} sends a message larger than uplink.max_message_mib allows",
-        "no central needs that for the jobs of one host; is it the right one?",
-    ),
-    "content": ("central {address} refuses what was sent", "see central's log"),
-    "name": (
-        "the certificate of central does not name {address}",
-        "set {server_name} to a name in it, or issue it with `whitepanda pki central --address`",
-    ),
-    "signer": (
-        "the certificate of central {address} does not verify",
-        "check that the configured CA has signed it, and both clocks",
-    ),
-    "handshake": (
-        "the TLS handshake with central {address} fails",
-        "check the certificates of both sides with `whitepanda pki show`, and that the port is central's",
-    ),
-    "closed": (
-        "central {address} closes the connection right after TLS",
-        (
-            "it may not accept this host's certificate {certificate} (another CA, its clock): compare it with "
-            "central.tls.ca by `whitepanda pki show`; or central is just being restarted"
-        ),
-    ),
-}
-
-
-def explain(
-    address: str,
-    code: grpc.StatusCode | None,
-    details: str,
-    *,
-    heard: bool = False,
-    certificate: str = "",
-    ca: str = "",
-    is_tool: bool = False,
-) -> Outage:
-    """Turn gRPC's end of a stream into one line with the remedy.
-
-    Args:
-        address: of central.
-        code: the status; None where gRPC said none.
-        details: its text.
-        heard: whether central said anything in this stream.
-        certificate: our own one's file.
-        ca: the file of the CA that central's is checked against.
-        is_tool: name a tool's options, not an agent's settings.
-
-    """
-    details = printable(" ".join(details.split()))[:_MAX_DETAILS] or "no details"
-    if why := not_grpc(details):
-        return Outage(f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True)
-    if is_of_another_ca(details):
-        message = f"the certificate of central {address} is not of the CA in {ca}"
-        setting = "--tls or --ca" if is_tool else "uplink.tls.ca"
-        remedy = f"is it of another fleet? Give the CA that issued it ({setting}), or another address"
-        return Outage(f"{message}; {remedy}", refused=True, is_tls=True)
-    lower = details.lower()
-    kind = _BY_CODE.get(code) if code else None
-    kind = kind or next((kind for text, kind in _BY_TEXT if text in lower), None)
-    if kind == "closed" and heard:
-        kind = None
-    if kind is not None:
-        what, remedy = _REFUSALS[kind]
-        names = {"address": address, "certificate": certificate} | (_OPTIONS if is_tool else _SETTINGS)
-        message = f"{what.format(**names)}: {details}; {remedy.format(**names)}"
-        # What merely breaks off may be a central that is just being restarted.
-        broke_off = kind == "closed" or (kind == "handshake" and "ssl" not in lower)
-        return Outage(
-            message, refused=not broke_off, is_tls=kind in _TLS_KINDS, broke_off=broke_off, too_large=kind == "large"
-        )
-    if code in (None, grpc.StatusCode.OK):
-        return Outage(f"central {address} ended the stream")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # such as by its quotas: it is there, and trying again is right
-        return Outage(f"central {address} refuses for now: {details}")
-    return Outage(f"central {address} is away: {code.name.lower()}: {details}")
-
-
-_TLS_KINDS = ("who_we_are", "certificate", "name", "signer", "handshake", "closed")
-_SETTINGS = {"host": "agent.host", "server_name": "uplink.server_name"}
-_OPTIONS = {"host": "--name", "server_name": "--server-name"}
-
-
 class StreamError(Exception):
-    """Central is there but does not keep to the protocol; the text goes on from "central ADDRESS"."""
+    """Central is there but does not keep to the protocol; the text continues "central ADDRESS"."""
 
 
 class UplinkStream:
-    """Drives one call, whose answers are raw bytes. `in_thread` runs a blocking function of the queue off the loop."""
+    """Drives one call with raw bytes as answers. `in_thread` runs a blocking function of the queue off the loop."""
 
     def __init__(
         self,
@@ -272,7 +139,7 @@ class UplinkStream:
         self._wake.set()
 
     async def run(self) -> None:
-        """Talk until the stream ends, in any way; an exception of ours (not gRPC's) propagates.
+        """Talk until the stream ends, in any way; exceptions other than gRPC's propagate.
 
         Raises:
             StreamError: central takes or acknowledges nothing, or sends garbage.
@@ -501,7 +368,7 @@ class UplinkStream:
         """Hand an update on. While one is being taken the next waits, and central with it: memory holds two at most.
 
         What was refused is missing from the changes that follow, as central does not know of it: then a new stream
-        begins, whose Hello says what is held.
+        begins: its Hello says what is known.
         """
         await self._taken()
         if self._lacks_an_update and not update.full:

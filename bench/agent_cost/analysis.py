@@ -29,7 +29,7 @@ from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.sampling.rates import VmRates
+from agent.sampling.metrics import VmRates
 from collector.base import Reason
 
 BAR_MS = 3.0

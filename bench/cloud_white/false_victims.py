@@ -18,7 +18,7 @@ from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.metrics import HostRates, VmRates
 from bench.cloud_white.scenarios import quiet_day, singles
 from bench.cloud_white.simulation import Study, StudyTick, simulate
 from collector.base import Reason

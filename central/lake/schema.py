@@ -2,6 +2,8 @@
 
 import pyarrow as pa
 
+from whitepanda.common.window_columns import WINDOW_COLUMNS
+
 #: Written into every segment's metadata as `whitepanda.schema`.
 SCHEMA_VERSION = 1
 
@@ -20,17 +22,11 @@ SAMPLES = pa.schema(
         pa.field("latency_sensitive", pa.bool_(), nullable=False),
         pa.field("start_unix_ns", pa.int64(), nullable=False),
         pa.field("duration_ns", pa.int64(), nullable=False),
-        pa.field("cpi", pa.float64()),
-        pa.field("cpu_usage_cores", pa.float64(), nullable=False),
-        pa.field("cycles", pa.int64()),
-        pa.field("instructions", pa.int64()),
-        pa.field("running_ratio", pa.float64()),
-        pa.field("run_queue_wait_ratio", pa.float64()),
-        pa.field("disk_bytes_per_s", pa.float64()),
-        pa.field("network_bytes_per_s", pa.float64()),
-        pa.field("llc_occupancy_bytes", pa.float64()),
-        pa.field("memory_bandwidth_bytes_per_s", pa.float64()),
-        pa.field("memory_stall_ratio", pa.float64()),
-        pa.field("io_wait_ratio", pa.float64()),
+        *(
+            pa.field(
+                column.name, pa.int64() if column.kind == "count" else pa.float64(), nullable=column.kind != "usage"
+            )
+            for column in WINDOW_COLUMNS
+        ),
     ]
 )

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whitepanda.common.window_columns import WINDOW_COLUMNS
+
 _ROUNDING = 1e-9
 
 #: Cycles of a vCPU in a nanosecond: 10 GHz.
@@ -26,16 +28,7 @@ MIN_CPI = 1 / MAX_INSTRUCTIONS_PER_CYCLE - _ROUNDING
 MAX_HOST_WINDOW_NS = 2 * 3600 * 10**9
 
 #: Columns whose values are nice to have: a value that cannot be is stored as not known. The largest one allowed.
-LARGEST_GAUGES = {
-    "running_ratio": 1.0 + _ROUNDING,
-    "run_queue_wait_ratio": 1e6,
-    "disk_bytes_per_s": 1e13,
-    "network_bytes_per_s": 1e13,
-    "llc_occupancy_bytes": 1e12,
-    "memory_bandwidth_bytes_per_s": 1e14,
-    "memory_stall_ratio": 1.0 + _ROUNDING,
-    "io_wait_ratio": 1.0 + _ROUNDING,
-}
+LARGEST_GAUGES = {column.name: column.largest for column in WINDOW_COLUMNS if column.kind == "gauge"}
 
 _Array = npt.NDArray[Any]
 

@@ -18,6 +18,7 @@ from central.lake.schema import SAMPLES
 from central.validation.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
 from central.validation.wire_columns import Bounds, Located, column, locate
 from whitepanda.common.protocol import UNKNOWN_COUNT
+from whitepanda.common.window_columns import COUNTS
 from whitepanda.v1 import agent_pb2
 
 #: Why a whole batch is refused. `malformed` and `oversized` are found before there is a batch to look at.
@@ -61,8 +62,7 @@ _SMALL = 0x80  # numbers below it take one byte in protobuf
 _INDEX_TAG = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["task_index"].number << 3 | 2
 
 _REQUIRED = ("start_unix_ns", "duration_ns", "cpu_usage_cores")
-_OPTIONAL = ("cpi", "cycles", "instructions")
-_COUNTERS = ("cycles", "instructions")
+_OPTIONAL = ("cpi", *COUNTS)
 
 _Floats = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
@@ -332,7 +332,7 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
         masks["absurd_cpi"] = cpi > limits.max_cpi
         if not is_importer:  # a trace's may be normalised, as its usage
             masks["absurd_cpi"] |= cpi < MIN_CPI
-    cycles, instructions = (columns.get(name, np.uint64) for name in _COUNTERS)
+    cycles, instructions = (columns.get(name, np.uint64) for name in COUNTS)
     counters = [each for each in (cycles, instructions) if each is not None]
     if counters:
         masks["bad_counter"] = np.any([(c > _MAX_INT64) & (c != UNKNOWN_COUNT) for c in counters], axis=0)
@@ -383,7 +383,7 @@ def _table(read: "Sequence[_Read]") -> pa.Table:
     columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores", np.float64, np.nan))
     cpi = _gather(read, counts, "cpi", np.float64, np.nan)
     columns["cpi"] = pa.array(cpi, mask=np.isnan(cpi))
-    for name in _COUNTERS:
+    for name in COUNTS:
         values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
         columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
     for name, largest in LARGEST_GAUGES.items():

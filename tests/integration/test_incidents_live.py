@@ -19,7 +19,6 @@ from agent.analysis.advice.recommendations import HostLimits
 from agent.antagonists.advisor import Advisor
 from agent.antagonists.reports import Trigger
 from agent.config import AnalysisSection, UplinkSection
-from agent.sampling.views import VmView
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
@@ -75,7 +74,7 @@ class Host:
     def advised(self, trigger: Trigger) -> Trigger:
         """As the daemon has it: with what could be done. The VMs have eight vCPUs."""
         names = [vm["vm"] for vm in BUSY]
-        vms = tuple(VmView(f"uuid-{name}", name, "", False, "1", "running", 8, ()) for name in names)
+        vms = tuple(canned_agents.canned_vm(name, "", (), ls=False, epoch="1", vcpus=8) for name in names)
         state = canned_agents.State(canned_agents.HOST, vms, self.host.analysis)
         return Advisor(state, self.host.store, HostLimits()).with_advice(trigger)
 

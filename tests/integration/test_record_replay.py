@@ -16,7 +16,7 @@ from agent.config import load
 from agent.daemon import Daemon
 from agent.recording.playback import Playback, header_of
 from agent.sampling.changes import CpuDelta
-from agent.sampling.rates import HostRates
+from agent.sampling.metrics import HostRates
 from collector.base import Reason, SourceError
 from collector.procfs.source import ProcfsSource
 from collector.recorded.source import RecordedTick, Recorder

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from agent.analysis.advice.actions import recommend
 from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim
-from agent.uplink.recommendation_messages import recommendation_message
+from agent.uplink.messages import recommendation_message
 from central.api.fleet import Fleet
 from central.authorisation.roles import Access
 from central.build.builder import Builder

@@ -20,14 +20,13 @@ from agent.antagonists.coefficients import CoefficientStore  # noqa: E402 - afte
 from agent.antagonists.decisions import Decisions  # noqa: E402 - after the path is set
 from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.api.server import LocalApi  # noqa: E402 - after the path is set
-from agent.api.state import HostView  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
 from agent.detection.verdicts import Reasoning, SignalView  # noqa: E402 - after the path is set
-from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
+from agent.sampling.metrics import VmRates  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
-from agent.uplink.view import UplinkView  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
-from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
+from whitepanda.common.protocol import or_nan  # noqa: E402 - after the path is set
+from whitepanda.v1 import agent_pb2, host_pb2  # noqa: E402 - after the path is set
 
 S = 10**9
 NOW = 1_800_000_000 * S
@@ -37,34 +36,65 @@ MS = 10**6
 NO_PMU_DETAIL = "no hardware counters; on a virtual machine enable its PMU"
 
 
-def value(name, number, source, reason):
+def metric(name, number, source, reason=Reason.UNSPECIFIED):
     """A metric; without a number the reason."""
     age_ns = {"procfs": 350, "perf": 400, "libvirt": 900}[source] * MS
-    return MetricView(name, number, Reason.UNSPECIFIED if number is not None else reason, source, age_ns)
+    unknown = number is None
+    value = math.nan if unknown else number
+    return host_pb2.Metric(name=name, value=value, reason=reason if unknown else 0, source=source, age_ns=age_ns)
 
 
 def metrics(*, guest, gips, cpi, wait, disk, net, perf=None):
     """The metrics that the CLI shows; `perf` is the reason why counters are not known."""
-    lack = {"reason": perf, "source": "perf"} if perf else {"source": "perf", "age_ns": 400 * MS}
+    counted = [metric("gips", gips, "perf"), metric("cpi", cpi, "perf", Reason.IDLE)]
+    if perf:
+        counted = [host_pb2.Metric(name=one, value=math.nan, reason=perf, source="perf") for one in ("gips", "cpi")]
     return (
-        MetricView("cpu_usage_cores", guest * 4, source="procfs", age_ns=350 * MS),
-        MetricView("guest_ratio", guest, source="procfs", age_ns=350 * MS),
-        value("run_queue_wait_ratio", wait, "procfs", Reason.NOT_PRESENT),
-        MetricView("gips", None if perf else gips, **lack),
-        MetricView("cpi", None, **lack) if perf else value("cpi", cpi, "perf", Reason.IDLE),
-        value("disk_read_bytes_per_s", disk, "libvirt", Reason.STUCK),
-        value("disk_write_bytes_per_s", disk, "libvirt", Reason.STUCK),
-        value("network_receive_bytes_per_s", net, "libvirt", Reason.STUCK),
-        MetricView("network_transmit_bytes_per_s", 0.0, source="libvirt", age_ns=900 * MS),
+        metric("cpu_usage_cores", guest * 4, "procfs"),
+        metric("guest_ratio", guest, "procfs"),
+        metric("run_queue_wait_ratio", wait, "procfs", Reason.NOT_PRESENT),
+        *counted,
+        metric("disk_read_bytes_per_s", disk, "libvirt", Reason.STUCK),
+        metric("disk_write_bytes_per_s", disk, "libvirt", Reason.STUCK),
+        metric("network_receive_bytes_per_s", net, "libvirt", Reason.STUCK),
+        metric("network_transmit_bytes_per_s", 0.0, "libvirt"),
     )
 
 
-def vm(name, job, found, *, ls=True, state="running"):
+def changed(message, **fields):
+    """A copy of a message with other fields."""
+    made = type(message)(**fields)
+    copy = type(message)()
+    copy.CopyFrom(message)
+    for name in fields:
+        copy.ClearField(name)
+    copy.MergeFrom(made)
+    return copy
+
+
+def canned_vm(name, job, found, *, ls=True, state="running", **identity):
+    """A VM as `agent.sampling.vms` has it, as far as it is asked; `metrics` is what the local API is to answer."""
+    known = {one.name: one.value for one in found if not math.isnan(one.value)}
     owner, quota = ("shop", 2.5) if ls else ("", None)
-    return VmView(f"uuid-{name}", name, job, ls, "e1", state, 4, found, owner=owner, quota_cores=quota)
+    found_on_host = {"uuid": f"uuid-{name}", "epoch": "e1", "vcpus": 4, "manager": "libvirt", "facts": {}} | identity
+    return SimpleNamespace(
+        identity=SimpleNamespace(name=name, state=state, **found_on_host),
+        job=job,
+        latency_sensitive=ls,
+        alert=True,
+        owner=owner,
+        quota_cores=quota,
+        vmid="",
+        rates=VmRates(*(Reason.NO_PMU,) * len(VmRates._fields))._replace(**known),
+        metrics=found,
+    )
 
 
-HOST = HostView(
+def source(name, state, detail="", **numbers):
+    return host_pb2.SourceStatus(name=name, state=state, detail=detail, **numbers)
+
+
+HOST = host_pb2.HostStatus(
     host="node1",
     agent_version="0.1.0",
     platform=PLATFORM,
@@ -73,26 +103,35 @@ HOST = HostView(
     ticks=3600,
     missed_ticks=2,
     sources=(
-        SourceView("perf", "available", "4 groups", 400 * MS, 3 * MS, 3600, 0),
-        SourceView("libvirt", "stuck", "no answer for 4 s", 9 * S, 2 * S, 3000, 600),
+        source("perf", "available", "4 groups", age_ns=400 * MS, duration_ns=3 * MS, samples=3600),
+        source("libvirt", "stuck", "no answer for 4 s", age_ns=9 * S, duration_ns=2 * S, samples=3000, failures=600),
     ),
-    uplink=UplinkView("connected", "central:7443", 1, 4096, 359, 3590, 0, 5, "", rejected_batches=1),
+    uplink={
+        "state": "connected",
+        "address": "central:7443",
+        "spooled_batches": 1,
+        "spooled_bytes": 4096,
+        "acknowledged_batches": 359,
+        "acknowledged_windows": 3590,
+        "rejected_rows": 5,
+        "rejected_batches": 1,
+    },
     cpu_seconds=12.5,
     rss_bytes=60 << 20,
     window_ms=10_000,
-    metrics=(MetricView("host_cpu_idle_ratio", 0.4, source="procfs", age_ns=MS),),
+    host_metrics=[host_pb2.Metric(name="host_cpu_idle_ratio", value=0.4, source="procfs", age_ns=MS)],
 )
 
 FULL = (
-    vm("batch-0001", "scan", metrics(guest=0.99, gips=2.5, cpi=2.0, wait=0.0, disk=0.0, net=0.0), ls=False),
-    vm(
+    canned_vm("batch-0001", "scan", metrics(guest=0.99, gips=2.5, cpi=2.0, wait=0.0, disk=0.0, net=0.0), ls=False),
+    canned_vm(
         "instance-0000a1f3",
         "web",
         metrics(guest=0.785, gips=3.412, cpi=3.1, wait=0.052, disk=612_000.0, net=12_345_678.0),
     ),
-    vm("instance-0000a1f4", "web", metrics(guest=0.5, gips=12.3, cpi=1.3, wait=0.001, disk=0.0, net=950.0)),
-    vm("new-1", "brand-new", metrics(guest=0.1, gips=0.5, cpi=None, wait=None, disk=None, net=None), ls=False),
-    vm("paused-1", "web", metrics(guest=0.0, gips=0.0, cpi=None, wait=0.0, disk=0.0, net=0.0), state="paused"),
+    canned_vm("instance-0000a1f4", "web", metrics(guest=0.5, gips=12.3, cpi=1.3, wait=0.001, disk=0.0, net=950.0)),
+    canned_vm("new-1", "brand-new", metrics(guest=0.1, gips=0.5, cpi=None, wait=None, disk=None, net=None), ls=False),
+    canned_vm("paused-1", "web", metrics(guest=0.0, gips=0.0, cpi=None, wait=0.0, disk=0.0, net=0.0), state="paused"),
 )
 
 
@@ -110,26 +149,13 @@ class Quiet:
         return Verdict("steady", "as at its baseline", 0)
 
 
-def in_table(view, *, alert=True):
-    """A VM as `agent.sampling.vms` has it, as far as decisions ask."""
-    cores = next((m.value for m in view.metrics if m.name == "cpu_usage_cores"), None)
-    return SimpleNamespace(
-        identity=SimpleNamespace(uuid=view.uuid, epoch=view.epoch, name=view.name, state=view.state),
-        job=view.job,
-        latency_sensitive=view.latency_sensitive,
-        alert=alert,
-        rates=SimpleNamespace(cpu_usage_cores=Reason.NO_PMU if cores is None else cores),
-    )
-
-
 def decided(vms, analysis, cloud_white):
     """What is held of VMs that the host's own analysis found quiet for 10 minutes, and as they are for 95 s."""
     decisions = Decisions(AgentConfig(agent=AgentSection()), cloud_white and Quiet(), analysis)
-    listed = [in_table(one) for one in vms]
-    decisions.tick(listed, 1000 * S, NOW - 695 * S)
+    decisions.tick(vms, 1000 * S, NOW - 695 * S)
     decisions.cloud_white = cloud_white
-    decisions.tick(listed, 1600 * S, NOW - 95 * S)
-    decisions.tick(listed, 1695 * S, NOW)
+    decisions.tick(vms, 1600 * S, NOW - 95 * S)
+    decisions.tick(vms, 1695 * S, NOW)
     return decisions
 
 
@@ -140,19 +166,19 @@ class State:
 
     def __init__(self, host, vms, analysis, cloud_white=None):
         self._host, self._vms, self.analysis, self.cloud_white = host, vms, analysis, cloud_white
+        self.names = SimpleNamespace(platform=host.platform)
         self.decisions = decided(vms, analysis, cloud_white)
 
     def host(self):
-        return self._host
+        found = self.analysis
+        version, mn_cpi = (found.coefficient_version, or_nan(found.mn_cpi)) if found else (0, math.nan)
+        return changed(self._host, coefficient_version=version, mn_cpi=mn_cpi)
 
-    def vms(self, metrics=None):
-        return tuple(
-            replace(vm, metrics=tuple(m for m in vm.metrics if metrics is None or m.name in metrics))
-            for vm in self._vms
-        )
+    def vms(self):
+        return self._vms
 
-    def vm(self, uuid):
-        return next((vm for vm in self._vms if vm.uuid == uuid), None)
+    def metrics_of(self, vm, names=None):
+        return [one for one in vm.metrics if names is None or one.name in names]
 
 
 WEB = agent_pb2.JobStatistics(job="web", platform=PLATFORM, samples=1000, mean_cpi=1.2, std_cpi=0.35)
@@ -231,7 +257,8 @@ def suffering(*, model=True):
 
 def twins():
     """Two VMs have the name batch-0001."""
-    again = replace(FULL[0], uuid="uuid-batcX-2", manager="proxmox")
+    first = FULL[0]
+    again = canned_vm("batch-0001", "scan", first.metrics, ls=False, uuid="uuid-batcX-2", manager="proxmox")
     return (*FULL, again)
 
 
@@ -241,30 +268,30 @@ def looks_elsewhere():
 
 
 def without_pmu():
-    sources = (SourceView("perf", "unavailable", NO_PMU_DETAIL),)
+    sources = (source("perf", "unavailable", NO_PMU_DETAIL),)
     lacking = metrics(guest=0.5, gips=0, cpi=0, wait=0.01, disk=1e6, net=1e3, perf=Reason.NO_PMU)
-    vms = (vm("vm-1", "web", lacking), vm("vm-2", "web", lacking))
-    return replace(HOST, sources=sources), vms
+    vms = (canned_vm("vm-1", "web", lacking), canned_vm("vm-2", "web", lacking))
+    return changed(HOST, sources=sources), vms
 
 
 def bare():
     """A QEMU without libvirt, QMP and visible network, where neither libvirt nor Open vSwitch runs."""
     sources = (
-        SourceView("ovs", "unavailable", "no /run/openvswitch/db.sock"),
-        SourceView("libvirt", "unavailable", "no libvirt socket"),
-        SourceView("qemu", "available", "1 VM"),
+        source("ovs", "unavailable", "no /run/openvswitch/db.sock"),
+        source("libvirt", "unavailable", "no libvirt socket"),
+        source("qemu", "available", "1 VM"),
     )
     found = metrics(guest=0.5, gips=1.0, cpi=1.0, wait=0.01, disk=None, net=None)
     lacking = tuple(
-        replace(m, value=None, reason=Reason.NOT_VISIBLE, source="qemu")
+        changed(m, value=math.nan, reason=Reason.NOT_VISIBLE, source="qemu")
         if m.source == "libvirt"
         # Another part, of a failing source, with the same reason: it explains neither disk nor network.
-        else replace(m, value=None, reason=Reason.NOT_VISIBLE, source="ovs")
+        else changed(m, value=math.nan, reason=Reason.NOT_VISIBLE, source="ovs")
         if m.name == "cpu_usage_cores"
         else m
         for m in found
     )
-    return replace(HOST, sources=sources), (vm("vm-1", "web", lacking),)
+    return changed(HOST, sources=sources), (canned_vm("vm-1", "web", lacking),)
 
 
 def states(folder):
@@ -277,16 +304,23 @@ def states(folder):
         "alone": State(HOST, FULL, analysis(f"{folder}/alone", coefficients=False)),
         "short": State(HOST, FULL, analysis(f"{folder}/short", slot_s=300)),
         "cut_off": State(
-            replace(
+            changed(
                 HOST,
                 ticks=12,
-                sources=(SourceView("perf", "unavailable", NO_PMU_DETAIL), SourceView("libvirt", "off")),
-                uplink=UplinkView("connecting", "central:7443", 1200, 4_200_000, dropped_batches=3, last_error="no"),
+                sources=(source("perf", "unavailable", NO_PMU_DETAIL), source("libvirt", "off")),
+                uplink={
+                    "state": "connecting",
+                    "address": "central:7443",
+                    "spooled_batches": 1200,
+                    "spooled_bytes": 4_200_000,
+                    "dropped_batches": 3,
+                    "last_error": "no",
+                },
             ),
             (),
             None,
         ),
-        "no_uplink": State(replace(HOST, uplink=UplinkView()), (), None),
+        "no_uplink": State(changed(HOST, uplink={"state": "off"}), (), None),
         "crippled": State(HOST, FULL, None),
         "empty": State(HOST, (), None),
         "twins": State(HOST, twins(), analysis(f"{folder}/twins")),

@@ -94,8 +94,8 @@ async def test_it_ticks_judges_and_ends_cleanly(config):
         state = daemon.state
         await until(lambda: state.pipeline.windows.closed >= 2)
         (vm,) = state.vms()
-        assert (vm.name, vm.job) == ("vm1", "vm")
-        assert next(m.value for m in vm.metrics if m.name == "cpi") == pytest.approx(1.6, rel=1e-3)
+        assert (vm.identity.name, vm.job) == ("vm1", "vm")
+        assert vm.rates.cpi == pytest.approx(1.6, rel=1e-3)
         assert state.analysis.explain("u1").cpi == pytest.approx(1.6, rel=1e-3)
         assert os.path.exists(config.agent.socket)  # noqa: ASYNC240, PTH110 - a look in a test
         assert state.host().uplink.state == "off"

@@ -1,7 +1,6 @@
 """What the tick's loop does during contention grows with the VMs, not with their pairs: calls are counted, not time."""
 
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -9,10 +8,10 @@ from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.advisor import Advisor
 from agent.config import AnalysisSection
-from agent.sampling.views import MetricView, VmView
 from tests.unit.agent.antagonists.test_host_analysis import SCAN, VICTIM, update
 from tests.unit.agent.antagonists.test_llc_contention import LEFT, RIGHT, TwoSockets, on
-from tests.unit.agent.canned_agents import HOST, Quiet, State, in_table
+from tests.unit.agent.canned_agents import HOST, Quiet, State, canned_vm, changed
+from whitepanda.v1 import host_pb2
 
 FEW, MANY = 60, 480
 METRICS = ("cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s")
@@ -63,15 +62,15 @@ class Fleet:
             for name, like in (("web", VICTIM), ("scan", SCAN))
         ]
         self.host.run(9, *self.rows)
-        values = tuple(MetricView(name, 1e8) for name in METRICS)
+        values = tuple(host_pb2.Metric(name=name, value=1e8) for name in METRICS)
         views = tuple(
-            VmView(f"uuid-{row['vm']}", row["vm"], row["job"], False, "1", "running", 8, values)
+            canned_vm(row["vm"], row["job"], values, ls=False, epoch="1", vcpus=8)
             for row in ({"job": "web", **row} for row in self.rows)
         )
-        state = State(replace(HOST, now_unix_ns=self.host.now), views, self.host.analysis, Found(inflicting))
+        state = State(changed(HOST, now_unix_ns=self.host.now), views, self.host.analysis, Found(inflicting))
         self.advisor = Advisor(state, self.host.store, HostLimits(cache_ways=12, min_bandwidth_percent=10))
         self.decisions = state.decisions
-        self.listed = [in_table(view) for view in views]
+        self.listed = views
         self.told = self.decisions.report(self.host.now)
         assert self.told is not None
 
@@ -137,18 +136,21 @@ def test_only_suspects_that_can_be_named_are_looked_up(fleets):
     """Metrics are read once per VM for the host's totals, and of three suspects; the VMs are asked for once."""
     fleet, asked, read = fleets[0], [], 0
 
-    class Metrics(tuple):
-        __slots__ = ()
+    class Rates:
+        def __init__(self, rates):
+            self._rates = rates
 
-        def __iter__(self):
+        def __getattr__(self, name):
             nonlocal read
             read += 1
-            return super().__iter__()
+            return getattr(self._rates, name)
 
     state = fleet.advisor._state
-    views = tuple(replace(vm, metrics=Metrics(vm.metrics)) for vm in state.vms())
-    state.vms = lambda metrics=None: asked.append(metrics) or views
+    listed = state.vms()
+    for one in listed:
+        one.rates = Rates(one.rates)
+    state.vms = lambda: asked.append(1) or listed
     fleet.advisor.with_advice(fleet.told)
-    assert asked == [METRICS]
+    assert asked == [1]
     inflicting = sum(one.inflicts for one in fleet.told.suspects)
     assert read <= 2 * (FEW + 3) + inflicting

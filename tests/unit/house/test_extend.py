@@ -1,9 +1,12 @@
 """The examples of docs/extend.md are complete: they are run as they stand there."""
 
 import importlib.util
+import json
 import math
 import re
+import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -122,7 +125,7 @@ def test_the_method_finds_who_does_more_than_usual(load, capsys):
 
 
 def test_no_other_code_is_on_the_page():
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 8
 
 
 def test_a_build_uses_the_method(tmp_path, load, monkeypatch):
@@ -139,3 +142,56 @@ def test_a_build_uses_the_method(tmp_path, load, monkeypatch):
         assert (found.value, found.samples) == (pytest.approx(usage[jobs == job].mean()), (jobs == job).sum())
         assert (found.method, math.isnan(found.standard_error)) == ("mean_usage", True)
         assert len(builder.current.statistics(str(job))) == 1
+
+
+#: Runs with changed sources of two modules, given as JSON {module: text}, and then a block of the page.
+WITH_METRIC = """
+import importlib.util, json, sys
+
+given = json.load(sys.stdin)
+for name in ("agent.sampling.metrics", "agent.sampling.rates"):
+    spec = importlib.util.find_spec(name)
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    exec(compile(given[name], spec.origin, "exec"), made.__dict__)
+exec(given["test"])
+test_the_mean_size_of_a_read()
+
+from agent.api.exposition import family_name
+from agent.display.numbers import NUMBERS
+from agent.sampling.metrics import VM_METRICS
+from tools.generate_docs import metrics_page
+
+metric = next(metric for metric in VM_METRICS if metric.name == "disk_read_size_bytes")
+found = [family_name(metric), *NUMBERS[metric.title].metrics, NUMBERS[metric.title].show(12_000)]
+print(json.dumps([*found, "| `disk_read_size_bytes` | gauge | bytes |" in metrics_page()]))
+"""
+
+
+def changed(path, old, new):
+    """The text of a source with the one line that begins with `old` followed, or replaced, by others."""
+    text = (PAGE.parents[1] / path).read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^ *{re.escape(old)}.*$", text, re.MULTILINE)
+    return text.replace(line, new(line))
+
+
+def test_a_metric_is_a_row_and_its_arithmetic():
+    row, arithmetic, test = (textwrap.indent(block.rstrip(), "    ") for block in BLOCKS[5:])
+    given = {
+        "agent.sampling.metrics": changed(
+            "agent/sampling/metrics.py", "disk_write_ops_per_s:", lambda line: f"{line}\n{row}"
+        ),
+        "agent.sampling.rates": changed(
+            "agent/sampling/rates.py", "return disk.read_bytes * per_s", lambda _line: arithmetic
+        ),
+        "test": textwrap.dedent(test),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_METRIC],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        cwd=PAGE.parents[1],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["whitepanda_vm_disk_read_size_bytes", "disk_read_size_bytes", "12K", True]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.analysis.advice.actions import MAX_RECOMMENDATIONS, recommend
 from agent.analysis.advice.effects import MATERIAL_SHARE, NEAR_SHARE
 from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim, quota_us
-from agent.uplink.recommendation_messages import recommendation_message
+from agent.uplink.messages import recommendation_message
 from whitepanda.common.recommendations import effect_text, recommendation_lines
 
 UUID = "00000000-0000-4000-8000-000000000007"

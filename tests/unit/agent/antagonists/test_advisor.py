@@ -16,19 +16,19 @@ from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.advisor import Advisor, limits_of
 from agent.api.server import LocalApi
 from agent.config import ActSection, AnalysisSection
-from agent.sampling.views import MetricView, VmView
-from agent.uplink.batches import trigger_message
+from agent.uplink.messages import trigger_message
 from tests.unit.agent.antagonists.test_host_analysis import CALM, SCAN, VICTIM, Host, update
-from tests.unit.agent.canned_agents import HOST, Quiet, State
+from tests.unit.agent.canned_agents import HOST, Quiet, State, canned_vm, changed
 from whitepanda.common import cli
 from whitepanda.common.recommendations import recommendation_json, recommendation_lines
+from whitepanda.v1 import host_pb2
 
 RDT = HostLimits(cache_ways=12, min_bandwidth_percent=10, central="central:7443")
 
 
 def view(name, job, *, ls=False, **metrics):
-    shown = tuple(MetricView(key, value) for key, value in metrics.items())
-    return VmView(f"uuid-{name}", name, job, ls, "1", "running", 8, shown)
+    shown = tuple(host_pb2.Metric(name=key, value=value) for key, value in metrics.items())
+    return canned_vm(name, job, shown, ls=ls, epoch="1", vcpus=8)
 
 
 VMS = (
@@ -49,7 +49,7 @@ def host(tmp_path):
 
 
 def advisor(host, cloud_white=None):
-    return Advisor(State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis, cloud_white), host.store, RDT)
+    return Advisor(State(changed(HOST, now_unix_ns=host.now), VMS, host.analysis, cloud_white), host.store, RDT)
 
 
 def test_a_report_takes_along_what_could_be_done(host):
@@ -88,9 +88,13 @@ def test_an_n_cpi_that_was_cut_is_known_from_the_report_and_from_the_analysis(ho
 
 
 def test_who_runs_a_vm_and_whether_its_owner_has_set_a_quota_is_taken_into_account(host):
-    def commands(**changes):
-        vms = (VMS[0], replace(VMS[1], **changes))
-        state = State(replace(HOST, now_unix_ns=host.now), vms, host.analysis, None)
+    def commands(*, manager="libvirt", **changes):
+        metrics = {one.name: one.value for one in VMS[1].metrics}
+        suspect = view("scan-1", "scan", **metrics)
+        suspect.identity.manager = manager
+        vars(suspect).update(changes)
+        vms = (VMS[0], suspect)
+        state = State(changed(HOST, now_unix_ns=host.now), vms, host.analysis, None)
         cap = Advisor(state, host.store, RDT).for_vm("uuid-web-1")[0]
         return [one.words[0] for one in cap.commands]
 
@@ -136,7 +140,7 @@ def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(hos
 
     def against(cloud_white):
         vms = (*VMS, view("noisy-1", "noisy", cpu_usage_cores=3.0))
-        state = State(replace(HOST, now_unix_ns=host.now), vms, host.analysis, cloud_white)
+        state = State(changed(HOST, now_unix_ns=host.now), vms, host.analysis, cloud_white)
         both = Advisor(state, host.store, HostLimits())
         report = both.with_advice(state.decisions.report(host.now)).recommendations
         explained = both.for_vm("uuid-web-1")
@@ -228,7 +232,7 @@ def test_limits_are_read_from_resctrl_and_are_0_without_it(tmp_path):
 
 async def test_explain_shows_them_to_people_and_programs(host, tmp_path_factory, monkeypatch, capsys):
     path = tmp_path_factory.mktemp("s") / "a.sock"
-    state = State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis)
+    state = State(changed(HOST, now_unix_ns=host.now), VMS, host.analysis)
     state.advisor = advisor(host)
     api = LocalApi(state, path)
     await api.start()

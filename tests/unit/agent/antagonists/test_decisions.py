@@ -16,20 +16,19 @@ from agent.antagonists.advisor import Advisor
 from agent.antagonists.decisions import Decisions, decide
 from agent.antagonists.host_analysis import CpiVerdict, Explanation, JudgedSlot
 from agent.api.exposition import render
-from agent.api.messages import explanation_message, status_message, vms_message
-from agent.api.view import Snapshot, VmSnapshot
+from agent.api.messages import explanation_message, vms_message
+from agent.api.state import Snapshot, VmSnapshot
 from agent.cli import vms as vms_command
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.verdicts import VERDICTS, Reasoning, SuspectView
 from agent.display import explanation
 from agent.display.words import host_line
-from agent.sampling.views import MetricView, VmView
 from agent.top.columns import row_of
-from agent.uplink.batches import event_message, trigger_message
+from agent.uplink.messages import event_message, trigger_message
 from collector.base import Reason
 from tests.unit.agent.api.test_prometheus import RATES
-from tests.unit.agent.canned_agents import HOST, State, in_table
-from whitepanda.v1 import agent_pb2
+from tests.unit.agent.canned_agents import HOST, State, canned_vm
+from whitepanda.v1 import agent_pb2, host_pb2
 
 S = 10**9
 NOW = 1_800_000_000 * S
@@ -133,8 +132,8 @@ def suspect(name, score=None):
 
 
 def view(uuid, *, epoch="e", state="running"):
-    metrics = (MetricView("cpu_usage_cores", 2.0),)
-    return VmView(uuid, f"name-{uuid}", "web", True, epoch, state, 4, metrics)
+    metrics = (host_pb2.Metric(name="cpu_usage_cores", value=2.0),)
+    return canned_vm(f"name-{uuid}", "web", metrics, state=state, uuid=uuid, epoch=epoch)
 
 
 class Host:
@@ -147,7 +146,7 @@ class Host:
             cloud_white=CloudWhiteSection(event_interval_s=0.0),
         )
         self.it = Decisions(config, own, fleet)
-        self.vms = {uuid: in_table(view(uuid)) for uuid in vms}
+        self.vms = {uuid: view(uuid) for uuid in vms}
         self.second = 0
 
     def tick(self, seconds=1, own=None, fleet=None):
@@ -320,7 +319,7 @@ def test_an_estimate_of_another_time_does_not_count(between):
     if between == "recovered":
         host.tick(own=Own(web=("steady", None, ())))
     elif between == "started anew":
-        host.vms["web"] = in_table(view("web", epoch="e2"))
+        host.vms["web"] = view("web", epoch="e2")
     else:
         vm = host.vms.pop("web")
         host.tick()
@@ -604,11 +603,9 @@ class Views:
         columns, rows = vms_command._table(list(self.answer.vms))
         titles = [column.title for column in columns]
         self.table = {row[0].plain: dict(zip(titles, (c.plain for c in row), strict=True)) for row in rows}
-        status = status_message(self.state)
+        status = self.state.host()
         self.footer = "\n".join(line.plain for line in vms_command._footer(self.answer, status))
-        snapshots = tuple(
-            VmSnapshot(v.uuid, v.name, v.job, RATES, decision=host.it.vm(v.uuid), state=v.state) for v in views
-        )
+        snapshots = tuple(VmSnapshot(v.identity, v.job, RATES, decision=host.it.vm(v.identity.uuid)) for v in views)
         page = render(Snapshot(HOST, snapshots))[0].decode()
         self.samples = {}
         for family in parse(page):
@@ -617,10 +614,10 @@ class Views:
                     self.samples.setdefault((sample.name, sample.labels["vm"]), []).append(sample)
         self.explained = {}
         for one in views:
-            told = explanation_message(self.state, one.uuid, views)
+            told = explanation_message(self.state, one.identity.uuid)
             parts = (explanation.head, explanation.found_here, explanation.numbers, explanation.arithmetic)
             parts += (explanation.suspects, explanation.recommended)
-            self.explained[one.uuid] = "\n".join(rendered(piece) for part in parts for piece in part(told))
+            self.explained[one.identity.uuid] = "\n".join(rendered(piece) for part in parts for piece in part(told))
 
     def said(self, uuid):
         """The verdict, and the first suspect's name ("" nobody), as each view has them."""

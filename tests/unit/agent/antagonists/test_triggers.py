@@ -9,7 +9,8 @@ from agent.analysis.verdict import Degradation
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger, Triggers, TriggerVictim
 from agent.config import AnalysisSection
 from agent.detection.verdicts import SuspectView
-from agent.uplink.batches import encode, pieces, trigger_message
+from agent.uplink.batches import encode, pieces
+from agent.uplink.messages import trigger_message
 from collector.base import Reason
 from tests.unit.agent.antagonists.test_host_analysis import CALM, ODD, SCAN, VICTIM, Host, update
 from whitepanda.v1 import agent_pb2

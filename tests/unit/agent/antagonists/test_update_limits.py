@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.antagonists.update_limits import AskedJobs, Refusals, has_more_parts
-from agent.api.messages import _uplink
 from agent.cli.agent_status import _json, _lines
 from agent.config import UplinkSection
-from agent.uplink.stream import explain
-from agent.uplink.view import UplinkView
+from agent.uplink.outage import explain
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of
 from tests.support.waiting import until
 from tests.unit.agent.antagonists.test_coefficients import DAY, NOW, SLOT, S, kept, tagged, update
@@ -492,18 +489,18 @@ def _varint(value):
 
 
 def test_the_status_shows_what_was_refused():
-    quiet = UplinkView(state="connected", address="c:1")
-    loud = replace(quiet, refused_updates=3, refused_update_rows=4, last_refusal="created 9 s in the future")
-    shown = [[line.plain for line in _lines(host_pb2.HostStatus(uplink=_uplink(view)))] for view in (quiet, loud)]
+    quiet = {"state": "connected", "address": "c:1"}
+    loud = dict(quiet, refused_updates=3, refused_update_rows=4, last_refusal="created 9 s in the future")
+    shown = [[line.plain for line in _lines(host_pb2.HostStatus(uplink=view))] for view in (quiet, loud)]
     assert not any(line.startswith("refused") for line in shown[0])
     assert "refused      3 updates of central, 4 rows of others; last: created 9 s in the future" in shown[1]
-    assert _json(host_pb2.HostStatus(uplink=_uplink(loud)))["uplink"]["refused_updates"] == 3
+    assert _json(host_pb2.HostStatus(uplink=loud))["uplink"]["refused_updates"] == 3
 
 
 def test_the_status_shows_how_long_central_asks_to_wait_between_batches():
-    quiet = UplinkView(state="connected", address="c:1")
-    paced = replace(quiet, min_batch_interval_ms=1200)
-    answers = [host_pb2.HostStatus(uplink=_uplink(view)) for view in (quiet, paced)]
+    quiet = {"state": "connected", "address": "c:1"}
+    paced = dict(quiet, min_batch_interval_ms=1200)
+    answers = [host_pb2.HostStatus(uplink=view) for view in (quiet, paced)]
     lines = [next(line.plain for line in _lines(answer) if line.plain.startswith("central ")) for answer in answers]
     assert lines[0] == "central      connected, c:1"
     assert lines[1] == "central      connected, c:1; central asks for 1.2 s between batches"

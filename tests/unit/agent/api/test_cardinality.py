@@ -13,16 +13,15 @@ from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.host_analysis import CpiVerdict
 from agent.antagonists.vm_decision import VmDecision
 from agent.api.exposition import render
-from agent.api.view import Snapshot, VmSnapshot
+from agent.api.state import Snapshot
 from agent.detection.verdicts import VERDICTS, SuspectView
 from agent.sampling.changes import JoinedVm, Reading
-from agent.sampling.metrics import METRICS
-from agent.sampling.rates import VmRates
-from agent.sampling.views import SourceView
+from agent.sampling.metrics import METRICS, VmRates
 from collector.base import VM_PARTS, Reason
 from collector.inventory.coverage import PART_SOURCES
 from tests.unit.agent.agent_fakes import identity
-from tests.unit.agent.api.test_prometheus import RATES, TOTALS, S, host_view
+from tests.unit.agent.api.test_prometheus import CERTIFICATES, RATES, TOTALS, S, host_status, vm_of
+from tests.unit.agent.canned_agents import source
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
 VICTIM = Suffering("victim", "", 0, degradation=Degradation(1.5, 1.2, 1.9, model="m"), baseline_ready=True)
@@ -42,23 +41,22 @@ def joined_with_all_parts() -> JoinedVm:
 def everything(vms: int) -> Snapshot:
     """VMs of which all is known, on a host with all sources."""
     found = tuple(
-        VmSnapshot(
+        vm_of(
             f"u{n}",
             f"vm{n}",
             "j",
             RATES,
             joined_with_all_parts(),
-            CpiVerdict("victim", "", 1.7),
-            VICTIM,
+            verdict=CpiVerdict("victim", "", 1.7),
+            suffering=VICTIM,
             decision=HELD,
             traffic=TOTALS,
-            identity=identity(f"u{n}"),
         )
         for n in range(vms)
     )
     sources = sorted({name for names in PART_SOURCES.values() for name in names if name != "agent"})
-    views = tuple(SourceView(name, "available", "", S, S, 1, 0) for name in sources)
-    return Snapshot(replace(host_view(), sources=views), found, 102 * S)
+    views = tuple(source(name, "available", age_ns=S, duration_ns=S, samples=1) for name in sources)
+    return Snapshot(host_status(sources=views), found, 102 * S, CERTIFICATES)
 
 
 def page(snapshot: Snapshot) -> bytes:
@@ -110,7 +108,7 @@ def test_that_notices_a_label_for_each_source_of_a_part() -> None:
 def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
     reasons = {reason.code for reason in Reason}
     vm = everything(1).vms[0]
-    gone = vm._replace(uuid="u9", rates=VmRates(*(Reason.STALE,) * len(VmRates._fields)), decision=UNTOLD)
+    gone = vm._replace(identity=identity("u9"), rates=VmRates(*(Reason.STALE,) * len(VmRates._fields)), decision=UNTOLD)
     lists = {
         "source": {name for names in PART_SOURCES.values() for name in names},
         "part": set(VM_PARTS),

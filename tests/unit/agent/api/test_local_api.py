@@ -160,7 +160,7 @@ async def test_before_the_first_decision_all_is_unknown_and_the_reason_says_so(s
 
 async def test_a_list_names_five_suspects_and_counts_the_rest_and_an_explanation_has_all(short, tmp_path):
     names = [f"noisy-{n}" for n in range(9)]
-    vms = [*canned.FULL, *(canned.vm(name, "noisy", (), ls=False) for name in names)]
+    vms = [*canned.FULL, *(canned.canned_vm(name, "noisy", (), ls=False) for name in names)]
     finds = canned.suffering()
     victim = finds.verdict("uuid-instance-0000a1f3")
     culprits = tuple(f"uuid-{name}" for name in names)

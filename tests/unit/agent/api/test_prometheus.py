@@ -29,53 +29,67 @@ from agent.antagonists.vm_decision import VmDecision
 from agent.api import prometheus
 from agent.api.exposition import family_name, render
 from agent.api.prometheus import MetricsServer
-from agent.api.state import HostView
-from agent.api.view import Snapshot, VmSnapshot
+from agent.api.state import Snapshot, VmSnapshot
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
 from agent.detection.verdicts import VERDICTS, SuspectView
 from agent.display.words import VICTIM, word_of
-from agent.sampling.metrics import METRICS
-from agent.sampling.rates import VmRates
+from agent.sampling.metrics import METRICS, TrafficTotals, VmRates
 from agent.sampling.runner import SourcePlan
-from agent.sampling.traffic import TRAFFIC
-from agent.sampling.views import MetricView, SourceView
-from agent.uplink.batches import behaviour_number
-from agent.uplink.view import UplinkView
+from agent.uplink.messages import behaviour_number
 from central.pki import describe, issue, make_ca, renew
 from collector.base import Reason, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, joined, vm_sample
+from tests.unit.agent.canned_agents import source
 from whitepanda.common.errors import ConfigError, TlsError, UnavailableError
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import host_pb2
 
 RATES = VmRates(*(float(index) for index in range(len(VmRates._fields))))
-TOTALS = tuple(range(100, 100 + len(TRAFFIC)))
+TOTALS = TrafficTotals(*range(100, 100 + len(TrafficTotals._fields)))
 SOURCES = (
-    SourceView("procfs", "available", "", 2 * S, S // 4, 100, 3),
-    SourceView("perf", "unavailable", "no PMU"),
-    SourceView("ovs", "off"),
+    source("procfs", "available", age_ns=2 * S, duration_ns=S // 4, samples=100, failures=3),
+    source("perf", "unavailable", "no PMU"),
+    source("ovs", "off"),
 )
 NO_TLS = TlsFiles()
 UNKNOWN = CpiVerdict("unknown", "")
-UPLINK = UplinkView("connected", "central:1", 2, 3, 4, 5, 6, 7)
+UPLINK = {
+    "state": "connected",
+    "address": "central:1",
+    "spooled_batches": 2,
+    "spooled_bytes": 3,
+    "acknowledged_batches": 4,
+    "acknowledged_windows": 5,
+    "dropped_batches": 6,
+    "rejected_rows": 7,
+}
 
 
 CERTIFICATES = (("uplink.tls", 1.8e9), ("metrics.tls", 1.9e9))
 
 
-def host_view(ticks: int = 7, uplink: UplinkView = UPLINK, **values: float | None) -> HostView:
+def host_status(ticks=7, uplink=UPLINK, sources=SOURCES, **values: float) -> host_pb2.HostStatus:
     names = [m.name for m in METRICS if m.scope in {"host", "agent"}]
     given = {name: float(index) for index, name in enumerate(names)} | values
-    metrics = tuple(
-        MetricView(name, value, Reason.UNSPECIFIED if value is not None else Reason.STALE)
-        for name, value in given.items()
+    metrics = [host_pb2.Metric(name=name, value=value) for name, value in given.items()]
+    return host_pb2.HostStatus(
+        host="host1",
+        agent_version="1.2",
+        platform="cpu",
+        ticks=ticks,
+        sources=sources,
+        uplink=uplink,
+        host_metrics=metrics,
     )
-    return HostView("host1", "1.2", "cpu", 0, 0, ticks, 0, SOURCES, uplink, 1.0, 1, 10_000, metrics, CERTIFICATES)
+
+
+def vm_of(uuid="u1", name="db7", job="db", rates=RATES, now=None, *, state="running", **more) -> VmSnapshot:
+    return VmSnapshot(replace(identity(uuid, name=name), state=state), job, rates, now, **more)
 
 
 def snapshot(*vms: VmSnapshot, **values: float | None) -> Snapshot:
-    return Snapshot(host_view(**values), vms or (VmSnapshot("u1", "db7", "db", RATES),))
+    return Snapshot(host_status(**values), vms or (vm_of(),), certificates=CERTIFICATES)
 
 
 def page_of(snapshot: Snapshot) -> dict[str, list]:
@@ -105,8 +119,8 @@ def _no_client_is_left():
 
 
 def test_every_metric_of_the_table_is_there_with_its_value():
-    page = page_of(snapshot(VmSnapshot("u1", "db7", "db", RATES, traffic=TOTALS)))
-    assert set(page) == {family_name(metric) for metric in METRICS} | {"whitepanda_agent_info"}
+    page = page_of(snapshot(vm_of("u1", "db7", "db", RATES, traffic=TOTALS)))
+    assert set(page) == {family_name(metric) for metric in METRICS} | {"whitepanda_agent_info", "whitepanda_vm_info"}
     for index, metric in enumerate(m for m in METRICS if m.scope == "traffic"):
         assert page[family_name(metric)] == [({"vm": "u1", "name": "db7", "job": "db"}, 100 + index)]
     for index, metric in enumerate(m for m in METRICS if m.scope == "vm"):
@@ -140,19 +154,19 @@ def test_sources_are_labelled_and_those_that_are_off_are_left_out():
 
 def test_of_a_source_success_is_told_once_it_worked():
     def told(view):
-        page = page_of(snapshot()._replace(host=replace(host_view(), sources=(view,))))
+        page = page_of(snapshot()._replace(host=host_status(sources=(view,))))
         return page.get("whitepanda_source_success")
 
-    assert told(SourceView("ovs", "unavailable", "no OVSDB")) is None  # `auto`, and not on this host
-    assert told(SourceView("ovs", "available")) == [({"source": "ovs"}, 1)]
-    assert told(SourceView("ovs", "failed", failures=1)) == [({"source": "ovs"}, 0)]
-    assert told(SourceView("ovs", "stuck")) == [({"source": "ovs"}, 0)]
-    assert told(SourceView("ovs", "unavailable", samples=3)) == [({"source": "ovs"}, 0)]
+    assert told(source("ovs", "unavailable", "no OVSDB")) is None  # `auto`, and not on this host
+    assert told(source("ovs", "available")) == [({"source": "ovs"}, 1)]
+    assert told(source("ovs", "failed", failures=1)) == [({"source": "ovs"}, 0)]
+    assert told(source("ovs", "stuck")) == [({"source": "ovs"}, 0)]
+    assert told(source("ovs", "unavailable", samples=3)) == [({"source": "ovs"}, 0)]
 
 
 def test_each_part_of_a_vm_says_its_source_and_age():
-    vm = VmSnapshot("u1", "db7", "db", RATES, joined(100))
-    page = page_of(Snapshot(host_view(), (vm,), 102 * S + S // 2))
+    vm = vm_of("u1", "db7", "db", RATES, joined(100))
+    page = page_of(Snapshot(host_status(), (vm,), 102 * S + S // 2))
     whose = {"vm": "u1", "name": "db7", "job": "db"}
     assert page["whitepanda_vm_part_age_seconds"] == [
         ({**whose, "part": part, "source": source}, 2.5)
@@ -161,9 +175,11 @@ def test_each_part_of_a_vm_says_its_source_and_age():
 
 
 def test_whose_a_vm_is_has_one_series_for_joins():
-    nova = replace(identity(), facts={"nova:project": "shop", "nova:flavor": "m1\x1b.large"}, manager="libvirt")
-    whose = VmSnapshot("u1", "db7", "db", RATES, identity=nova, owner="team-a", latency_sensitive=True)
-    bare = VmSnapshot("u2", "b", "b", RATES, identity=replace(identity("u2"), manager="qemu"))
+    nova = replace(
+        identity(name="db7"), facts={"nova:project": "shop", "nova:flavor": "m1\x1b.large"}, manager="libvirt"
+    )
+    whose = VmSnapshot(nova, "db", RATES, owner="team-a", latency_sensitive=True)
+    bare = VmSnapshot(replace(identity("u2", name="b"), manager="qemu"), "b", RATES)
     page = page_of(snapshot(whose, bare))
     labels = {"vm": "u1", "name": "db7", "job": "db", "project": "shop", "flavor": r"m1\x1b.large"}
     labels |= {"owner": "team-a", "manager": "libvirt", "latency_sensitive": "true"}
@@ -175,12 +191,12 @@ def test_whose_a_vm_is_has_one_series_for_joins():
 def test_verdicts_are_told_where_they_are_known():
     """The word is that of the decision, whatever an analysis says by itself."""
     vms = [
-        VmSnapshot(word, "", "", RATES, verdict=CpiVerdict("normal", "", 1.7), decision=VmDecision(word, word, ""))
+        vm_of(word, "", "", RATES, verdict=CpiVerdict("normal", "", 1.7), decision=VmDecision(word, word, ""))
         for word in VERDICTS
     ]
     vms += [
-        VmSnapshot("starting", "", "", RATES, verdict=CpiVerdict("victim", "", 1.0)),
-        VmSnapshot("u", "", "", RATES, verdict=UNKNOWN),
+        vm_of("starting", "", "", RATES, verdict=CpiVerdict("victim", "", 1.0)),
+        vm_of("u", "", "", RATES, verdict=UNKNOWN),
     ]
     page = page_of(snapshot(*vms))
     told = {labels["vm"]: value for labels, value in page["whitepanda_vm_victim"]}
@@ -194,14 +210,14 @@ def test_verdicts_are_told_where_they_are_known():
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_a_victim_is_one_as_in_vms_and_top(verdict):
-    vm = VmSnapshot("u1", "a", "j", RATES, decision=VmDecision("u1", verdict, ""))
+    vm = vm_of("u1", "a", "j", RATES, decision=VmDecision("u1", verdict, ""))
     samples = page_of(snapshot(vm)).get("whitepanda_vm_victim", [])
     # The very word that `vms` and `top` show.
     decision = host_pb2.VmDecision(verdict=behaviour_number(verdict))
     summary = host_pb2.VmSummary(state="running", decision=decision)
     assert (word_of(summary) is VICTIM) == ([value for _, value in samples] == [1])
     assert word_of(summary).text == verdict
-    paused = page_of(snapshot(vm._replace(state="paused")))
+    paused = page_of(snapshot(vm_of(state="paused", decision=vm.decision)))
     assert not {"whitepanda_vm_victim", "whitepanda_vm_behaviour", "whitepanda_vm_suspect"} & set(paused)
 
 
@@ -220,7 +236,7 @@ ODD = SuspectView("s2", "odd", "odd", 4.0, None, None, Reason.NO_COEFFICIENTS)
 )
 def test_the_first_suspect_of_a_victim_is_named(verdict, suspects, named):
     held = VmDecision("u1", verdict, "", suspects=suspects)
-    page = page_of(snapshot(VmSnapshot("u1", "a", "j", RATES, decision=held)))
+    page = page_of(snapshot(vm_of("u1", "a", "j", RATES, decision=held)))
     found = page.get("whitepanda_vm_suspect", [])
     assert [labels["suspect"] for labels, _ in found] == named
     for labels, value in found:
@@ -231,7 +247,7 @@ def test_the_uplink_is_there_where_it_is_on():
     page = page_of(snapshot())
     told = {name: page[f"whitepanda_uplink_{name}"][0][1] for name in UPLINK_NAMES}
     assert tuple(told.values()) == (1, 2, 3, 4, 5, 6, 7)
-    page = page_of(snapshot(uplink=UplinkView()))
+    page = page_of(snapshot(uplink={"state": "off"}))
     assert not [name for name in page if name.startswith("whitepanda_uplink")]
 
 
@@ -250,7 +266,7 @@ def test_the_unknown_is_absent_and_told_per_part():
     perf = [name for name in VmRates._fields if _metric(name).part == "perf"]
     disks = [name for name in VmRates._fields if _metric(name).part == "disks"]
     rates = RATES._replace(**dict.fromkeys(perf, Reason.NO_PMU), **{disks[0]: Reason.COUNTER_RESET})
-    page = page_of(snapshot(VmSnapshot("u1", "a", "j", rates), host_load_1=None))
+    page = page_of(snapshot(vm_of("u1", "a", "j", rates), host_load_1=math.nan))
     assert page["whitepanda_vm_part_absent"] == [({"vm": "u1", "part": "perf", "reason": "no_pmu"}, 1)]
     assert page["whitepanda_vm_metric_absent"] == [({"vm": "u1", "metric": disks[0], "reason": "counter_reset"}, 1)]
     for name in (*perf, disks[0]):
@@ -265,14 +281,17 @@ def _metric(name):
 
 def test_parts_that_are_absent_are_bounded_by_the_parts_not_by_the_metrics():
     rates = VmRates(*(Reason.VM_STARTING,) * len(VmRates._fields))
-    page = page_of(snapshot(VmSnapshot("u1", "a", "j", rates)))
+    page = page_of(snapshot(vm_of("u1", "a", "j", rates)))
     assert len(page["whitepanda_vm_part_absent"]) == 8
-    assert {name for name in page if name.startswith("whitepanda_vm_")} == {"whitepanda_vm_part_absent"}
+    assert {name for name in page if name.startswith("whitepanda_vm_")} == {
+        "whitepanda_vm_info",
+        "whitepanda_vm_part_absent",
+    }
 
 
 def test_hostile_labels_are_escaped_and_bounded():
     name = 'a"b\\c\nd{}#é' + "x" * 1000
-    page = page_of(snapshot(VmSnapshot("u1", name, "j\udcff", RATES)))
+    page = page_of(snapshot(vm_of("u1", name, "j\udcff", RATES)))
     ((labels, value),) = page["whitepanda_vm_cpi"]
     shown = name.replace("\n", r"\n")[:255] + "…"
     assert labels == {"vm": "u1", "name": shown, "job": r"j\xff"}
@@ -384,7 +403,7 @@ async def test_one_snapshot_per_tick_however_many_ask():
     def take():
         assert threading.current_thread() is threading.main_thread()  # on the loop, as all of the state
         taken.append(tick[0])
-        return Snapshot(host_view(ticks=tick[0]), ())
+        return Snapshot(host_status(ticks=tick[0]), ())
 
     async with serving(take, lambda: tick[0]) as address:
         await asyncio.gather(*(asyncio.to_thread(get, address) for _ in range(5)))
@@ -831,7 +850,7 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
         "u4": ("affected", Degradation(1.2, 0.9, math.nan, model="cpi")),
     }
     vms = [
-        VmSnapshot(
+        vm_of(
             uuid,
             uuid,
             "job",
@@ -848,7 +867,7 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
         )
         for uuid, (verdict, slow_down) in told.items()
     ]
-    vms.append(VmSnapshot("u5", "u5", "job", RATES))  # it is off, and nothing was decided yet
+    vms.append(vm_of("u5", "u5", "job", RATES))  # it is off, and nothing was decided yet
     page = page_of(snapshot(*vms))
 
     def values(name: str, *more: str) -> list:
@@ -871,7 +890,7 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
 
 def test_the_two_ratios_are_told_apart_and_one_is_to_be_alerted_on():
     told = VmDecision("u1", "victim", "", slow_down=Degradation(1.4, 1.3, 1.6))
-    vm = VmSnapshot("u1", "u1", "job", RATES, verdict=CpiVerdict("victim", "", 1.7), decision=told)
+    vm = vm_of("u1", "u1", "job", RATES, verdict=CpiVerdict("victim", "", 1.7), decision=told)
     text = render(snapshot(vm))[0].decode()
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     assert helps["whitepanda_vm_degradation_ratio"].endswith("of any VM, also one that suffers nothing.")

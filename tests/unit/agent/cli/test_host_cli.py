@@ -787,7 +787,7 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
         "the host's own analysis: suffers for 95 s: ipc 0.61 is below 0.95\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
-        "workers: 2, learnt (240 looks at running vCPUs, posterior 0.999)\n"
+        "workers: 2, learnt (240 samples at running vCPUs, posterior 0.999)\n"
         "SIGNAL               NOW LEARNT EXPECTED THRESHOLD\n"
         "ipc                 0.61   1.05     1.02      0.95\n"
         "gips               3.412    3.9      4.1         -\n"
@@ -804,11 +804,11 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
 @pytest.mark.parametrize(
     ("shown", "line"),
     [
-        ({"workers": 4.0}, "workers: 4, told ([[jobs]] workers)"),
-        ({"workers_looks": 12.0}, "workers: too few looks (12 looks), one per vCPU is assumed"),
+        ({"workers": 4.0}, "workers: 4, configured ([[jobs]] workers)"),
+        ({"workers_looks": 12.0}, "workers: too few samples (12 samples), one per vCPU is assumed"),
         (
             {"workers_looks": 60.0, "workers_posterior": 0.9499},
-            "workers: cannot tell (60 looks, posterior 0.949), one per vCPU is assumed",
+            "workers: cannot tell (60 samples, posterior 0.949), one per vCPU is assumed",
         ),
         ({"gips": 1.0}, ""),
     ],

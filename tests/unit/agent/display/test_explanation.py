@@ -209,7 +209,7 @@ def test_one_of_a_thing_is_no_plural(one, s):
     answer.vm.cloud_white.baseline_ticks = one
     answer.signals.add(name="workers_looks", value=one)
     said = "\n".join(lines([*head(answer), *found_here(answer), *arithmetic(answer)]))
-    for what in (f"{one} vCPU{s}, ", f"baseline of {one} tick{s} (", f"({one} look{s})"):
+    for what in (f"{one} vCPU{s}, ", f"baseline of {one} tick{s} (", f"({one} sample{s})"):
         assert what in said
     for what in (f", {one} sample{s}:", f"for {one} slot{s} in a row"):
         assert what in said

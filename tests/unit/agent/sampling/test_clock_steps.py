@@ -104,5 +104,5 @@ async def test_the_agent_counts_steps_and_tells_of_them_once_a_minute(tmp_path):
     assert state.counters.clock.steps == 2
     told = [entry for entry in logs if entry["event"].startswith("the wall clock stepped")]
     assert [entry["seconds"] for entry in told] == [-7200]
-    value = next(m.value for m in state.host().metrics if m.name == "agent_clock_steps_total")
+    value = next(m.value for m in state.host().host_metrics if m.name == "agent_clock_steps_total")
     assert value == 2

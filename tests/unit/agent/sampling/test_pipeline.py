@@ -1,23 +1,22 @@
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from agent.analysis.verdict import Verdict
 from agent.antagonists.decisions import Decisions
 from agent.api.exposition import render
-from agent.api.view import Names, StateView
+from agent.api.state import AgentState, Names
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
-from agent.sampling.metrics import METRICS
+from agent.sampling.metrics import METRICS, VM_METRICS, HostRates, TrafficTotals, VmRates
 from agent.sampling.pipeline import Pipeline, timely_sources
-from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
 from agent.sampling.startup import make_plans
-from agent.sampling.traffic import TRAFFIC
-from agent.uplink.view import UplinkView
+from agent.sampling.windows import CpiWindow
 from collector.base import HostCounters, Reason, SourceSample, Stamp
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, disk, identity, vm_sample
+from whitepanda.common.window_columns import WINDOW_COLUMNS
 
 CONFIG = AgentConfig(AgentSection(), jobs=(JobRule(r"(\D+)\d+", r"\1", latency_sensitive=True),))
 
@@ -107,7 +106,7 @@ def test_without_a_host_sample_the_sources_trouble_is_the_reason(clock):
 
 def test_the_metric_table_is_the_rates_fields():
     by_scope = {scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "traffic", "host", "agent")}
-    assert tuple(by_scope["traffic"]) == TRAFFIC
+    assert tuple(by_scope["traffic"]) == TrafficTotals._fields
     assert tuple(by_scope["vm"]) == VmRates._fields
     assert tuple(by_scope["host"]) == HostRates._fields
     names = [m.name for m in METRICS]
@@ -116,11 +115,14 @@ def test_the_metric_table_is_the_rates_fields():
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert metric.help.endswith(".")
         assert metric.source
+    columns = {column.name for column in WINDOW_COLUMNS}
+    assert {metric.window for metric in VM_METRICS} - {""} == columns - {"cycles", "instructions"}
+    assert columns < {one.name for one in fields(CpiWindow)}
 
 
 def view_of(pipeline, clock):
     names = Names("host1", "cpu model", "1.2.3", UNIX0, 10_000)
-    return StateView(names, clock, pipeline, TickSchedule(S, clock.mono))
+    return AgentState(names, clock, pipeline, TickSchedule(S, clock.mono))
 
 
 def test_the_view_says_who_manages_a_vm_and_its_number_in_proxmox(clock):
@@ -134,7 +136,7 @@ def test_the_view_says_who_manages_a_vm_and_its_number_in_proxmox(clock):
     pipeline = Pipeline(CONFIG, HandSlots(lambda: taken))
     for _ in range(2):
         pipeline.tick(clock.mono)
-    found = [(vm.manager, vm.vmid) for vm in view_of(pipeline, clock).vms()]
+    found = [(vm.identity.manager, vm.vmid) for vm in view_of(pipeline, clock).vms()]
     assert found == [("proxmox", "101"), ("nova", "")]
 
 
@@ -144,30 +146,17 @@ def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
         clock.advance(S)
     view = view_of(pipeline, clock)
     (vm,) = view.vms()
-    assert (vm.uuid, vm.name, vm.job, vm.latency_sensitive, vm.vcpus, vm.state) == (
-        "u1",
-        "db7",
-        "db",
-        True,
-        2,
-        "running",
-    )
-    assert (vm.owner, vm.quota_cores) == ("", None)
-    assert [metric.name for metric in vm.metrics] == list(VmRates._fields)
-    cpi = next(metric for metric in vm.metrics if metric.name == "cpi")
-    assert (cpi.value, cpi.reason, cpi.source, cpi.age_ns) == (
-        pytest.approx(1.6),
-        Reason.UNSPECIFIED,
-        "simulated",
-        2 * S,
-    )
+    assert (vm.job, vm.latency_sensitive, vm.owner, vm.quota_cores) == ("db", True, "", None)
+    assert [metric.name for metric in view.metrics_of(vm)] == list(VmRates._fields)
+    (cpi,) = view.metrics_of(vm, ["cpi"])
+    assert (cpi.value, cpi.reason, cpi.source, cpi.age_ns) == (pytest.approx(1.6), 0, "simulated", 2 * S)
     host = view.host()
     assert (host.host, host.platform, host.agent_version, host.window_ms) == ("host1", "cpu model", "1.2.3", 10_000)
-    assert (host.now_unix_ns, host.started_unix_ns, host.uplink) == (clock.unix, UNIX0, UplinkView())
-    assert [metric.name for metric in host.metrics] == [m.name for m in METRICS if m.scope in {"host", "agent"}]
-    told = [metric for metric in host.metrics if metric.reason is not Reason.NOT_PRESENT]
-    assert all(metric.value is not None and math.isfinite(metric.value) for metric in told)
-    assert {m.name for m in host.metrics if m not in told} == {m.name for m in METRICS if m.scope == "host"} - {
+    assert (host.now_unix_ns, host.started_unix_ns, host.uplink.state) == (clock.unix, UNIX0, "off")
+    assert [metric.name for metric in host.host_metrics] == [m.name for m in METRICS if m.scope in {"host", "agent"}]
+    told = [metric for metric in host.host_metrics if metric.reason != Reason.NOT_PRESENT]
+    assert all(math.isfinite(metric.value) for metric in told)
+    assert {m.name for m in host.host_metrics if m not in told} == {m.name for m in METRICS if m.scope == "host"} - {
         name for name in HostRates._fields if name.startswith("host_cpu")
     }
     assert host.rss_bytes > 1 << 20
@@ -178,10 +167,11 @@ def test_the_view_tells_reasons_not_zeros(pipeline, clock):
     for _ in range(2):
         pipeline.tick(clock.mono)
         clock.advance(S)
-    (vm,) = view_of(pipeline, clock).vms()
-    assert {(m.value, m.reason) for m in vm.metrics[:24]} == {(None, Reason.VM_STARTING)}
-    assert {m.value for m in vm.metrics[24:]} == {None}
-    assert {m.reason for m in vm.metrics[24:]} <= {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
+    view = view_of(pipeline, clock)
+    (vm,) = view.vms()
+    assert all(math.isnan(metric.value) for metric in view.metrics_of(vm))
+    assert set(vm.rates[:24]) == {Reason.VM_STARTING}
+    assert set(vm.rates[24:]) <= {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
 
 
 @pytest.mark.parametrize("state", ["running", "paused"])

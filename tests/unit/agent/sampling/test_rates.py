@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from agent.sampling.changes import CpuDelta, PerfDelta, Reading
 from agent.sampling.deltas import delta
-from agent.sampling.rates import Limits, VmRates, derive, derive_host
+from agent.sampling.metrics import VM_METRICS, VmRates
+from agent.sampling.rates import Limits, derive, derive_host
 from collector.base import (
     CgroupCounters,
     DiskCounters,
@@ -23,6 +24,11 @@ from collector.base import (
     ThreadCounters,
 )
 from tests.unit.agent.agent_fakes import UNIX0, S, joined, perf, perf_of, threads
+
+
+def of_part(rates, part):
+    """The metrics of a part, in the order of the table."""
+    return tuple(value for metric, value in zip(VM_METRICS, rates, strict=True) if metric.part == part)
 
 
 def test_rates_of_a_steady_vm_are_the_ones_it_was_given():
@@ -49,7 +55,7 @@ def test_rates_of_a_steady_vm_are_the_ones_it_was_given():
     expected["steal_like_ratio"] = 0.1 / 1.1
     known = {name: value for name, value in rates._asdict().items() if not isinstance(value, Reason)}
     assert known == pytest.approx(expected, rel=1e-9)
-    assert set(rates[18:24]) == {Reason.NOT_PRESENT}  # events that no group has
+    assert set(of_part(rates, "perf")[4:]) == {Reason.NOT_PRESENT}  # events that no group has
     assert set(rates[24:]) == {Reason.SOURCE_OFF}  # parts that nobody told
 
 
@@ -69,7 +75,7 @@ def test_nothing_is_known_across_a_change_of_epoch():
 
 def test_the_reason_of_a_missing_part_is_the_reason_of_its_metrics():
     rates = derive(joined(12)._replace(perf=Reason.NO_PMU), joined(10))
-    assert rates[3:7] == (Reason.NO_PMU,) * 4
+    assert set(of_part(rates, "perf")) == {Reason.NO_PMU}
     assert rates.cpu_usage_cores == pytest.approx(1.0)
     rates = derive(joined(12), joined(10)._replace(perf=Reason.VM_STARTING))
     assert rates.cpi is Reason.VM_STARTING
@@ -132,12 +138,7 @@ def test_a_counter_that_went_back_is_a_reset(part, lower):
     now = joined(12)
     reading = getattr(now, part)._replace(value=lower)
     rates = derive(now._replace(**{part: reading}), joined(10))
-    own = {
-        "threads": (*rates[0:3], rates[17]),
-        "perf": (*rates[3:7], *rates[18:24]),
-        "disks": rates[7:11],
-        "interfaces": rates[11:17],
-    }[part]
+    own = {part: of_part(rates, part) for part in ("threads", "perf", "disks", "interfaces")}[part]
     assert set(own) == {Reason.COUNTER_RESET}
     assert sum(value is Reason.COUNTER_RESET for value in rates) == len(own)
 
@@ -178,7 +179,7 @@ def test_multiplexed_counters_are_scaled_and_below_the_limit_dropped():
     assert rates.cpi == pytest.approx(1.6)
     assert rates.running_ratio == pytest.approx(0.25)
     rates = derive(joined(12)._replace(perf=sampled(12, 0.19)), joined(10)._replace(perf=sampled(10, 0.19)))
-    assert rates[3:6] == (Reason.MULTIPLEXED,) * 3
+    assert of_part(rates, "perf")[:3] == (Reason.MULTIPLEXED,) * 3
     assert rates.running_ratio == pytest.approx(0.19)
 
 
@@ -203,7 +204,7 @@ def test_counters_that_never_ran_are_multiplexed_whatever_the_limit(limit):
         }
     )
     rates = derive(now._replace(perf=now.perf._replace(value=value)), last, Limits(min_running_ratio=limit))
-    assert rates[3:7] == (Reason.MULTIPLEXED,) * 3 + (0.0,)
+    assert of_part(rates, "perf")[:4] == (Reason.MULTIPLEXED,) * 3 + (0.0,)
 
 
 def test_a_sleeping_vm_has_gips_0_and_no_cpi():
@@ -349,7 +350,7 @@ def test_no_counters_run_much_longer_than_time_passed(over_ns):
 @pytest.mark.parametrize("over_ns", [0, 1])
 def test_no_pressure_lasts_much_longer_than_time_passed(over_ns):
     old, new = CgroupCounters(3, *(0,) * 5), CgroupCounters(3, *(MOST_NS + over_ns,) * 5)
-    assert set(with_part("cgroup", new, old)[27:32]) == {Reason.INVALID_VALUE if over_ns else 1.0}
+    assert set(of_part(with_part("cgroup", new, old), "cgroup")[:5]) == {Reason.INVALID_VALUE if over_ns else 1.0}
 
 
 def test_the_process_tells_guest_time_storage_and_the_emulators_share():
@@ -391,10 +392,10 @@ def test_the_control_group_tells_pressure_throttling_quota_and_memory():
     old = CgroupCounters(3, S, S, S, S, None, 0, 2.5, 4096)
     new = CgroupCounters(3, 2 * S, S, S // 2, S + 500_000_000, None, S, 2.5, 8192)
     rates = with_part("cgroup", new, old)
-    assert rates[27:35] == (0.5, 0.0, Reason.COUNTER_RESET, 0.25, Reason.NOT_PRESENT, 0.5, 2.5, 8192)
+    assert of_part(rates, "cgroup") == (0.5, 0.0, Reason.COUNTER_RESET, 0.25, Reason.NOT_PRESENT, 0.5, 2.5, 8192)
     rates = with_part("cgroup", replace(new, opened=4, quota_cores=None), old)
-    assert set(rates[27:33]) == {Reason.COUNTER_RESET}
-    assert rates[33:35] == (Reason.NOT_PRESENT, 8192)
+    assert set(of_part(rates, "cgroup")[:6]) == {Reason.COUNTER_RESET}
+    assert of_part(rates, "cgroup")[6:] == (Reason.NOT_PRESENT, 8192)
     first = derive(joined(10)._replace(cgroup=part(new, 10)), joined(10)._replace(cgroup=Reason.VM_STARTING))
     assert first.memory_charged_bytes == 8192
     assert first.cpu_throttled_ratio is Reason.VM_STARTING
@@ -404,16 +405,16 @@ def test_cache_and_bandwidth_are_summed_over_domains_or_not_told():
     old = RdtCounters(5, {"00": RdtDomain(100, 1000, 500), "01": RdtDomain(200, 0, 0)})
     new = RdtCounters(5, {"00": RdtDomain(300, 5000, 1500), "01": RdtDomain(50, 2000, 0)})
     rates = with_part("rdt", new, old)
-    assert rates[35:38] == (350, 3000.0, 500.0)
+    assert of_part(rates, "rdt") == (350, 3000.0, 500.0)
     gone = RdtCounters(5, {"00": new.domains["00"], "01": RdtDomain(50, reason=Reason.RDT_UNAVAILABLE)})
     rates = with_part("rdt", gone, old)
-    assert rates[35:38] == (350, Reason.RDT_UNAVAILABLE, Reason.RDT_UNAVAILABLE)
-    assert with_part("rdt", replace(new, opened=6), old)[35:38] == (350, *(Reason.COUNTER_RESET,) * 2)
-    assert with_part("rdt", old, new)[36] is Reason.COUNTER_RESET
+    assert of_part(rates, "rdt") == (350, Reason.RDT_UNAVAILABLE, Reason.RDT_UNAVAILABLE)
+    assert of_part(with_part("rdt", replace(new, opened=6), old), "rdt") == (350, *(Reason.COUNTER_RESET,) * 2)
+    assert with_part("rdt", old, new).memory_bandwidth_bytes_per_s is Reason.COUNTER_RESET
     more = RdtCounters(5, {**new.domains, "02": RdtDomain(1, 1, 1)})
-    assert with_part("rdt", more, old)[35:38] == (351, *(Reason.VM_STARTING,) * 2)
+    assert of_part(with_part("rdt", more, old), "rdt") == (351, *(Reason.VM_STARTING,) * 2)
     absurd = RdtCounters(5, {**new.domains, "01": RdtDomain(50, 18446744073708863487, 0)})
-    assert with_part("rdt", absurd, old)[36] is Reason.INVALID_VALUE
+    assert with_part("rdt", absurd, old).memory_bandwidth_bytes_per_s is Reason.INVALID_VALUE
 
 
 def test_remote_memory_is_what_a_vcpu_has_on_other_nodes():

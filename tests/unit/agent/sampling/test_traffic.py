@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.api.view import Names, StateView
+from agent.api.state import AgentState, Names
 from agent.clock import Clock
 from agent.config import AgentConfig, AgentSection
+from agent.sampling.metrics import TrafficTotals
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
-from agent.sampling.traffic import TRAFFIC
 from collector.base import DiskCounters, InterfaceCounters, ProcessCounters, Reason, VmIdentity, VmSample
 from collector.registry import SOURCES
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, threads
@@ -37,7 +37,7 @@ class Host:
         self.taps = {"tap0": InterfaceCounters(900, 800, 90, 80, 9, 8)}
         self.process = ProcessCounters(0, 1, storage_read_bytes=400, storage_write_bytes=300)
         names = Names("host1", "cpu", "1", UNIX0, 10_000)
-        self.view = StateView(names, self.clock, self.pipeline, TickSchedule(S, 0))
+        self.view = AgentState(names, self.clock, self.pipeline, TickSchedule(S, 0))
 
     def tick(self, seconds: float = 1, source: str = "simulated", **absent: Reason) -> None:
         self.clock.advance(round(seconds * S))
@@ -81,7 +81,7 @@ class Host:
         page = page_of(self.view.snapshot())
         prefix = "whitepanda_vm_"
         found = {}
-        for name in TRAFFIC:
+        for name in TrafficTotals._fields:
             for labels, value in page.get(prefix + name, []):
                 assert labels == {"vm": "u1", "name": "vm1", "job": "vm1"}
                 found[name.removesuffix("_total")] = value
@@ -90,7 +90,7 @@ class Host:
     @property
     def totals(self) -> dict[str, int | None]:
         (vm,) = self.pipeline.table
-        return dict(zip(TRAFFIC, vm.traffic.known(vm.now), strict=True))
+        return vm.traffic.known(vm.now)._asdict()
 
     @property
     def rates(self):
@@ -106,7 +106,7 @@ def host() -> Host:
 
 
 def test_they_begin_at_0_and_are_all_there(host):
-    assert host.scrape() == dict.fromkeys((name.removesuffix("_total") for name in TRAFFIC), 0.0)
+    assert host.scrape() == dict.fromkeys((name.removesuffix("_total") for name in TrafficTotals._fields), 0.0)
 
 
 def test_two_scrapes_differ_by_the_traffic_though_no_rate_was_made_of_it(host):

@@ -317,7 +317,7 @@ async def test_keys_are_listed_with_columns_and_symbols():
         await top.tell(frame())
         await top.press("?")
         text = top.text()
-        assert "freeze the picture, and go on" in text
+        assert "freeze the picture, and continue" in text
         assert "▼ victim  ▲ inflicting  ▽ affected  = steady  ? unknown" in text
         assert "CPI against the mean of its job" in text
         assert "back and forward by 10 s" not in text  # only of recordings

@@ -14,8 +14,9 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink import client as uplink_module
 from agent.uplink import stream as stream_module
 from agent.uplink.client import Uplink
+from agent.uplink.outage import explain
 from agent.uplink.spool import Spool
-from agent.uplink.stream import Timing, explain
+from agent.uplink.stream import Timing
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient
 from tests.support.waiting import until
@@ -738,20 +739,20 @@ async def test_two_cas_that_know_each_other_are_fine(tmp_path):
 def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificate():
     details = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:1: Socket closed"
     unavailable = grpc.StatusCode.UNAVAILABLE
-    outage = stream_module.explain("c:1", unavailable, details, certificate="/t/h.crt")
+    outage = explain("c:1", unavailable, details, certificate="/t/h.crt")
     assert "it may not accept this host's certificate /t/h.crt" in outage.message
     assert (outage.refused, outage.broke_off) == (False, True)
-    outage = stream_module.explain("c:1", unavailable, "Socket closed", heard=True, certificate="/t/h.crt")
+    outage = explain("c:1", unavailable, "Socket closed", heard=True, certificate="/t/h.crt")
     assert outage.message == "central c:1 is away: unavailable: Socket closed"
     assert not outage.broke_off
     details = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get"
-    outage = stream_module.explain("c:1", unavailable, details + " local issuer certificate", ca="/t/ca.crt")
+    outage = explain("c:1", unavailable, details + " local issuer certificate", ca="/t/ca.crt")
     assert outage.message == (
         "the certificate of central c:1 is not of the CA in /t/ca.crt; is it of another fleet? Give the CA that issued "
         "it (uplink.tls.ca), or another address"
     )
     assert (outage.refused, outage.is_tls, outage.broke_off) == (True, True, False)
-    tool = stream_module.explain("c:1", unavailable, "Peer name c is not in peer certificate", is_tool=True)
+    tool = explain("c:1", unavailable, "Peer name c is not in peer certificate", is_tool=True)
     assert "set --server-name to a name in it" in tool.message
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from agent.analysis.advice import recommendations
 from agent.analysis.advice.actions import recommend
-from agent.uplink.recommendation_messages import recommendation_message
+from agent.uplink.messages import recommendation_message
 from central.api.incidents import mark_open
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection

@@ -9,7 +9,7 @@ from agent.analysis.advice.actions import recommend
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
-from agent.uplink.recommendation_messages import recommendation_message
+from agent.uplink.messages import recommendation_message
 from central.config import IngestSection, QuotaSection
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.validation.triggers import TriggerRow
