@@ -7,8 +7,8 @@ from typing import IO
 import msgspec
 
 from agent.act.records import Record
-from whitepanda.common import durable
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.files import durable
 
 _FORMAT = 1
 _MAX_ENDED = 1000

@@ -35,7 +35,7 @@ from collector.inventory.inventory import Inventory
 from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
-from whitepanda.common.private_files import group_socket
+from whitepanda.common.files.private import group_socket
 
 _MAX_REQUEST_BYTES = 64 << 10
 _REQUEST_S = 5.0

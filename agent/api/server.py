@@ -20,7 +20,7 @@ from agent.api.state import AgentState
 from agent.sampling.views import VmView
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
-from whitepanda.common.private_files import group_socket
+from whitepanda.common.files.private import group_socket
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 

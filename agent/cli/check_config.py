@@ -17,7 +17,7 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.config import read_toml
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.extras import how_to_install
-from whitepanda.common.private_files import read_secret
+from whitepanda.common.files.private import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 from whitepanda.common.tls import warnings as doubts
 

@@ -38,8 +38,8 @@ from agent.recording.record import Recording, beside_agent
 from collector.base import SourceSample
 from collector.recorded.source import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory
-from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+from whitepanda.common.files.durable import replacing
 from whitepanda.v1 import host_pb2
 
 _REDACTED = "(redacted)"

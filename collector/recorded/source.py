@@ -26,7 +26,7 @@ import msgspec
 
 from collector.base import VM_PARTS, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
 from collector.inventory.coverage import PART_SOURCES, why_absent
-from whitepanda.common.private_files import create_beside
+from whitepanda.common.files.durable import create_beside
 
 if TYPE_CHECKING:
     import io

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import RANGES, AgentConfig, JobRule, load
+from agent.config import AgentConfig, JobRule, load
 from agent.daemon import Daemon
 from whitepanda.common.errors import ConfigError
 from whitepanda.v1 import agent_pb2
@@ -202,16 +202,16 @@ def test_the_longest_socket_path_and_host_name_are_taken(tmp_path):
     assert (config.agent.socket, config.agent.host) == (socket, host)
 
 
-def number_keys(kind, prefix=""):
+def unbounded(kind):
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from number_keys(field.type, f"{prefix}{field.name}.")
+            yield from unbounded(field.type)
         elif field.type in (int, float):
-            yield f"{prefix}{field.name}"
+            yield field.name
 
 
-def test_every_number_has_a_range():
-    assert sorted(key for key, _, _ in RANGES) == sorted(number_keys(AgentConfig))
+def test_every_number_has_bounds():
+    assert list(unbounded(AgentConfig)) == []
 
 
 @given(
