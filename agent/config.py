@@ -138,13 +138,6 @@ class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     truth_file: str = ""  # where the simulator writes what really happens; "" = nowhere
 
 
-class RecordedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A recorded host instead of a real one."""
-
-    mode: Mode = "off"  # used never, where it works, or the agent does not start without it
-    file: str = ""  # JSON lines, one sample of one source each
-
-
 class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each source is `off`, `auto` (used where it works) or `required` (the agent does not start without it)."""
 
@@ -157,7 +150,6 @@ class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qemu: QemuSection = QemuSection()
     ovs: OvsSection = OvsSection()
     simulated: SimulatedSection = SimulatedSection()
-    recorded: RecordedSection = RecordedSection()
 
 
 class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,9 +251,8 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_sensitive: bool = False  # by the fleet's statistics such VMs can suffer, others are suspects
     alert: bool | None = None  # its VMs can be victims, not only affected; without = as latency_sensitive
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
-    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = (
-        None  # requests served at once; without = learnt, or one per vCPU
-    )
+    # requests served at once; without = learnt, or one per vCPU
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -288,15 +279,14 @@ def load(path: Path) -> AgentConfig:
 
 
 def without_real_sources(config: AgentConfig) -> AgentConfig:
-    """Switch the host's own sources from `auto` to `off` where a simulated or recorded host stands in for it."""
+    """Switch the host's own sources from `auto` to `off` where a simulated host replaces it."""
     sources = config.sources
-    stand_ins = ("simulated", "recorded")
-    if all(getattr(sources, name).mode == "off" for name in stand_ins):
+    if sources.simulated.mode == "off":
         return config
     off = {
         name: msgspec.structs.replace(section, mode="off")
         for name in sources.__struct_fields__
-        if (section := getattr(sources, name)).mode == "auto" and name not in stand_ins
+        if name != "simulated" and (section := getattr(sources, name)).mode == "auto"
     }
     return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **off))
 
@@ -320,12 +310,9 @@ def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
     if address:
         yield address
     yield from _metrics_problems(config.metrics)
-    for key, mode, file in (
-        ("simulated.scenario", config.sources.simulated.mode, config.sources.simulated.scenario),
-        ("recorded.file", config.sources.recorded.mode, config.sources.recorded.file),
-    ):
-        if mode != "off" and not file:
-            yield f"sources.{key} must name a file when its source's mode is {mode!r}"
+    simulated = config.sources.simulated
+    if simulated.mode != "off" and not simulated.scenario:
+        yield f"sources.simulated.scenario must name a file when its source's mode is {simulated.mode!r}"
     yield from _source_problems(config.sources)
     yield from _rule_problems(config.jobs)
 

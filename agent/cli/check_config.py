@@ -23,7 +23,7 @@ from whitepanda.common.tls import warnings as doubts
 
 _GROUP = "whitepanda.config"
 #: Settings that name a file which has to exist already, and what to do where it does not.
-_FILES = {"scenario": "write it (docs/simulated.md has an example)", "file": "make it with `whitepanda record`"}
+_FILES = {"scenario": "write it (docs/simulated.md has an example)"}
 
 
 @dataclass(slots=True)

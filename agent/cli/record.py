@@ -1,4 +1,4 @@
-"""`whitepanda record`: what this host's sources say, as a file that `replay` and `[sources.recorded]` read."""
+"""`whitepanda record`: what this host's sources say, as a file that `replay` and `top --replay` read."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.api.client import find_config
 from agent.cli._options import JsonOption
+from agent.recording.format import Header, Recorder, unfinished
 from agent.recording.playback import header_of
 from agent.recording.record import Recorded, Recording, beside_agent
 from agent.sampling.views import SourceView
-from collector.recorded.source import Header, Recorder, unfinished
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -33,7 +33,7 @@ def record(
 ) -> None:
     """Record what this host's sources say, each `agent.tick_s`, beside a running agent or without.
 
-    `whitepanda replay` reads the file, and an agent with the source `recorded` measures that host.
+    `whitepanda replay` and `whitepanda top --replay` read the file.
     The file comes into being at the end; Ctrl-C and a full disk end early and keep what there is.
     """
     if not seconds <= _MAX_S:  # nor is NaN

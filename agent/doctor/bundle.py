@@ -33,10 +33,10 @@ from agent.config import AgentConfig
 from agent.doctor.anonymous import anonymous_sample, learn_device, learn_host, learn_identity, vocabulary
 from agent.doctor.findings import Check
 from agent.doctor.pseudonyms import Pseudonyms
+from agent.recording.format import Reader, RecordedTick, Recorder
 from agent.recording.playback import header_of
 from agent.recording.record import Recording, beside_agent
 from collector.base import SourceSample
-from collector.recorded.source import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.files.durable import replacing

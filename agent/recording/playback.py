@@ -13,10 +13,10 @@ import msgspec
 
 from agent.clock import SystemClock
 from agent.config import AgentConfig, AgentSection
+from agent.recording.format import Header, Reader, RecordedTick
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
-from collector.recorded.source import Header, Reader, RecordedTick
 from whitepanda.common.errors import InputError
 
 _TICK = "agent.tick_s"
@@ -42,7 +42,7 @@ class Playback:
     """One recorded host through the agent's pipeline. A context manager, which closes the file.
 
     Args:
-        file: the recording (`collector.recorded.source`).
+        file: the recording (`agent.recording.format`).
         config: job rules, windows and limits; without it those that it was recorded under, and no job rules.
 
     Raises:

@@ -13,13 +13,13 @@ import msgspec
 from agent.api.client import answers
 from agent.clock import Clock, SystemClock
 from agent.config import AgentConfig
+from agent.recording.format import RecordedTick, Recorder
 from agent.sampling.pipeline import Inputs, take
 from agent.sampling.runner import STOP_WAIT_S, Slots
 from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.views import SourceView
 from collector.base import Reason
-from collector.recorded.source import RecordedTick, Recorder
 from whitepanda.common.errors import UnavailableError
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened

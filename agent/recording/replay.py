@@ -186,7 +186,7 @@ class RecordedRows:
         """Set up.
 
         Args:
-            files: recordings (`collector.recorded.source`).
+            files: recordings (`agent.recording.format`).
             config: windows, limits and job rules; without it those that the recording was made under, and no rules.
             machine: which host the rows are of; "" for the certificate's own. Importers name others.
             batch_rows: at most so many windows in a batch.

@@ -107,10 +107,6 @@ owner = 'team-\g<size>'
             "[sources.simulated]\nmode = 'auto'",
             "sources.simulated.scenario must name a file when its source's mode is 'auto'",
         ),
-        (
-            "[sources.recorded]\nmode = 'required'",
-            "sources.recorded.file must name a file when its source's mode is 'required'",
-        ),
     ],
 )
 def test_impossible_values_are_refused(tmp_path, text, message):
@@ -234,15 +230,13 @@ def test_whatever_is_accepted_can_be_told_in_a_hello(tick_s, ticks, window_s, ho
     assert agent_pb2.Hello.FromString(hello.SerializeToString()) == hello
 
 
-@pytest.mark.parametrize("name", ["simulated", "recorded"])
-def test_a_host_that_stands_in_switches_the_real_sources_off(tmp_path, name):
-    key = {"simulated": "scenario", "recorded": "file"}[name]
+def test_a_simulated_host_switches_the_real_sources_off(tmp_path):
     (tmp_path / "a.toml").write_text(
-        f"[agent]\n[sources.{name}]\nmode = 'auto'\n{key} = 'x'\n[sources.perf]\nmode = 'required'\n"
+        "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 'x'\n[sources.perf]\nmode = 'required'\n"
     )
     sources = load(tmp_path / "a.toml").sources
     modes = {source: getattr(sources, source).mode for source in sources.__struct_fields__}
-    assert modes.pop(name) == "auto"
+    assert modes.pop("simulated") == "auto"
     assert modes.pop("perf") == "required"
     assert set(modes.values()) == {"off"}
     (tmp_path / "a.toml").write_text("[agent]\n")

@@ -367,9 +367,9 @@ def test_plans_follow_the_configuration(config, tmp_path, monkeypatch):
     scenario = tmp_path / "scenario.toml"
     sources = Sources(simulated=SimulatedSection(mode="required", scenario=str(scenario)))
     plans = {p.name: p for p in make_plans(msgspec.structs.replace(config, sources=sources))}
-    assert (plans["simulated"].mode, plans["recorded"].mode) == ("required", "off")
+    assert (plans["simulated"].mode, plans["pqos"].mode) == ("required", "off")
     assert plans["simulated"].source is not None
-    assert plans["recorded"].source is None
+    assert plans["pqos"].source is None
     assert plans["libvirt"].deadline_ns == 2 * S
 
     def lacking(*_args, **_options):

@@ -16,9 +16,9 @@ from rich.console import Console
 from agent.cli import record as module
 from agent.cli.record import record
 from agent.recording import record as recording
+from agent.recording.format import Reader, Recorder
 from agent.sampling.runner import SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
-from collector.recorded.source import Reader, Recorder
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from whitepanda.common.errors import InputError, UnavailableError
 
