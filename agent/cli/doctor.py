@@ -46,7 +46,7 @@ def doctor(
         _bundle(bundle, settings, findings, anonymise=anonymise, record_s=record_seconds)
     failed = [check for check in findings if check.required and check.state == "missing"]
     if json:
-        print_json({"ok": not failed, "checks": [_json(check) for check in findings]})
+        print_json({"ok": not failed, "checks": [check.as_json() for check in findings]})
     else:
         _table(findings)
     if failed:
@@ -96,13 +96,3 @@ def _cells(check: Check) -> tuple[str, str, str]:
     state = f"{check.state}!" if check.required and check.state == "missing" else check.state
     code = f"{check.reason.code}: " if check.reason and check.state == "missing" else ""
     return check.name, state, code + check.detail
-
-
-def _json(check: Check) -> dict[str, object]:
-    return {
-        "name": check.name,
-        "state": check.state,
-        "required": check.required,
-        "reason": check.reason.code if check.reason else None,
-        "detail": check.detail,
-    }
