@@ -1,4 +1,4 @@
-"""Asks the service over its unix socket; errors say what to do."""
+"""Requests to the service over its unix socket; errors say what to do."""
 
 import errno
 import socket
@@ -14,12 +14,12 @@ _DEADLINE_S = 60.0  # libvirt may be asked several times
 
 
 def ask(path: Path, request: Request) -> Answer:
-    """Ask one thing.
+    """Send one request.
 
     Raises:
         UnavailableError: the service does not answer, or we may not ask.
         RefusedError: the limits of the configuration forbid it.
-        ActError: libvirt or resctrl does not do it.
+        ActError: libvirt or resctrl fails.
 
     """
     try:
