@@ -11,7 +11,7 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 _log = log.get("agent")
 
 _START_WAIT_S = 30.0  # a host that boots is busy
-_RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
 _MAX_UPDATES = 3  # of coefficients, waiting for the disk
@@ -91,7 +90,7 @@ class Daemon:
         self._host_suspects: HostSuspects | None = None
         self._uplink: Uplink | None = None
         self._metrics: MetricsServer | None = None
-        self._failures = Failures(self._count_sink_error)
+        self._failures = Failures(self._count_sink_error, self._clock)
         self._clock_quiet_until_ns = 0
         self._baselines: BaselineFile | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -122,7 +121,12 @@ class Daemon:
 
     async def _run(self) -> None:
         self._slots.start()
-        await self._wait_for_sources()
+        # Required sources are waited for; the others join when they can.
+        required = [slot for slot in self._slots if slot.plan.mode == "required"]
+        await wait_for(
+            required, lambda slot: slot.tried or self._stop.is_set(), clock=self._clock, timeout_s=_START_WAIT_S
+        )
+        check_required(required, _START_WAIT_S)
         self._start_analysis()
         self._start_cloud_white()
         self.state.decisions = Decisions(self._config, self.state.cloud_white, self.state.analysis)
@@ -148,14 +152,6 @@ class Daemon:
             self._submit(self.state.pipeline.windows.flush())
             await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
-
-    async def _wait_for_sources(self) -> None:
-        """Wait until the required sources are open; the others join when they can."""
-        required = [slot for slot in self._slots if slot.plan.mode == "required"]
-        await wait_for(
-            required, lambda slot: slot.tried or self._stop.is_set(), clock=self._clock, timeout_s=_START_WAIT_S
-        )
-        check_required(required, _START_WAIT_S)
 
     # --- the tick ---
 
@@ -231,7 +227,9 @@ class Daemon:
         self._guard("host suspects", self._add_host_suspects, windows)
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
-            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, self._places())
+            changes = ((vm.identity.uuid, vm.change) for vm in self.state.pipeline.table if vm.change is not None)
+            places = {uuid: change.numa for uuid, change in changes if isinstance(change.numa, NumaPlacement)}
+            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, places)
         events: list[Report] = []
         if decisions is not None:
             self._guard("verdicts", self._decide)
@@ -254,11 +252,6 @@ class Daemon:
         if self._host_suspects is not None:
             pids = [vm.identity.pid for vm in self.state.pipeline.table if vm.identity.pid > 0]
             windows += self._host_suspects.windows(self._clock.mono_ns(), windows, pids)
-
-    def _places(self) -> dict[str, NumaPlacement]:
-        """Return the known NUMA placements, by UUID."""
-        changes = ((vm.identity.uuid, vm.change) for vm in self.state.pipeline.table if vm.change is not None)
-        return {uuid: change.numa for uuid, change in changes if isinstance(change.numa, NumaPlacement)}
 
     def _has_events(self) -> bool:
         return self.state.decisions is not None and self.state.decisions.has_news
@@ -298,34 +291,6 @@ class Daemon:
 
     def _count_sink_error(self) -> None:
         self.state.counters.sink_errors += 1
-
-    async def _keep_running(self, what: str, call: Callable[[], Awaitable[None]]) -> None:
-        """Run a sink's coroutine; when it fails, again after a back-off."""
-        wait_s = _RETRY_MIN_S
-        while not self._stop.is_set():
-            started_ns = self._clock.mono_ns()
-            try:
-                await call()
-            except Exception as error:  # noqa: BLE001 - as in Failures.guard
-                if self._clock.mono_ns() - started_ns > _RETRY_MAX_S * 1e9:  # it worked in between
-                    self._failures.forget(what)
-                    wait_s = _RETRY_MIN_S
-                self._failures.count(what, error)
-            else:
-                self._failures.works(what)
-                return
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MAX_S)
-
-    @contextlib.asynccontextmanager
-    async def _kept_running(self, what: str, call: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._keep_running(what, call))
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
 
     def _start_analysis(self) -> None:
         from agent.antagonists.advice import Advisor, limits_of
@@ -436,7 +401,7 @@ class Daemon:
         uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients, refusals=self._refusals)
         self.state.uplink = uplink.view
         try:
-            async with self._kept_running("uplink", uplink.run):
+            async with self._failures.kept_running("uplink", uplink.run):
                 yield
         finally:
             await uplink.close()  # the last windows go to the spool
@@ -447,7 +412,7 @@ class Daemon:
         from agent.api.server import LocalApi
 
         api = LocalApi(self.state, Path(self._config.agent.socket))
-        running: contextlib.AbstractAsyncContextManager[None] = self._kept_running("local API", api.start)
+        running: contextlib.AbstractAsyncContextManager[None] = self._failures.kept_running("local API", api.start)
         with self._failures.guard("local API", but=(WhitepandaError,)):
             await api.start()
             running = contextlib.nullcontext()
@@ -465,7 +430,7 @@ class Daemon:
             yield
             return
         try:
-            async with self._kept_running("metrics", self._start_metrics):
+            async with self._failures.kept_running("metrics", self._start_metrics):
                 yield
         finally:
             if self._metrics is not None:
