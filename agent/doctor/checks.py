@@ -27,7 +27,7 @@ from whitepanda.common.tls import (
     CERTIFICATE_CRITICAL_DAYS,
     CERTIFICATE_WARN_DAYS,
     OwnCertificate,
-    TlsFiles,
+    client_context,
     not_grpc,
     problems,
     warnings,
@@ -292,15 +292,6 @@ def _certificates(config: AgentConfig) -> Iterator[Check]:
         yield Check(f"certificate {setting}", state, detail)
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    """Load the three files, which have no problems."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
-    context.load_verify_locations(files.ca)
-    context.load_cert_chain(files.certificate, files.key, password="")
-    return context
-
-
 def _central(uplink: UplinkSection) -> Check:
     """Connect to central by TCP and TLS, both sides verified. Not required: the agent spools."""
     version = ""
@@ -330,7 +321,7 @@ def _handshake(uplink: UplinkSection) -> tuple[str, str]:
     host = host.strip("[]")
     with (
         socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
-        _context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
+        client_context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
     ):
         if stream.selected_alpn_protocol() is None:
             return "", f" {not_grpc('alpn')}; see uplink.address"
