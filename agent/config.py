@@ -292,11 +292,17 @@ def without_real_sources(config: AgentConfig) -> AgentConfig:
 
 
 def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
-    """Tell what the types and ranges let pass. `wrong`: keys of which something is said already."""
+    """Yield what types and bounds do not catch. `wrong`: keys that are reported already."""
     config = without_real_sources(config)
     agent, uplink, cloud_white = config.agent, config.uplink, config.cloud_white
-    yield from _name_problems(agent)
-    yield from _act_problems(config.act)
+    if agent.host and not _HOST.fullmatch(agent.host):
+        allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
+        yield f"agent.host must be {allowed} (value {agent.host[:60]!r})"
+    if len(agent.platform) > _MAX_PLATFORM or not agent.platform.isprintable():
+        yield f"agent.platform must be at most {_MAX_PLATFORM} printable characters (value {agent.platform[:60]!r})"
+    yield from _socket_problems("agent.socket", agent.socket)
+    yield from _socket_problems("act.socket", config.act.socket)
+    yield from _folder_problems("act.state_dir", config.act.state_dir)
     if "agent.tick_s" not in wrong and "agent.window_s" not in wrong:
         ratio = agent.window_s / agent.tick_s
         if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
@@ -306,23 +312,20 @@ def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
         yield f"cloud_white.baseline_disturbed_s must be at least baseline_quiet_s (value {disturbed_s})"
     if uplink.reconnect_max_s < uplink.reconnect_min_s and "uplink.reconnect_min_s" not in wrong:
         yield f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})"
-    address = address_problem("uplink.address", uplink.address) if uplink.address else None
-    if address:
-        yield address
+    if uplink.address and (problem := address_problem("uplink.address", uplink.address)):
+        yield problem
     yield from _metrics_problems(config.metrics)
-    simulated = config.sources.simulated
-    if simulated.mode != "off" and not simulated.scenario:
-        yield f"sources.simulated.scenario must name a file when its source's mode is {simulated.mode!r}"
     yield from _source_problems(config.sources)
     yield from _rule_problems(config.jobs)
 
 
 def _source_problems(sources: Sources) -> Iterator[str]:
+    simulated, libvirt, ovs = sources.simulated, sources.libvirt, sources.ovs
+    if simulated.mode != "off" and not simulated.scenario:
+        yield f"sources.simulated.scenario must name a file when its source's mode is {simulated.mode!r}"
     for key in _FOLDERS:
         section, _, name = key.partition(".")
-        folder = getattr(getattr(sources, section), name)
-        if not folder.startswith("/") or "\0" in folder:
-            yield f"sources.{key} must be an absolute path (value {folder!r})"
+        yield from _folder_problems(f"sources.{key}", getattr(getattr(sources, section), name))
     if all(getattr(sources, name).mode == "off" for name in sources.__struct_fields__):
         remedy = 'set mode = "auto" for one, such as [sources.procfs]'
         yield f"all sources are off, so nothing would be measured; {remedy}"
@@ -332,18 +335,15 @@ def _source_problems(sources: Sources) -> Iterator[str]:
     for user in sources.qemu.users:
         if not user or user != user.strip() or not user.isprintable():
             yield f"sources.qemu.users must be names or numbers of users (value {user!r})"
-    if sources.libvirt.mode != "off" and not _is_local_libvirt(sources.libvirt.uri):
-        uri = sources.libvirt.uri
-        yield f'sources.libvirt.uri must be of this host, such as "qemu:///system" (value {uri!r})'
-    if sources.ovs.mode != "off" and not _is_local_database(sources.ovs.database):
-        yield (
-            "sources.ovs.database must be this host's OVSDB, as unix:/PATH or tcp:ADDRESS:PORT "
-            f"(value {sources.ovs.database!r})"
-        )
+    if libvirt.mode != "off" and not _is_local_libvirt(libvirt.uri):
+        yield f'sources.libvirt.uri must be of this host, such as "qemu:///system" (value {libvirt.uri!r})'
+    if ovs.mode != "off" and not _is_local_database(ovs.database):
+        known = "this host's OVSDB, as unix:/PATH or tcp:ADDRESS:PORT"
+        yield f"sources.ovs.database must be {known} (value {ovs.database!r})"
 
 
 def _is_local_libvirt(uri: str) -> bool:
-    """Whether libvirt is asked on this host: the VMs are those of this host's status files."""
+    """Whether a URI is of this host's libvirt: the VMs are those of this host's status files."""
     try:
         host = urlsplit(uri).hostname
     except ValueError:
@@ -371,31 +371,16 @@ def _is_local_database(address: str) -> bool:
 def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:
     if not metrics.listen:
         return
-    problem = address_problem("metrics.listen", metrics.listen)
-    if problem:
+    if problem := address_problem("metrics.listen", metrics.listen):
         yield problem
-    elif metrics.tls == TlsFiles() and not _is_loopback(metrics.listen):
+    elif metrics.tls == TlsFiles() and not is_loopback(metrics.listen.rpartition(":")[0].strip("[]")):
         remedy = 'listen at "127.0.0.1:PORT", or set ca, certificate and key in [metrics.tls]'
         yield f"metrics.listen is not this host's loopback and has no TLS (value {metrics.listen!r}); {remedy}"
 
 
-def _is_loopback(address: str) -> bool:
-    return is_loopback(address.rpartition(":")[0].strip("[]"))
-
-
-def _act_problems(act: ActSection) -> Iterator[str]:
-    yield from _socket_problems("act.socket", act.socket)
-    if not act.state_dir.startswith("/") or "\0" in act.state_dir:
-        yield f"act.state_dir must be an absolute path (value {act.state_dir!r})"
-
-
-def _name_problems(agent: AgentSection) -> Iterator[str]:
-    if agent.host and not _HOST.fullmatch(agent.host):
-        allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
-        yield f"agent.host must be {allowed} (value {agent.host[:60]!r})"
-    if len(agent.platform) > _MAX_PLATFORM or not agent.platform.isprintable():
-        yield (f"agent.platform must be at most {_MAX_PLATFORM} printable characters (value {agent.platform[:60]!r})")
-    yield from _socket_problems("agent.socket", agent.socket)
+def _folder_problems(key: str, folder: str) -> Iterator[str]:
+    if not folder.startswith("/") or "\0" in folder:
+        yield f"{key} must be an absolute path (value {folder!r})"
 
 
 def _socket_problems(key: str, path: str) -> Iterator[str]:
@@ -405,8 +390,7 @@ def _socket_problems(key: str, path: str) -> Iterator[str]:
         yield f"{key} must be a path of {limit} (value {path!r}, {size} bytes)"
 
 
-def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
-    found = []
+def _rule_problems(rules: tuple[JobRule, ...]) -> Iterator[str]:
     for index, rule in enumerate(rules):
         for key, template in (("job", rule.job), ("owner", rule.owner)):
             try:
@@ -414,8 +398,7 @@ def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
                 re.compile(rule.pattern).sub(template, "")
             except re.error as error:
                 got = f"(value {rule.pattern!r}, {template!r})"
-                found.append(f"jobs[{index}]: not a regular expression and template {got}: {error}")
+                yield f"jobs[{index}]: not a regular expression and template {got}: {error}"
                 break
             except IndexError as error:
-                found.append(f"jobs[{index}].{key}: {error} (value {template!r})")
-    return found
+                yield f"jobs[{index}].{key}: {error} (value {template!r})"
