@@ -22,7 +22,6 @@ from whitepanda.common.files.private import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 from whitepanda.common.tls import warnings as doubts
 
-_GROUP = "whitepanda.config"
 #: Settings that name a file which has to exist already, and what to do where it does not.
 _FILES = {"scenario": "write it (docs/simulated.md has an example)"}
 
@@ -95,7 +94,7 @@ def _check(file: Path) -> _Result:
 
 
 def _check_scenario(section: SimulatedSection) -> None:
-    """Raise what the source would raise at start. Of a file that is not there yet, a warning tells."""
+    """Raise what the source would raise at start. A missing file is a warning elsewhere."""
     if section.mode != "off" and Path(section.scenario).exists():
         from collector.simulated import scenario  # noqa: PLC0415 - rarely needed
 
@@ -105,7 +104,7 @@ def _check_scenario(section: SimulatedSection) -> None:
 def _kind_of(file: Path) -> metadata.EntryPoint:
     """Find the first kind whose table the file has."""
     tables = read_toml(file)
-    kinds = _kinds()
+    kinds = sorted(metadata.entry_points(group="whitepanda.config"), key=lambda point: point.name)
     for point in kinds:
         if point.name in tables:
             return point
@@ -121,10 +120,6 @@ def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
         lacks = f"this installation lacks '{error.name}'; {how_to_install(point.name)}"
         raise ConfigError(f"{file}: cannot check a configuration of {point.name}: {lacks}") from error
     return loader
-
-
-def _kinds() -> list[metadata.EntryPoint]:
-    return sorted(metadata.entry_points(group=_GROUP), key=lambda p: p.name)
 
 
 def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:

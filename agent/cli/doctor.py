@@ -74,9 +74,8 @@ def _table(findings: list[Check]) -> None:
         _lines(findings)
         return
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("CHECK", no_wrap=True)
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("WHAT")
+    for title in ("CHECK", "STATE", "WHAT"):
+        table.add_column(title, no_wrap=title != "WHAT")
     for check in findings:
         name, state, what = _cells(check)
         table.add_row(Text(name), Text(state, style=_STYLES[check.state]), Text(what))

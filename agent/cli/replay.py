@@ -77,7 +77,10 @@ def replay(
     counts twice.
     """
     log.configure("warning")
-    is_host = _one_kind(files)
+    kinds = {is_recording(file) for file in files}
+    if len(kinds) > 1:
+        raise InputError("recordings and traces cannot be mixed in one replay; give them one after the other")
+    is_host = kinds.pop()
     settings = agent_config.load(config) if config else None
     rows: Rows
     options: tuple[object, ...]
@@ -135,13 +138,6 @@ def _show_events(events: list[VmEvent]) -> None:
         console.print(Text(event_line(event_message(event))), soft_wrap=True)
     if len(events) > _SHOWN_EVENTS:
         console.print(f"and {len(events) - _SHOWN_EVENTS} changes more; --json has them")
-
-
-def _one_kind(files: list[Path]) -> bool:
-    kinds = {is_recording(file) for file in files}
-    if len(kinds) > 1:
-        raise InputError("recordings and traces cannot be mixed in one replay; give them one after the other")
-    return kinds.pop()
 
 
 def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class: float) -> Rows:

@@ -104,16 +104,15 @@ def _bare(vms: Sequence[VmIdentity], inventory: Inventory) -> list[tuple[VmIdent
 
 def _sockets(vms: Sequence[tuple[VmIdentity, Launch]]) -> Check:
     name = "VMs: QMP"
-    told = "state and disk counters"
     without = [vm.pid for vm, launch in vms if not launch.qmp]
     refused = [(vm.pid, _refusal(launch)) for vm, launch in vms if launch.qmp]
     closed = [(pid, why) for pid, why in refused if why is not None]
     if closed:
-        # All reasons would be a long line; who mends the first sees the next.
+        # Only the first reason: all would be a long line.
         pids, error = [pid for pid, _ in closed], closed[0][1]
         return Check(name, "missing", f"the socket of {_which(pids, len(vms))}: {error}", reason=error.reason)
     if without:
-        detail = f"{_which(without, len(vms))} without a socket for us, so without {told}"
+        detail = f"{_which(without, len(vms))} without a socket for us, so without state and disk counters"
         remedy = "start QEMU with -qmp unix:/run/NAME.qmp,server=on,wait=off"
         return Check(name, "missing", f"{detail}; {remedy}", reason=Reason.NOT_VISIBLE)
     private = [vm.pid for vm, launch in vms if not any(map(_unit_may_use, launch.qmp))]

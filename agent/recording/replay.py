@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -293,7 +294,8 @@ class _ReplayQueue:
         while len(found) < limit and self._again:
             found.append(self._again.pop())
         self._started_s = self._started_s or time.monotonic()
-        while len(found) < limit and not self._exhausted and self._may_send():
+        allowed = (time.monotonic() - self._started_s) * self._rows_per_s if self._rows_per_s else math.inf
+        while len(found) < limit and not self._exhausted and self.rows_sent <= allowed:
             message = next(self._batches, None)
             if message is None:
                 self._exhausted = True
@@ -317,11 +319,6 @@ class _ReplayQueue:
 
     def counts(self) -> QueueCounts:
         return QueueCounts(batches=len(self._held))
-
-    def _may_send(self) -> bool:
-        if not self._rows_per_s:
-            return True
-        return self.rows_sent <= (time.monotonic() - self._started_s) * self._rows_per_s
 
     def _finish(self) -> None:
         self.is_finished = self._exhausted and not self._held

@@ -120,7 +120,7 @@ def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
             name = "ca" if field == "ca" else flags.name or source.name or _OPERATOR
             environment = TLS if source.tls == os.environ.get(TLS) else "tls of the fleet"
             return _in_folder(Path(source.tls), name + ending, "--tls" if source is flags else environment)
-    given = ((other, source) for other in _FILES for source in sources if getattr(source, other))
+    given = ((other, source) for other in _FILES for source in reversed(sources) if getattr(source, other))
     beside = {other: f"--{other}" if source is flags else f"{other} of the fleet" for other, source in given}
     if beside:
         known = " and ".join(beside.values())
