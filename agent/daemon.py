@@ -259,16 +259,14 @@ class Daemon:
     def _decide(self) -> None:
         """Decide on all VMs by the present results of both analyses."""
         if self.state.decisions is not None:
-            now_ns, unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
-            self.state.decisions.tick(self.state.pipeline.table, now_ns, unix_ns)
+            self.state.decisions.tick(self.state.pipeline.table, self._clock.mono_ns(), self._clock.unix_ns())
 
     def _run_cloud_white(self, now_ns: int) -> None:
         """Judge the tick's rates; from time to time save the baselines."""
         cloud_white, pipeline = self.state.cloud_white, self.state.pipeline
         if cloud_white is None:
             return
-        began_ns = self._clock.mono_ns()
-        unix_ns = self._clock.unix_ns()
+        began_ns, unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
         self._guard(CLOUD_WHITE, cloud_white.tick, pipeline.table, pipeline.host_rates, now_ns, unix_ns)
         self.state.counters.analysis_ns = self._clock.mono_ns() - began_ns
         if now_ns >= self._save_due_ns and (self._saving is None or self._saving.done()):
@@ -440,8 +438,7 @@ class Daemon:
     async def _start_metrics(self) -> None:
         from agent.api.prometheus import MetricsServer
 
-        schedule = self.state.schedule
-        section, tick_s = self._config.metrics, self._config.agent.tick_s
+        schedule, section, tick_s = self.state.schedule, self._config.metrics, self._config.agent.tick_s
         server = MetricsServer(section, self.state.snapshot, lambda: schedule.ticks, tick_s, self._on_refused_scrape)
         await server.start()
         self._metrics = server

@@ -52,17 +52,21 @@ def asked_of(
     cert: Path | None,
     key: Path | None,
 ) -> Asked:
-    """Return whom a command asks, of its options; see `whitepanda.common.fleets.resolve`."""
-    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
-    return resolve(Fleet(central, tls, name, server_name, *given), fleet)
+    """Return whom a command asks, from its options; see `whitepanda.common.fleets.resolve`."""
+    return resolve(_fleet(central, folder, name, server_name, ca, cert, key), fleet)
 
 
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
-    """Return the three files of a tool that is no operator: of the flags, else of the environment's folder.
+    """Return the three files of a tool that is no operator, from the flags or the environment's folder.
 
     Raises:
-        TlsError: one is not given, and no folder is, or not in it.
+        TlsError: one is not given, or not in its folder.
 
     """
-    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
-    return files_in([Fleet("", tls, name, "", *given), Fleet(tls=os.environ.get(TLS, ""), name=name)])
+    flags = _fleet("", folder, name, "", ca, cert, key)
+    return files_in([flags, Fleet(tls=os.environ.get(TLS, ""), name=name)])
+
+
+def _fleet(central: str, folder: Path | None, name: str, server_name: str, *files: Path | None) -> Fleet:
+    tls, *given = ("" if path is None else str(path) for path in (folder, *files))
+    return Fleet(central, tls, name, server_name, *given)
