@@ -53,7 +53,8 @@ def asked_of(
     key: Path | None,
 ) -> Asked:
     """Return whom a command asks, from its options; see `whitepanda.common.fleets.resolve`."""
-    return resolve(_fleet(central, folder, name, server_name, ca, cert, key), fleet)
+    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
+    return resolve(Fleet(central, tls, name, server_name, *given), fleet)
 
 
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
@@ -63,10 +64,5 @@ def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | No
         TlsError: one is not given, or not in its folder.
 
     """
-    flags = _fleet("", folder, name, "", ca, cert, key)
-    return files_in([flags, Fleet(tls=os.environ.get(TLS, ""), name=name)])
-
-
-def _fleet(central: str, folder: Path | None, name: str, server_name: str, *files: Path | None) -> Fleet:
-    tls, *given = ("" if path is None else str(path) for path in (folder, *files))
-    return Fleet(central, tls, name, server_name, *given)
+    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
+    return files_in([Fleet("", tls, name, "", *given), Fleet(tls=os.environ.get(TLS, ""), name=name)])
