@@ -10,7 +10,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -216,12 +216,12 @@ class Server:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             answer = await self._answer(reader, _peer_of(writer))
             writer.write(msgspec.json.encode(answer) + b"\n")
-            await _within(_REQUEST_S, writer.drain())
+            await asyncio.wait_for(writer.drain(), _REQUEST_S)
         writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, peer: Peer) -> Answer:
         try:
-            line = await _within(_REQUEST_S, reader.readline())
+            line = await asyncio.wait_for(reader.readline(), _REQUEST_S)
             request = msgspec.json.decode(line, type=Request)
         except (TimeoutError, ValueError) as error:  # ValueError: too long; msgspec's errors are ones too
             problem = f"not a request: {str(error) or 'no line in time'}"[:300]
@@ -248,11 +248,6 @@ class Server:
                 return Answer(done=tuple(actor.undo(request, peer)))
             case Ask():
                 return Answer(in_force=actor.in_force(), limits=actor.limits)
-
-
-async def _within(seconds: float, wanted: Awaitable[_T]) -> _T:
-    async with asyncio.timeout(seconds):
-        return await wanted
 
 
 def _peer_of(writer: asyncio.StreamWriter) -> Peer:

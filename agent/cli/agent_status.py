@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from google.protobuf.message import Message
 from rich.text import Text
 
 from agent.api.client import connect, find_socket
+from agent.cli._options import fields_of
 from agent.display import render
 from agent.display.render import UNKNOWN, Column, cell
 from whitepanda.common.cli import console, print_json
@@ -89,33 +89,29 @@ def _sources(answer: host_pb2.HostStatus) -> None:
             console.print(Text(f"{source.name}: {source.detail}", "dim"), soft_wrap=True)
 
 
-def _fields(message: Message, *names: str) -> dict[str, object]:
-    return {name: getattr(message, name) for name in names}
-
-
 def _json(answer: host_pb2.HostStatus) -> dict[str, object]:
     uplink = answer.uplink
     return {
-        **_fields(answer, "host", "agent_version", "platform", "now_unix_ns", "started_unix_ns"),
-        **_fields(answer, "ticks", "missed_ticks"),
+        **fields_of(answer, "host", "agent_version", "platform", "now_unix_ns", "started_unix_ns"),
+        **fields_of(answer, "ticks", "missed_ticks"),
         "window_s": answer.window_ms / 1e3,
-        **_fields(answer, "cpu_seconds", "rss_bytes"),
+        **fields_of(answer, "cpu_seconds", "rss_bytes"),
         "coefficient_version": answer.coefficient_version or None,
         "mn_cpi": answer.mn_cpi,
         "uplink": {
-            **_fields(uplink, "state", "address", "spooled_batches", "spooled_bytes", "acknowledged_batches"),
-            **_fields(uplink, "acknowledged_windows", "dropped_batches", "rejected_batches", "rejected_rows"),
+            **fields_of(uplink, "state", "address", "spooled_batches", "spooled_bytes", "acknowledged_batches"),
+            **fields_of(uplink, "acknowledged_windows", "dropped_batches", "rejected_batches", "rejected_rows"),
             "last_error": uplink.last_error or None,
             "min_batch_interval_s": uplink.min_batch_interval_ms / 1e3 or None,
-            **_fields(uplink, "refused_updates", "refused_update_rows"),
+            **fields_of(uplink, "refused_updates", "refused_update_rows"),
             "last_refusal": uplink.last_refusal or None,
         },
         "sources": [
             {
-                **_fields(source, "name", "state", "detail"),
+                **fields_of(source, "name", "state", "detail"),
                 "age_s": source.age_ns / 1e9 if source.samples else None,
                 "duration_s": source.duration_ns / 1e9 if source.samples else None,
-                **_fields(source, "samples", "failures"),
+                **fields_of(source, "samples", "failures"),
             }
             for source in answer.sources
         ],

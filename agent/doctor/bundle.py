@@ -111,11 +111,16 @@ def make_bundle(
         "made_unix_ns": time.time_ns(),
         "pseudonyms": anonymise,
         "files": {name: {"bytes": len(data), "what": what} for name, (what, data) in sorted(bundle.files.items())},
-        # The rest of a note is an error's text, which may have names in it.
-        "notes": [note.partition(":")[0] if anonymise else note for note in bundle.notes],
+        # The rest of a note is an error's text, which may have names or an address with credentials in it.
+        "notes": [note.partition(":")[0] if anonymise or _has_own_uri(config) else note for note in bundle.notes],
     }
     bundle.add("manifest.json", "what is in here", manifest)
     return bundle
+
+
+def _has_own_uri(config: AgentConfig) -> bool:
+    """Whether libvirt's errors may repeat credentials."""
+    return config.sources.libvirt.uri != LibvirtSection().uri
 
 
 def _shown(check: Check, names: Pseudonyms) -> Check:
@@ -238,7 +243,7 @@ def _ask_agent(config: AgentConfig, bundle: Bundle, names: Pseudonyms) -> None:
     except WhitepandaError as error:
         bundle.notes.append(f"agent: {error}")
         return
-    if config.sources.libvirt.uri != LibvirtSection().uri:
+    if _has_own_uri(config):
         for source in status.sources:
             if source.name == "libvirt":
                 source.detail = REDACTED  # it may repeat credentials
