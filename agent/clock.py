@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-# The event loop's timers are as coarse as epoll, 1 ms, and woken late on an idle CPU. So the loop wakes this much too
-# early and the thread itself sleeps the rest: that lets other tasks wait, but no longer than one more timer would.
+# The event loop's timers have epoll's resolution, 1 ms, and wake late on an idle CPU. So the loop wakes this much
+# early, and the thread itself sleeps the rest.
 _PRECISE_NS = 2_000_000
 
 

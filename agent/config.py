@@ -5,72 +5,23 @@ import os
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta
 
 from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI
-from whitepanda.common.config import MAX_PORT, Range, address_problem, is_loopback, load_toml
+from whitepanda.common.config import MAX_PORT, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
 
-#: What each number may be; a test sees that none is left out.
-RANGES: tuple[Range, ...] = (
-    ("agent.tick_s", 0.05, 60),
-    ("agent.window_s", 0.05, 3600),
-    ("agent.min_activity_cores", 0, 64),
-    ("sources.libvirt.deadline_s", 0.1, 60),
-    ("sources.perf.min_running_ratio", 0, 1),
-    ("sources.libvirt.disk_poll_s", 0.05, 3600),
-    ("sources.perf.opens_per_tick", 1, 10_000),
-    ("sources.perf.reserve_counters", 0, 16),
-    ("sources.resctrl.max_groups", 0, 65_536),
-    ("sources.resctrl.reserve_rmids", 0, 65_536),
-    ("sources.resctrl.hold_s", 1, 86_400),
-    ("sources.pqos.max_groups", 1, 65_536),
-    ("sources.qemu.deadline_s", 0.1, 60),
-    ("sources.qemu.disk_poll_s", 0.05, 3600),
-    ("sources.ovs.deadline_s", 0.1, 60),
-    ("sources.cgroup.numa_poll_s", 0.05, 3600),
-    ("uplink.spool_max_mib", 1, 1 << 20),
-    ("uplink.batch_rows", 1, 10_000),
-    ("uplink.in_flight_batches", 1, 1000),
-    ("uplink.reconnect_min_s", 0.05, 3600),
-    ("uplink.reconnect_max_s", 0.05, 86_400),
-    ("uplink.max_message_mib", 1, 64),
-    ("uplink.max_jobs", 1, 65_536),
-    ("uplink.max_clock_skew_s", 1, 86_400),
-    ("uplink.max_ttl_s", 60, 3660 * 86_400),
-    ("analysis.victim_slots", 1, 100),
-    ("analysis.mn_cpi_percentile", 50, 100),
-    ("analysis.mn_cpi_floor", 0, CERTAIN_MN_CPI),
-    ("analysis.history_slots", 1, 100_000),
-    ("analysis.least_slow_down", 1, 100),
-    ("analysis.max_host_suspects", 0, 64),
-    ("act.max_share", 0, 1),
-    ("act.max_seconds", 1, 86_400),
-    ("act.cool_down_s", 0, 86_400),
-    ("act.min_cores", 0.01, 4096),
-    ("act.min_bandwidth_percent", 1, 100),
-    ("act.min_ways", 1, 64),
-    ("act.worse_ratio", 1, 10),
-    ("act.watch_interval_s", 0.1, 3600),
-    ("act.deadline_s", 1, 300),
-    ("cloud_white.sensitivity", 0.25, 4),
-    ("cloud_white.hysteresis", 0.1, 1),
-    ("cloud_white.baseline_quiet_s", 300, 86_400),
-    ("cloud_white.baseline_disturbed_s", 300, 7 * 86_400),
-    ("cloud_white.event_interval_s", 0, 86_400),
-    ("cloud_white.recent_events", 1, 100_000),
-    ("cloud_white.save_interval_s", 1, 86_400),
-)
+MAX_WORKERS = 4096
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _MAX_HOST = 253
-MAX_WORKERS = 4096
 _MAX_PLATFORM = 512  # central keeps no longer one
 #: Settings that are folders of this host.
 _FOLDERS = (
@@ -92,9 +43,9 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     platform: str = ""  # CPU model that CPI is compared within; "" = that of /proc/cpuinfo
     state_dir: str = "/var/lib/whitepanda"  # spool, coefficients, baselines
     socket: str = "/run/whitepanda/agent.sock"  # the local API
-    tick_s: float = 1.0  # how often everything is sampled, in seconds
-    window_s: float = 10.0  # length of a CPI window; a multiple of tick_s
-    min_activity_cores: float = 0.01  # below this a window's CPI is `idle`, not a number
+    tick_s: Annotated[float, Meta(ge=0.05, le=60)] = 1.0  # how often everything is sampled, in seconds
+    window_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0  # length of a CPI window; a multiple of tick_s
+    min_activity_cores: Annotated[float, Meta(ge=0, le=64)] = 0.01  # below this a window's CPI is `idle`, not a number
     log_level: Level = "info"  # least level that is logged, to standard error
 
 
@@ -104,8 +55,9 @@ class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     uri: str = "qemu:///system"  # of this host's libvirt, opened read-only
     state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
-    deadline_s: float = 2.0  # a call that takes longer makes the source stuck
-    disk_poll_s: float = 10.0  # how often disk counters are asked for; at least once in a window
+    deadline_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0  # a call that takes longer makes the source stuck
+    # how often disk counters are asked for; at least once in a window
+    disk_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0
 
 
 class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,9 +66,12 @@ class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     scope: Literal["thread", "cgroup"] = "thread"  # per vCPU, or control group: with QEMU's own threads
     events: Literal["all", "basic"] = "all"  # basic: cycles and instructions only
-    reserve_counters: int = 2  # programmable counters per CPU that are left to the guests' virtual PMUs
-    min_running_ratio: float = 0.2  # windows whose counters ran for less are dropped (multiplexed)
-    opens_per_tick: int = 64  # new groups per tick, so that many VMs starting at once cost no spike
+    # programmable counters per CPU that are left to the guests' virtual PMUs
+    reserve_counters: Annotated[int, Meta(ge=0, le=16)] = 2
+    # windows whose counters ran for less are dropped (multiplexed)
+    min_running_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    # new groups per tick, so that many VMs starting at once cost no spike
+    opens_per_tick: Annotated[int, Meta(ge=1, le=10_000)] = 64
 
 
 class ProcfsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,7 +86,7 @@ class CgroupSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/sys/fs/cgroup"  # another root is for tests
-    numa_poll_s: float = 10.0  # how often the NUMA placement is read
+    numa_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0  # how often the NUMA placement is read
 
 
 class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,9 +94,11 @@ class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/sys/fs/resctrl"  # where resctrl is mounted
-    max_groups: int = 0  # at most this many groups of ours; 0 = as many as RMIDs are free, less reserve_rmids
-    reserve_rmids: int = 4  # RMIDs left to others
-    hold_s: float = 10.0  # with more VMs than groups: length of a turn; occupancy is told from its 6th second
+    # at most this many groups of ours; 0 = as many as RMIDs are free, less reserve_rmids
+    max_groups: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    reserve_rmids: Annotated[int, Meta(ge=0, le=65_536)] = 4  # RMIDs left to others
+    # with more VMs than groups: length of a turn; occupancy is told from its 6th second
+    hold_s: Annotated[float, Meta(ge=1, le=86_400)] = 10.0
 
 
 class PqosSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +106,7 @@ class PqosSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Literal["off", "required"] = "off"  # used never, or the agent does not start without it
     interface: Literal["os", "msr"] = "os"  # the kernel's resctrl, or the registers themselves
-    max_groups: int = 64  # VMs that are monitored at once
+    max_groups: Annotated[int, Meta(ge=1, le=65_536)] = 64  # VMs that are monitored at once
 
 
 class QemuSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,8 +116,9 @@ class QemuSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     users: tuple[str, ...] = ("libvirt-qemu",)  # whose QEMUs count beside users below 1000; names, or numbers
     proxmox_run_dir: str = "/run/qemu-server"  # Proxmox' process ids and QMP sockets
     proxmox_config_dir: str = "/etc/pve"  # names, tags and pools of Proxmox' VMs
-    deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck
-    disk_poll_s: float = 10.0  # how often each VM is asked by QMP; at least once in a window
+    deadline_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0  # a sampling that takes longer makes the source stuck
+    # how often each VM is asked by QMP; at least once in a window
+    disk_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0
 
 
 class OvsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,7 +127,7 @@ class OvsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     database: str = "unix:/run/openvswitch/db.sock"  # this host's OVSDB: unix:/PATH or tcp:ADDRESS:PORT
     run_dir: str = "/run/openvswitch"  # where the bridges' management sockets are
-    deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck
+    deadline_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0  # a sampling that takes longer makes the source stuck
 
 
 class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,13 +136,6 @@ class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode = "off"  # used never, where it works, or the agent does not start without it
     scenario: str = ""  # TOML file
     truth_file: str = ""  # where the simulator writes what really happens; "" = nowhere
-
-
-class RecordedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A recorded host instead of a real one."""
-
-    mode: Mode = "off"  # used never, where it works, or the agent does not start without it
-    file: str = ""  # JSON lines, one sample of one source each
 
 
 class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -199,7 +150,6 @@ class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qemu: QemuSection = QemuSection()
     ovs: OvsSection = OvsSection()
     simulated: SimulatedSection = SimulatedSection()
-    recorded: RecordedSection = RecordedSection()
 
 
 class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,15 +158,21 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""  # host:port of central; "" = no uplink
     server_name: str = ""  # name expected in central's certificate, where it is not the address's host
     tls: TlsFiles = TlsFiles()
-    spool_max_mib: int = 256  # oldest batches are dropped beyond this
-    batch_rows: int = 2000  # at most this many windows in a batch
-    in_flight_batches: int = 32  # most batches not yet acknowledged; 4 at first, then one more with each
-    reconnect_min_s: float = 0.5  # first pause after a lost stream; doubles, with jitter
-    reconnect_max_s: float = 30.0  # longest pause
-    max_message_mib: int = 4  # central's messages; a larger one is refused, and the stream ends
-    max_jobs: int = 4096  # coefficients are held of at most so many jobs, and 2 KiB of them a job on disk
-    max_clock_skew_s: float = 300.0  # coefficients made so much later than this host's clock says are refused
-    max_ttl_s: float = 31 * 86400.0  # longest time that coefficients are used, whatever central says
+    spool_max_mib: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # oldest batches are dropped beyond this
+    batch_rows: Annotated[int, Meta(ge=1, le=10_000)] = 2000  # at most this many windows in a batch
+    # most batches not yet acknowledged; 4 at first, then one more with each
+    in_flight_batches: Annotated[int, Meta(ge=1, le=1000)] = 32
+    # first pause after a lost stream; doubles, with jitter
+    reconnect_min_s: Annotated[float, Meta(ge=0.05, le=3600)] = 0.5
+    reconnect_max_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # longest pause
+    # central's messages; a larger one is refused, and the stream ends
+    max_message_mib: Annotated[int, Meta(ge=1, le=64)] = 4
+    # coefficients are held of at most so many jobs, and 2 KiB of them a job on disk
+    max_jobs: Annotated[int, Meta(ge=1, le=65_536)] = 4096
+    # coefficients made so much later than this host's clock says are refused
+    max_clock_skew_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    # longest time that coefficients are used, whatever central says
+    max_ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 31 * 86400.0
 
 
 class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,26 +186,37 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
     trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
-    victim_slots: int = 3  # slots in a row with a victim before paper, or noise_scaled's first hour, fires
-    mn_cpi_percentile: float = 99.0  # of paper: of this host's own history
-    mn_cpi_floor: float = 1.0  # of paper, the least threshold; in noise_scaled's first hour, the least rise
-    history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
-    least_slow_down: float = 1.05  # a VM becomes a victim where the lower end of its slow-down is above this
-    max_host_suspects: int = 8  # this many control groups beside the VMs are suspects too; 0 = none
+    # slots in a row with a victim before paper, or noise_scaled's first hour, fires
+    victim_slots: Annotated[int, Meta(ge=1, le=100)] = 3
+    mn_cpi_percentile: Annotated[float, Meta(ge=50, le=100)] = 99.0  # of paper: of this host's own history
+    # of paper, the least threshold; in noise_scaled's first hour, the least rise
+    mn_cpi_floor: Annotated[float, Meta(ge=0, le=CERTAIN_MN_CPI)] = 1.0
+    # kept per host for the percentile: a week of 5-minute slots
+    history_slots: Annotated[int, Meta(ge=1, le=100_000)] = 2016
+    # a VM becomes a victim where the lower end of its slow-down is above this
+    least_slow_down: Annotated[float, Meta(ge=1, le=100)] = 1.05
+    # this many control groups beside the VMs are suspects too; 0 = none
+    max_host_suspects: Annotated[int, Meta(ge=0, le=64)] = 8
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline."""
 
     detector: Literal["noise_scaled", "paper", "off"] = "noise_scaled"  # by noise, or the paper's rules
-    sensitivity: float = 1.0  # of noise_scaled, as the next three: 2 takes half as much noise for a sign
-    hysteresis: float = 0.5  # a state ends below this share of what it began at
-    baseline_quiet_s: float = 300.0  # time constant: quiet times of so long ago count a third
-    baseline_disturbed_s: float = 3600.0  # likewise while others inflict: what never ends becomes normal
+    # of noise_scaled, as the next three: 2 takes half as much noise for a sign
+    sensitivity: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
+    hysteresis: Annotated[float, Meta(ge=0.1, le=1)] = 0.5  # a state ends below this share of what it began at
+    # time constant: quiet times of so long ago count a third
+    baseline_quiet_s: Annotated[float, Meta(ge=300, le=86_400)] = 300.0
+    # likewise while others inflict: what never ends becomes normal
+    baseline_disturbed_s: Annotated[float, Meta(ge=300, le=7 * 86_400)] = 3600.0
     models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
-    event_interval_s: float = 10.0  # a VM's next change is sent so long after its last; a new victim at once
-    recent_events: int = 500  # changes of all VMs that are kept in memory for `whitepanda explain`
-    save_interval_s: float = 60.0  # how often the baselines are written to state_dir; and at the end
+    # a VM's next change is sent so long after its last; a new victim at once
+    event_interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    # changes of all VMs that are kept in memory for `whitepanda explain`
+    recent_events: Annotated[int, Meta(ge=1, le=100_000)] = 500
+    # how often the baselines are written to state_dir; and at the end
+    save_interval_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
 
 
 class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,15 +226,17 @@ class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = True  # say what would be done, and change nothing
     socket: str = "/run/whitepanda-act/act.sock"  # where `whitepanda act` asks; its folder's group may
     state_dir: str = "/var/lib/whitepanda-act"  # what is to be undone, and the audit log
-    max_share: float = 0.1  # of the host's VMs that are limited at once; one always may be
-    max_seconds: float = 3600.0  # longest time; then it is undone
-    cool_down_s: float = 600.0  # after an action on a VM no other one on it for so long
-    min_cores: float = 0.5  # no VM is left with less CPU
-    min_bandwidth_percent: int = 20  # no VM is left with less memory bandwidth
-    min_ways: int = 2  # no VM is left with fewer ways of the cache
-    worse_ratio: float = 1.25  # undone where the victim's slow-down is so many times what it was, three looks
-    watch_interval_s: float = 10.0  # how often the agent is asked how the victim does
-    deadline_s: float = 10.0  # a call of libvirt's virsh that takes longer is ended
+    max_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the host's VMs that are limited at once; one always may be
+    max_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 3600.0  # longest time; then it is undone
+    # after an action on a VM no other one on it for so long
+    cool_down_s: Annotated[float, Meta(ge=0, le=86_400)] = 600.0
+    min_cores: Annotated[float, Meta(ge=0.01, le=4096)] = 0.5  # no VM is left with less CPU
+    min_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] = 20  # no VM is left with less memory bandwidth
+    min_ways: Annotated[int, Meta(ge=1, le=64)] = 2  # no VM is left with fewer ways of the cache
+    # undone where the victim's slow-down is so many times what it was, three looks
+    worse_ratio: Annotated[float, Meta(ge=1, le=10)] = 1.25
+    watch_interval_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # how often the agent is asked how the victim does
+    deadline_s: Annotated[float, Meta(ge=1, le=300)] = 10.0  # a call of libvirt's virsh that takes longer is ended
 
 
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -282,7 +251,8 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_sensitive: bool = False  # by the fleet's statistics such VMs can suffer, others are suspects
     alert: bool | None = None  # its VMs can be victims, not only affected; without = as latency_sensitive
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
-    workers: int | None = None  # requests served at once, 1 to 4096; without = learnt, or one per vCPU
+    # requests served at once; without = learnt, or one per vCPU
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -305,29 +275,34 @@ def load(path: Path) -> AgentConfig:
         ConfigError: names of each problem the file, the key, its value and the remedy.
 
     """
-    return without_real_sources(load_toml(path, AgentConfig, RANGES, _problems))
+    return without_real_sources(load_toml(path, AgentConfig, _problems))
 
 
 def without_real_sources(config: AgentConfig) -> AgentConfig:
-    """Switch the host's own sources from `auto` to `off` where a simulated or recorded host stands in for it."""
+    """Switch the host's own sources from `auto` to `off` where a simulated host replaces it."""
     sources = config.sources
-    stand_ins = ("simulated", "recorded")
-    if all(getattr(sources, name).mode == "off" for name in stand_ins):
+    if sources.simulated.mode == "off":
         return config
     off = {
         name: msgspec.structs.replace(section, mode="off")
         for name in sources.__struct_fields__
-        if (section := getattr(sources, name)).mode == "auto" and name not in stand_ins
+        if name != "simulated" and (section := getattr(sources, name)).mode == "auto"
     }
     return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **off))
 
 
 def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
-    """Tell what the types and ranges let pass. `wrong`: keys of which something is said already."""
+    """Yield what types and bounds do not catch. `wrong`: keys that are reported already."""
     config = without_real_sources(config)
     agent, uplink, cloud_white = config.agent, config.uplink, config.cloud_white
-    yield from _name_problems(agent)
-    yield from _act_problems(config.act)
+    if agent.host and not _HOST.fullmatch(agent.host):
+        allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
+        yield f"agent.host must be {allowed} (value {agent.host[:60]!r})"
+    if len(agent.platform) > _MAX_PLATFORM or not agent.platform.isprintable():
+        yield f"agent.platform must be at most {_MAX_PLATFORM} printable characters (value {agent.platform[:60]!r})"
+    yield from _socket_problems("agent.socket", agent.socket)
+    yield from _socket_problems("act.socket", config.act.socket)
+    yield from _folder_problems("act.state_dir", config.act.state_dir)
     if "agent.tick_s" not in wrong and "agent.window_s" not in wrong:
         ratio = agent.window_s / agent.tick_s
         if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
@@ -337,26 +312,20 @@ def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
         yield f"cloud_white.baseline_disturbed_s must be at least baseline_quiet_s (value {disturbed_s})"
     if uplink.reconnect_max_s < uplink.reconnect_min_s and "uplink.reconnect_min_s" not in wrong:
         yield f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})"
-    address = address_problem("uplink.address", uplink.address) if uplink.address else None
-    if address:
-        yield address
+    if uplink.address and (problem := address_problem("uplink.address", uplink.address)):
+        yield problem
     yield from _metrics_problems(config.metrics)
-    for key, mode, file in (
-        ("simulated.scenario", config.sources.simulated.mode, config.sources.simulated.scenario),
-        ("recorded.file", config.sources.recorded.mode, config.sources.recorded.file),
-    ):
-        if mode != "off" and not file:
-            yield f"sources.{key} must name a file when its source's mode is {mode!r}"
     yield from _source_problems(config.sources)
     yield from _rule_problems(config.jobs)
 
 
 def _source_problems(sources: Sources) -> Iterator[str]:
+    simulated, libvirt, ovs = sources.simulated, sources.libvirt, sources.ovs
+    if simulated.mode != "off" and not simulated.scenario:
+        yield f"sources.simulated.scenario must name a file when its source's mode is {simulated.mode!r}"
     for key in _FOLDERS:
         section, _, name = key.partition(".")
-        folder = getattr(getattr(sources, section), name)
-        if not folder.startswith("/") or "\0" in folder:
-            yield f"sources.{key} must be an absolute path (value {folder!r})"
+        yield from _folder_problems(f"sources.{key}", getattr(getattr(sources, section), name))
     if all(getattr(sources, name).mode == "off" for name in sources.__struct_fields__):
         remedy = 'set mode = "auto" for one, such as [sources.procfs]'
         yield f"all sources are off, so nothing would be measured; {remedy}"
@@ -366,18 +335,15 @@ def _source_problems(sources: Sources) -> Iterator[str]:
     for user in sources.qemu.users:
         if not user or user != user.strip() or not user.isprintable():
             yield f"sources.qemu.users must be names or numbers of users (value {user!r})"
-    if sources.libvirt.mode != "off" and not _is_local_libvirt(sources.libvirt.uri):
-        uri = sources.libvirt.uri
-        yield f'sources.libvirt.uri must be of this host, such as "qemu:///system" (value {uri!r})'
-    if sources.ovs.mode != "off" and not _is_local_database(sources.ovs.database):
-        yield (
-            "sources.ovs.database must be this host's OVSDB, as unix:/PATH or tcp:ADDRESS:PORT "
-            f"(value {sources.ovs.database!r})"
-        )
+    if libvirt.mode != "off" and not _is_local_libvirt(libvirt.uri):
+        yield f'sources.libvirt.uri must be of this host, such as "qemu:///system" (value {libvirt.uri!r})'
+    if ovs.mode != "off" and not _is_local_database(ovs.database):
+        known = "this host's OVSDB, as unix:/PATH or tcp:ADDRESS:PORT"
+        yield f"sources.ovs.database must be {known} (value {ovs.database!r})"
 
 
 def _is_local_libvirt(uri: str) -> bool:
-    """Whether libvirt is asked on this host: the VMs are those of this host's status files."""
+    """Whether a URI is of this host's libvirt: the VMs are those of this host's status files."""
     try:
         host = urlsplit(uri).hostname
     except ValueError:
@@ -405,31 +371,16 @@ def _is_local_database(address: str) -> bool:
 def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:
     if not metrics.listen:
         return
-    problem = address_problem("metrics.listen", metrics.listen)
-    if problem:
+    if problem := address_problem("metrics.listen", metrics.listen):
         yield problem
-    elif metrics.tls == TlsFiles() and not _is_loopback(metrics.listen):
+    elif metrics.tls == TlsFiles() and not is_loopback(metrics.listen.rpartition(":")[0].strip("[]")):
         remedy = 'listen at "127.0.0.1:PORT", or set ca, certificate and key in [metrics.tls]'
         yield f"metrics.listen is not this host's loopback and has no TLS (value {metrics.listen!r}); {remedy}"
 
 
-def _is_loopback(address: str) -> bool:
-    return is_loopback(address.rpartition(":")[0].strip("[]"))
-
-
-def _act_problems(act: ActSection) -> Iterator[str]:
-    yield from _socket_problems("act.socket", act.socket)
-    if not act.state_dir.startswith("/") or "\0" in act.state_dir:
-        yield f"act.state_dir must be an absolute path (value {act.state_dir!r})"
-
-
-def _name_problems(agent: AgentSection) -> Iterator[str]:
-    if agent.host and not _HOST.fullmatch(agent.host):
-        allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
-        yield f"agent.host must be {allowed} (value {agent.host[:60]!r})"
-    if len(agent.platform) > _MAX_PLATFORM or not agent.platform.isprintable():
-        yield (f"agent.platform must be at most {_MAX_PLATFORM} printable characters (value {agent.platform[:60]!r})")
-    yield from _socket_problems("agent.socket", agent.socket)
+def _folder_problems(key: str, folder: str) -> Iterator[str]:
+    if not folder.startswith("/") or "\0" in folder:
+        yield f"{key} must be an absolute path (value {folder!r})"
 
 
 def _socket_problems(key: str, path: str) -> Iterator[str]:
@@ -439,19 +390,15 @@ def _socket_problems(key: str, path: str) -> Iterator[str]:
         yield f"{key} must be a path of {limit} (value {path!r}, {size} bytes)"
 
 
-def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
-    found = []
+def _rule_problems(rules: tuple[JobRule, ...]) -> Iterator[str]:
     for index, rule in enumerate(rules):
-        if rule.workers is not None and not 1 <= rule.workers <= MAX_WORKERS:
-            found.append(f"jobs[{index}].workers must be 1 to {MAX_WORKERS} (value {rule.workers})")
         for key, template in (("job", rule.job), ("owner", rule.owner)):
             try:
                 # Parses the template too, whether or not it matches.
                 re.compile(rule.pattern).sub(template, "")
             except re.error as error:
                 got = f"(value {rule.pattern!r}, {template!r})"
-                found.append(f"jobs[{index}]: not a regular expression and template {got}: {error}")
+                yield f"jobs[{index}]: not a regular expression and template {got}: {error}"
                 break
             except IndexError as error:
-                found.append(f"jobs[{index}].{key}: {error} (value {template!r})")
-    return found
+                yield f"jobs[{index}].{key}: {error} (value {template!r})"

@@ -1,7 +1,7 @@
 """The agent's process on one asyncio loop: sources, tick, windows, and the sinks.
 
-No sink (analysis, uplink, local API) stops the tick: each is called under a guard that counts and logs its
-failures, once per change. The watchdog is fed only while ticks go on.
+No sink (analysis, uplink, local API) stops the tick: a guard counts its failures and logs them once per change. The
+watchdog is fed only while ticks continue.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.update_limits import AskedJobs, Refusals
@@ -34,14 +34,13 @@ from collector.inventory.llc import llc_domains
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+from whitepanda.common.texts import counted
 from whitepanda.common.tls import OwnCertificate
 
 if TYPE_CHECKING:
     from agent.antagonists.coefficients import CoefficientStore
-    from agent.antagonists.reports import Trigger
     from agent.api.prometheus import MetricsServer
     from agent.detection.baseline_file import BaselineFile
-    from agent.detection.cloud_white import CloudWhite
     from agent.sampling.host_cgroups import HostSuspects
     from agent.uplink.client import Uplink
     from whitepanda.v1 import agent_pb2
@@ -50,31 +49,18 @@ if TYPE_CHECKING:
 _log = log.get("agent")
 
 _START_WAIT_S = 30.0  # a host that boots is busy
-_RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
-_MAX_UPDATES = 3  # of coefficients that wait for the disk
+_MAX_UPDATES = 3  # of coefficients, waiting for the disk
 
 
 def run(config: AgentConfig) -> None:
-    """Run the agent until SIGTERM or SIGINT.
-
-    Raises:
-        WhitepandaError: it cannot start: a required source is not available, or a setting does not work here.
-
-    """
+    """Run the agent until SIGTERM or SIGINT; WhitepandaError: a required source or a setting does not work here."""
     asyncio.run(Daemon(config).run())
 
 
 class Daemon:
-    """The agent.
-
-    Args:
-        config: all of it.
-        clock: for tests.
-        plans: sources instead of the configured ones.
-
-    """
+    """The agent. `clock` and `plans` (sources instead of the configured ones) are for tests."""
 
     def __init__(
         self, config: AgentConfig, clock: Clock | None = None, plans: Sequence[SourcePlan] | None = None
@@ -82,7 +68,6 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._stop = asyncio.Event()
-        self._turn_patience_s = config.agent.tick_s / 4  # a source that hangs costs the others no more
         self._slots = Slots(make_plans(config) if plans is None else plans, self._clock)
         self._boot_id = boot_id()
         self._period_ns = round(config.agent.tick_s * 1e9)
@@ -105,7 +90,7 @@ class Daemon:
         self._host_suspects: HostSuspects | None = None
         self._uplink: Uplink | None = None
         self._metrics: MetricsServer | None = None
-        self._failures = Failures(self._count_sink_error)
+        self._failures = Failures(self._count_sink_error, self._clock)
         self._clock_quiet_until_ns = 0
         self._baselines: BaselineFile | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -121,20 +106,14 @@ class Daemon:
         self._stop.set()
 
     async def run(self) -> None:
-        """Start everything, tick until `stop` or a signal, and end cleanly.
-
-        Raises:
-            WhitepandaError: as `run`.
-
-        """
+        """Start everything, tick until `stop` or a signal, and end cleanly. Raises as the function `run`."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         try:
             await self._run()
         finally:
-            for number in signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             stuck = self._slots.stop(STOP_WAIT_S, lambda: self._clock.mono_ns() / 1e9)
             if stuck:
@@ -142,7 +121,12 @@ class Daemon:
 
     async def _run(self) -> None:
         self._slots.start()
-        await self._wait_for_sources()
+        # Required sources are waited for; the others join when they can.
+        required = [slot for slot in self._slots if slot.plan.mode == "required"]
+        await wait_for(
+            required, lambda slot: slot.tried or self._stop.is_set(), clock=self._clock, timeout_s=_START_WAIT_S
+        )
+        check_required(required, _START_WAIT_S)
         self._start_analysis()
         self._start_cloud_white()
         self.state.decisions = Decisions(self._config, self.state.cloud_white, self.state.analysis)
@@ -154,8 +138,8 @@ class Daemon:
         ):
             ticking = tasks.create_task(self._tick_loop())
             watchdog = tasks.create_task(self._feed_watchdog())
-            # What start made stays, and samples die by their counts of references: the collector of cycles need
-            # not walk them each tick, which at 1,000 VMs costs as much as sampling does.
+            # Objects of the start stay, and samples are freed by reference counts. Walking all of them for cycles
+            # would cost as much as sampling at 1,000 VMs.
             gc.collect()
             gc.freeze()
             gc.set_threshold(_GC_THRESHOLD)
@@ -169,14 +153,6 @@ class Daemon:
             await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
 
-    async def _wait_for_sources(self) -> None:
-        """Wait until the required sources were opened; the others join when they can."""
-        required = [slot for slot in self._slots if slot.plan.mode == "required"]
-        await wait_for(
-            required, lambda slot: slot.tried or self._stop.is_set(), clock=self._clock, timeout_s=_START_WAIT_S
-        )
-        check_required(required, _START_WAIT_S)
-
     # --- the tick ---
 
     def _first_due_ns(self) -> int:
@@ -184,7 +160,7 @@ class Daemon:
 
     async def _tick_loop(self) -> None:
         schedule, counters, pipeline = self.state.schedule, self.state.counters, self.state.pipeline
-        schedule.due_ns = self._first_due_ns()  # what start took are no missed ticks
+        schedule.due_ns = self._first_due_ns()  # the start's duration is no missed tick
         while True:
             await self._clock.sleep_until(schedule.due_ns)
             now_ns = self._clock.mono_ns()
@@ -195,7 +171,7 @@ class Daemon:
             self._watch_clock(now_ns)
             try:
                 windows = pipeline.tick(now_ns)
-            except Exception as error:  # noqa: BLE001 - the next tick may well succeed; what failed is told
+            except Exception as error:  # noqa: BLE001 - the next tick may well succeed
                 counters.tick_errors += 1
                 self._failures.note("tick", error)
                 windows = []
@@ -203,27 +179,27 @@ class Daemon:
                 self._failures.works("tick")
                 self._run_cloud_white(now_ns)
                 self._guard("verdicts", self._decide)
-            # Where no VM is left there are no windows for the last events to go with.
+            # Without VMs there are no windows that the last events could go with.
             has_late_events = now_ns >= self._events_due_ns and self._has_events()
             if windows or has_late_events:
                 self._events_due_ns = now_ns + 2 * round(self._config.agent.window_s * 1e9)
                 self._submit(windows)
             if windows:
-                self._tell_status()
+                self._notify_status()
             counters.duration_ns = self._clock.mono_ns() - now_ns
-            # Now that this thread needs the interpreter no longer.
+            # Only now: this thread no longer needs the interpreter. A source that hangs delays others a quarter tick.
             self._slots.kick_in_turn()
-            asyncio.get_running_loop().call_later(self._turn_patience_s, self._slots.kick_waiting)
+            asyncio.get_running_loop().call_later(self._config.agent.tick_s / 4, self._slots.kick_waiting)
 
     def _watch_clock(self, mono_ns: int) -> None:
-        """Count and tell steps of the wall clock; a clock that steps all the time is told of once a minute."""
+        """Count steps of the wall clock, and log them at most once a minute."""
         step_ns = self.state.counters.clock.observe(mono_ns, self._clock.unix_ns())
         if step_ns is not None and mono_ns >= self._clock_quiet_until_ns:
             self._clock_quiet_until_ns = mono_ns + _CLOCK_QUIET_NS
             _log.warning("the wall clock stepped; windows near it may be short", seconds=round(step_ns / 1e9, 3))
 
     async def _feed_watchdog(self) -> None:
-        """Tell the service manager that we live, as long as no tick is overdue by more than the interval."""
+        """Feed the watchdog, unless a tick is overdue by more than the interval."""
         interval_s = sdnotify.watchdog_interval_s()
         if interval_s is None:
             return
@@ -232,12 +208,12 @@ class Daemon:
                 sdnotify.notify("WATCHDOG=1")
             await asyncio.sleep(interval_s / 2)
 
-    def _tell_status(self) -> None:
+    def _notify_status(self) -> None:
         views = self._slots.views()
         bad = [f"{view.name} {view.state}" for view in views if view.state not in {"available", "off"}]
         uplink = self.state.uplink()
         vms = len(self.state.pipeline.table)
-        parts = [f"{vms} {'VM' if vms == 1 else 'VMs'}", *bad]
+        parts = [counted(vms, "VM"), *bad]
         if uplink.state != "off":
             parts.append(f"central {uplink.state}, {uplink.spooled_batches} batches spooled")
         sdnotify.notify("STATUS=" + "; ".join(parts))
@@ -251,7 +227,9 @@ class Daemon:
         self._guard("host suspects", self._add_host_suspects, windows)
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
-            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, self._places())
+            changes = ((vm.identity.uuid, vm.change) for vm in self.state.pipeline.table if vm.change is not None)
+            places = {uuid: change.numa for uuid, change in changes if isinstance(change.numa, NumaPlacement)}
+            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, places)
         events: list[Report] = []
         if decisions is not None:
             self._guard("verdicts", self._decide)
@@ -261,45 +239,34 @@ class Daemon:
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
     def _add_report(self, decisions: Decisions, events: list[Report]) -> None:
-        """Add what central has to know of victims now, if anything."""
+        """Add the report on victims that is due, if any, with recommendations unless these fail."""
         report = decisions.report(self._clock.unix_ns())
-        if report is not None:
-            events.append(self._advised(report))
-
-    def _advised(self, trigger: Trigger) -> Trigger:
-        """Add what could be done; a report without that is better than none."""
-        if self.state.advisor is None:
-            return trigger
+        if report is None:
+            return
         with self._failures.guard("recommendations"):
-            return self.state.advisor.with_advice(trigger)
-        return trigger
+            if self.state.advisor is not None:
+                report = self.state.advisor.with_advice(report)
+        events.append(report)
 
     def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
         if self._host_suspects is not None:
             pids = [vm.identity.pid for vm in self.state.pipeline.table if vm.identity.pid > 0]
             windows += self._host_suspects.windows(self._clock.mono_ns(), windows, pids)
 
-    def _places(self) -> dict[str, NumaPlacement]:
-        """Where VMs are, as far as that is known."""
-        changes = ((vm.identity.uuid, vm.change) for vm in self.state.pipeline.table if vm.change is not None)
-        return {uuid: change.numa for uuid, change in changes if isinstance(change.numa, NumaPlacement)}
-
     def _has_events(self) -> bool:
         return self.state.decisions is not None and self.state.decisions.has_news
 
     def _decide(self) -> None:
-        """Decide on all VMs by what both analyses say now."""
+        """Decide on all VMs by the present results of both analyses."""
         if self.state.decisions is not None:
-            now_ns, unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
-            self.state.decisions.tick(self.state.pipeline.table, now_ns, unix_ns)
+            self.state.decisions.tick(self.state.pipeline.table, self._clock.mono_ns(), self._clock.unix_ns())
 
     def _run_cloud_white(self, now_ns: int) -> None:
-        """Judge the tick's rates; now and then have what was learnt of them written."""
+        """Judge the tick's rates; from time to time save the baselines."""
         cloud_white, pipeline = self.state.cloud_white, self.state.pipeline
         if cloud_white is None:
             return
-        began_ns = self._clock.mono_ns()
-        unix_ns = self._clock.unix_ns()
+        began_ns, unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
         self._guard(CLOUD_WHITE, cloud_white.tick, pipeline.table, pipeline.host_rates, now_ns, unix_ns)
         self.state.counters.analysis_ns = self._clock.mono_ns() - began_ns
         if now_ns >= self._save_due_ns and (self._saving is None or self._saving.done()):
@@ -307,7 +274,7 @@ class Daemon:
             self._saving = asyncio.create_task(self._save_baselines())
 
     async def _save_baselines(self) -> None:
-        """Write what was learnt; the disk is not the loop's business."""
+        """Write the baselines, outside the loop."""
         if self.state.cloud_white is None or self._baselines is None:
             return
         if self._saving is not None and self._saving is not asyncio.current_task():
@@ -322,24 +289,6 @@ class Daemon:
 
     def _count_sink_error(self) -> None:
         self.state.counters.sink_errors += 1
-
-    async def _keep_running(self, what: str, call: Callable[[], Awaitable[None]]) -> None:
-        """Run a sink's coroutine for ever: when it fails, again after a back-off."""
-        wait_s = _RETRY_MIN_S
-        while not self._stop.is_set():
-            started_ns = self._clock.mono_ns()
-            try:
-                await call()
-            except Exception as error:  # noqa: BLE001 - as in Failures.guard
-                if self._clock.mono_ns() - started_ns > _RETRY_MAX_S * 1e9:  # it worked in between
-                    self._failures.forget(what)
-                    wait_s = _RETRY_MIN_S
-                self._failures.count(what, error)
-            else:
-                self._failures.works(what)
-                return
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     def _start_analysis(self) -> None:
         from agent.antagonists.advisor import Advisor, limits_of
@@ -365,7 +314,7 @@ class Daemon:
             self.state.advisor = Advisor(
                 self.state, self._store, limits_of(resctrl, self._config.act, self._config.uplink.address)
             )
-            if most and sources.cgroup.mode != "off":  # a simulated host's neighbours are not ours
+            if most and sources.cgroup.mode != "off":  # a simulated host has no control groups
                 from agent.sampling.host_cgroups import HostSuspects
 
                 self._host_suspects = HostSuspects(sources.cgroup.root, most, sources.procfs.root)
@@ -381,22 +330,17 @@ class Daemon:
 
             cloud_white = CloudWhite(section, load(section.models))
             self._baselines = BaselineFile(Path(self._config.agent.state_dir) / "baselines.json", section.detector)
-            self._restore(cloud_white, self._baselines)
+            if (saved := self._baselines.read()) is not None:
+                try:
+                    cloud_white.restore(saved, self._clock.unix_ns())
+                except Exception as error:  # noqa: BLE001 - a damaged file may fail in any way
+                    self._baselines.set_aside(repr(error))
             self.state.cloud_white = cloud_white
             self._save_due_ns = self._clock.mono_ns() + round(section.save_interval_s * 1e9)
 
-    def _restore(self, cloud_white: CloudWhite, file: BaselineFile) -> None:
-        saved = file.read()
-        if saved is None:
-            return
-        try:
-            cloud_white.restore(saved, self._clock.unix_ns())
-        except Exception as error:  # noqa: BLE001 - whatever a damaged file makes it stumble over
-            file.set_aside(repr(error))
-
     def _on_coefficients(self, update: agent_pb2.CoefficientUpdate) -> asyncio.Future[bool]:
-        # Writing them waits for the disk, which is not the loop's business. Updates are taken one after
-        # another; a stream waits for its last one, so that more than a few are of streams that ended.
+        # Writing waits for the disk, so it is done outside the loop, one update after another. A stream waits for its
+        # last update, so more than a few are of streams that ended.
         if len(self._updates) >= _MAX_UPDATES:
             self._refusals.update("waiting", "the disk has not taken the updates before it")
             refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -420,9 +364,8 @@ class Daemon:
         from whitepanda.v1 import agent_pb2
 
         names = self.state.names
-        jobs = sorted(
-            self.state.pipeline.table.jobs() | (self._host_suspects.jobs if self._host_suspects else frozenset())
-        )
+        suspects = self._host_suspects.jobs if self._host_suspects else frozenset()
+        jobs = sorted(self.state.pipeline.table.jobs() | suspects)
         self._asked_jobs.note(jobs)
         return agent_pb2.Hello(
             host=names.host,
@@ -455,12 +398,11 @@ class Daemon:
         self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
         uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients, refusals=self._refusals)
         self.state.uplink = uplink.view
-        task = asyncio.create_task(self._keep_running("uplink", uplink.run))
         try:
-            yield
+            async with self._failures.kept_running("uplink", uplink.run):
+                yield
         finally:
-            await _cancel(task)
-            await uplink.close()  # what was submitted last goes to the spool
+            await uplink.close()  # the last windows go to the spool
             await asyncio.to_thread(spool.close)
 
     @contextlib.asynccontextmanager
@@ -468,16 +410,14 @@ class Daemon:
         from agent.api.server import LocalApi
 
         api = LocalApi(self.state, Path(self._config.agent.socket))
-        started = False
+        running: contextlib.AbstractAsyncContextManager[None] = self._failures.kept_running("local API", api.start)
         with self._failures.guard("local API", but=(WhitepandaError,)):
             await api.start()
-            started = True
-        retry = None if started else asyncio.create_task(self._keep_running("local API", api.start))
+            running = contextlib.nullcontext()
         try:
-            yield
+            async with running:
+                yield
         finally:
-            if retry is not None:
-                await _cancel(retry)
             with contextlib.suppress(Exception):
                 await api.stop()
 
@@ -487,11 +427,10 @@ class Daemon:
         if not section.listen:
             yield
             return
-        task = asyncio.create_task(self._keep_running("metrics", self._start_metrics))
         try:
-            yield
+            async with self._failures.kept_running("metrics", self._start_metrics):
+                yield
         finally:
-            await _cancel(task)
             if self._metrics is not None:
                 with contextlib.suppress(Exception):
                     await self._metrics.stop()
@@ -499,8 +438,7 @@ class Daemon:
     async def _start_metrics(self) -> None:
         from agent.api.prometheus import MetricsServer
 
-        schedule = self.state.schedule
-        section, tick_s = self._config.metrics, self._config.agent.tick_s
+        schedule, section, tick_s = self.state.schedule, self._config.metrics, self._config.agent.tick_s
         server = MetricsServer(section, self.state.snapshot, lambda: schedule.ticks, tick_s, self._on_refused_scrape)
         await server.start()
         self._metrics = server
@@ -509,9 +447,3 @@ class Daemon:
 
     def _on_refused_scrape(self) -> None:
         self.state.counters.refused_scrapes += 1  # the server calls it under its lock
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task

@@ -1,16 +1,21 @@
 """What fails in the agent costs itself only: it is counted, and logged once per change."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 
+from agent.clock import Clock, SystemClock
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
 
 _log = log.get("agent")
 
+_RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
+
 #: As messages name it.
 CLOUD_WHITE = "Cloud White"
-#: What follows, for people, when a part of the agent fails.
+#: The consequence, for people, when a part of the agent fails.
 EFFECTS = {
     "tick": "nothing is measured in this tick; the next one is tried",
     CLOUD_WHITE: "its view of the VMs stays as it was; tried again at the next tick",
@@ -31,26 +36,56 @@ EFFECTS = {
 
 
 class Failures:
-    """The parts of the agent that fail now. What works and what fails go by one key each, of `EFFECTS`.
+    """The parts of the agent that fail now, by their key in `EFFECTS`.
 
     Args:
         on_sink_error: called at each failure of a sink.
+        clock: for back-offs.
 
     """
 
-    def __init__(self, on_sink_error: Callable[[], None]) -> None:
+    def __init__(self, on_sink_error: Callable[[], None], clock: Clock | None = None) -> None:
         self._on_sink_error = on_sink_error
+        self._clock = clock or SystemClock()
         self._failing: dict[str, str] = {}
 
     def guard(self, what: str, *, but: tuple[type[Exception], ...] = ()) -> "Guard":
-        """Return a context manager: what fails inside is counted and noted, and the code behind it goes on.
+        """Return a context manager that counts and logs what fails inside; execution continues behind it.
 
         Exceptions of `but` are raised.
         """
         return Guard(self, what, but)
 
+    @contextlib.asynccontextmanager
+    async def kept_running(self, what: str, call: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Run a sink's coroutine inside the block; when it fails, again after a back-off."""
+        task = asyncio.create_task(self._keep_running(what, call))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _keep_running(self, what: str, call: Callable[[], Awaitable[None]]) -> None:
+        wait_s = _RETRY_MIN_S
+        while True:
+            started_ns = self._clock.mono_ns()
+            try:
+                await call()
+            except Exception as error:  # noqa: BLE001 - as in Guard
+                if self._clock.mono_ns() - started_ns > _RETRY_MAX_S * 1e9:  # it worked in between
+                    self._failing.pop(what, None)
+                    wait_s = _RETRY_MIN_S
+                self.count(what, error)
+            else:
+                self.works(what)
+                return
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MAX_S)
+
     def count(self, what: str, error: Exception) -> None:
-        """Count a sink's failure and note it."""
+        """Count a sink's failure and log it."""
         self._on_sink_error()
         self.note(what, error)
 
@@ -59,7 +94,7 @@ class Failures:
         text = repr(error)
         if self._failing.get(what) != text:
             self._failing[what] = text
-            is_defect = not isinstance(error, OSError | WhitepandaError)  # of a full disk one line says all
+            is_defect = not isinstance(error, OSError | WhitepandaError)  # a full disk needs one line only
             _log.error(
                 f"{what} failed: {EFFECTS[what]}",
                 error=text if is_defect else str(error),
@@ -71,13 +106,9 @@ class Failures:
         if self._failing and self._failing.pop(what, ""):
             _log.info(what + " works again")
 
-    def forget(self, what: str) -> None:
-        """Log the next failure, also where it is the same as the last one."""
-        self._failing.pop(what, None)
-
 
 class Guard:
-    """See `Failures.guard`."""
+    """See `Failures.guard`. A class, because it is used several times a tick."""
 
     __slots__ = ("_but", "_failures", "_what")
 

@@ -1,4 +1,4 @@
-"""What the agent tells of its host and of itself: CPU model, and what the agent costs."""
+"""Facts of the host and of the agent itself: CPU model, and the agent's cost."""
 
 import os
 import resource
@@ -9,11 +9,7 @@ _UNKNOWN = "unknown"
 
 
 def platform_name(proc: Path = Path("/proc")) -> str:
-    """Return the CPU model, within which CPI is compared.
-
-    x86 kernels name it. Arm kernels give numbers only, which do as a name: "arm 0x41 part 0xd0c" (Neoverse
-    N1).
-    """
+    """Return the CPU model, within which CPI is compared. Arm has numbers: "arm 0x41 part 0xd0c" (Neoverse N1)."""
     try:
         text = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -36,7 +32,7 @@ def cpu_seconds() -> float:
 
 
 def resident_bytes(proc: Path = Path("/proc")) -> int:
-    """Return this process's resident memory; where /proc does not tell, its peak so far."""
+    """Return this process's resident memory; without /proc its peak so far."""
     try:
         pages = int((proc / "self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
@@ -45,7 +41,7 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
 
 
 def open_fds(proc: Path = Path("/proc")) -> int | None:
-    """Return how many file descriptors this process has open; None where /proc does not tell."""
+    """Return how many file descriptors this process has open; None without /proc."""
     folder = proc / "self/fd"
     try:
         # Since Linux 6.2 the folder's size is the number; before, listing thousands of them takes a millisecond.
@@ -55,7 +51,7 @@ def open_fds(proc: Path = Path("/proc")) -> int | None:
 
 
 def threads(proc: Path = Path("/proc")) -> int | None:
-    """Return how many threads this process has, those of libraries too; None where /proc does not tell."""
+    """Return how many threads this process has, those of libraries too; None without /proc."""
     try:
         # The links to a folder with n folders in it are n + 2.
         return (proc / "self/task").stat().st_nlink - 2

@@ -26,7 +26,7 @@ def main() -> None:
 def _run_agent(path: Path) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the command line does, and for its reason
     # structlog would load rich for coloured tracebacks, which a daemon does not write.
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # that is how an import is made to fail
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # makes the import fail
     from agent import config
     from whitepanda.common import log
     from whitepanda.common.errors import WhitepandaError

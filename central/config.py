@@ -4,70 +4,16 @@ import os
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta
 
 from central.authorisation.revoked import Revoked
-from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
+from whitepanda.common.config import address_problem, is_loopback, load_toml
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, problems, warnings
-
-#: What each number may be; a test sees that none is left out.
-RANGES: tuple[Range, ...] = (
-    ("ingest.max_batch_rows", 1, 1_000_000),
-    ("ingest.max_host_jobs", 1, 100_000),
-    ("ingest.max_message_bytes", 1 << 16, 1 << 28),
-    ("ingest.max_streams", 1, 1_000_000),
-    ("ingest.unread_s", 1, 86_400),
-    ("ingest.commit_interval_ms", 1, 10_000),
-    ("ingest.max_pending_batches", 1, 1_000_000),
-    ("ingest.max_future_s", 1, 10 * 366 * 86_400),
-    ("ingest.max_past_days", 1, 36_500),
-    ("ingest.max_cpi", 1, 1e6),
-    ("ingest.max_cpu_usage_cores", 1, 1e6),
-    ("ingest.max_events", 1, 100_000_000),
-    ("ingest.roll_interval_s", 0.05, 86_400),
-    ("ingest.roll_rows", 1, 100_000_000),
-    ("quotas.max_rows_per_minute", 1, 1_000_000_000),
-    ("quotas.max_gib_per_day", 0.001, 1_000_000),
-    ("quotas.max_vms_per_hour", 1, 10_000_000),
-    ("quotas.max_ranges_per_day", 1, 1_000_000_000),
-    ("quotas.max_report_mib_per_day", 0.001, 1_000_000),
-    ("quotas.max_events_per_host", 1, 100_000_000),
-    ("ingest.journal_reserve_mib", 0, 65_536),
-    ("http.max_connections", 1, 100_000),
-    ("http.max_connections_per_address", 1, 100_000),
-    ("http.request_timeout_s", 0.1, 3600),
-    ("http.answer_timeout_s", 1, 86_400),
-    ("incidents.quiet_gap_s", 1, 7 * 86_400),
-    ("incidents.retention_days", 1, 3660),
-    ("webhooks.timeout_s", 0.1, 300),
-    ("webhooks.retry_for_s", 0, 30 * 86_400),
-    ("webhooks.max_waiting", 1, 1_000_000),
-    ("placement.cpu_cores", 1, 1e6),
-    ("placement.memory_units", 0, 1e6),
-    ("placement.disk_units", 1, 1e6),
-    ("placement.memory_bytes_per_s", 0, 1e15),
-    ("placement.disk_bytes_per_s", 0, 1e15),
-    ("placement.network_bytes_per_s", 0, 1e15),
-    ("placement.window_s", 60, 86_400),
-    ("placement.gone_s", 60, 86_400),
-    ("placement.refresh_s", 0, 86_400),
-    ("build.interval_s", 0.05, 31 * 86_400),
-    ("build.slot_s", 1, 86_400),
-    ("build.days", 1, 3660),
-    ("build.late_interval_s", 0, 31 * 86_400),
-    ("build.min_samples", 1, 1_000_000_000),
-    ("build.ttl_s", 60, 3660 * 86_400),
-    ("build.memory_limit_mib", 64, 1 << 24),
-    ("build.threads", 1, 1024),
-    ("build.lease_s", 1, 86_400),
-    ("build.max_machine_jobs", 1, 5000),
-    ("lake.raw_days", 0, 36_500),
-    ("lake.slot_days", 0, 36_500),
-)
 
 _REPLICA = re.compile(r"[A-Za-z0-9-]{1,64}")
 _BUCKET = re.compile(r"s3://[^/]+(/.*)?")
@@ -92,49 +38,63 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
-    max_batch_rows: int = 10_000  # larger batches are refused whole
-    max_host_jobs: int = 4_000  # a message that names more is refused, but for importers' batches
-    max_message_bytes: int = 4 << 20  # larger messages end the stream
-    max_streams: int = 12_000  # further hosts are refused until others leave
-    unread_s: float = 60.0  # a host that reads none of its acknowledgements for so long is disconnected
-    commit_interval_ms: int = 20  # group commit: how long the journal gathers batches
-    max_pending_batches: int = 24_000  # or 128 MiB of them: nothing is read; at half, agents slow down
-    max_future_s: float = 3600.0  # windows that start later than this from now are refused
-    max_past_days: float = 31.0  # older windows are refused; importers may send windows of any age
-    max_cpi: float = 100.0  # larger values are refused as absurd
-    max_cpu_usage_cores: float = 4096.0  # larger values are refused as absurd
-    max_events: int = 100_000  # kept of those that hosts report; the oldest go first
-    roll_interval_s: float = 60.0  # how often the journal rolls into a segment
-    roll_rows: int = 500_000  # or when it holds this many rows
-    journal_reserve_mib: int = 64  # held to drain a full journal, at most a tenth of the disk; 0 = none
+    max_batch_rows: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000  # larger batches are refused whole
+    # a message that names more is refused, but for importers' batches
+    max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000
+    max_message_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 28)] = 4 << 20  # larger messages end the stream
+    max_streams: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000  # further hosts are refused until others leave
+    # a host that reads none of its acknowledgements for so long is disconnected
+    unread_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    commit_interval_ms: Annotated[int, Meta(ge=1, le=10_000)] = 20  # group commit: how long the journal gathers batches
+    # or 128 MiB of them: nothing is read; at half, agents slow down
+    max_pending_batches: Annotated[int, Meta(ge=1, le=1_000_000)] = 24_000
+    # windows that start later than this from now are refused
+    max_future_s: Annotated[float, Meta(ge=1, le=10 * 366 * 86_400)] = 3600.0
+    # older windows are refused; importers may send windows of any age
+    max_past_days: Annotated[float, Meta(ge=1, le=36_500)] = 31.0
+    max_cpi: Annotated[float, Meta(ge=1, le=1e6)] = 100.0  # larger values are refused as absurd
+    max_cpu_usage_cores: Annotated[float, Meta(ge=1, le=1e6)] = 4096.0  # larger values are refused as absurd
+    # kept of those that hosts report; the oldest go first
+    max_events: Annotated[int, Meta(ge=1, le=100_000_000)] = 100_000
+    roll_interval_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 60.0  # how often the journal rolls into a segment
+    roll_rows: Annotated[int, Meta(ge=1, le=100_000_000)] = 500_000  # or when it holds this many rows
+    # held to drain a full journal, at most a tenth of the disk; 0 = none
+    journal_reserve_mib: Annotated[int, Meta(ge=0, le=65_536)] = 64
 
 
 class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Clients of central.http_listen."""
 
-    max_connections: int = 256  # open at once; one that waits for its client goes when a new one comes
-    max_connections_per_address: int = 64  # the same of one address, or of one IPv6 network of 64 bits
-    request_timeout_s: float = 10.0  # for a TLS handshake, and for a whole request
-    answer_timeout_s: float = 60.0  # for the client to read an answer
+    # open at once; one that waits for its client goes when a new one comes
+    max_connections: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    # the same of one address, or of one IPv6 network of 64 bits
+    max_connections_per_address: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    request_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # for a TLS handshake, and for a whole request
+    answer_timeout_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0  # for the client to read an answer
 
 
 class QuotaSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one host may send to one central (docs/security.md has the arithmetic). Importers have no quota."""
 
-    max_rows_per_minute: int = 600_000  # windows, events and reports; a batch counts as 10 at least
-    max_gib_per_day: float = 32.0  # of batches
-    max_vms_per_hour: int = 5_000  # a VM counts once with each of its jobs
-    max_ranges_per_day: int = 2_000  # new spools and gaps in their numbers: central remembers each
-    max_report_mib_per_day: float = 16.0  # of contention; further reports are dropped
-    max_events_per_host: int = 5_000  # of ingest.max_events; then its own oldest go first
+    # windows, events and reports; a batch counts as 10 at least
+    max_rows_per_minute: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 600_000
+    max_gib_per_day: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 32.0  # of batches
+    max_vms_per_hour: Annotated[int, Meta(ge=1, le=10_000_000)] = 5_000  # a VM counts once with each of its jobs
+    # new spools and gaps in their numbers: central remembers each
+    max_ranges_per_day: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 2_000
+    # of contention; further reports are dropped
+    max_report_mib_per_day: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 16.0
+    # of ingest.max_events; then its own oldest go first
+    max_events_per_host: Annotated[int, Meta(ge=1, le=100_000_000)] = 5_000
 
 
 class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """History of the contention that hosts report."""
 
     url: str = ""  # postgresql://user:password@host/database, for replicas; "" = SQLite in state_dir
-    quiet_gap_s: float = 900.0  # after a longer pause it is another incident; never less than 2 slots
-    retention_days: float = 400.0  # incidents that were over before are forgotten
+    # after a longer pause it is another incident; never less than 2 slots
+    quiet_gap_s: Annotated[float, Meta(ge=1, le=7 * 86_400)] = 900.0
+    retention_days: Annotated[float, Meta(ge=1, le=3660)] = 400.0  # incidents that were over before are forgotten
 
 
 class WebhooksSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,49 +104,61 @@ class WebhooksSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret_file: str = ""  # what signs messages, in a file that only central's user may read; "" = unsigned
     ca: str = ""  # PEM file: who must have signed the receivers' certificates; "" = whom the system trusts
     incident_url: str = ""  # where people see an incident, `{id}` is its number; "" = nowhere
-    timeout_s: float = 10.0  # for a receiver's answer
-    retry_for_s: float = 86400.0  # what no receiver took in this time is given up
-    max_waiting: int = 10_000  # notices for a receiver that is away; the oldest go first
+    timeout_s: Annotated[float, Meta(ge=0.1, le=300)] = 10.0  # for a receiver's answer
+    # what no receiver took in this time is given up
+    retry_for_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 86400.0
+    # notices for a receiver that is away; the oldest go first
+    max_waiting: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
 
 
 class LakeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What central does for its lake by itself, once a day, by the replica that builds."""
 
     compact: bool = True  # merge the small segments of finished days
-    raw_days: int = 0  # samples of older days are deleted once they are in slots; 0 = never
-    slot_days: int = 0  # the same of slots, at least raw_days and build.days; 0 = never
+    # samples of older days are deleted once they are in slots; 0 = never
+    raw_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
+    # the same of slots, at least raw_days and build.days; 0 = never
+    slot_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
 
 
 class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job statistics and coefficients."""
 
-    interval_s: float = 3600.0  # between builds; a build without new segments is none
-    slot_s: float = 300.0  # windows are merged into slots of this length; divides a day
-    days: int = 31  # how far back a build looks
-    late_interval_s: float = 6 * 3600.0  # windows more than a day late count after at most so long
-    min_samples: int = 36  # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
-    ttl_s: float = 7 * 86400.0  # how long an agent may use a version
-    memory_limit_mib: int = 2048  # of the engine
-    threads: int = 2  # that the engine computes on; ingest shares the machine with it
+    # between builds; a build without new segments is none
+    interval_s: Annotated[float, Meta(ge=0.05, le=31 * 86_400)] = 3600.0
+    # windows are merged into slots of this length; divides a day
+    slot_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    days: Annotated[int, Meta(ge=1, le=3660)] = 31  # how far back a build looks
+    # windows more than a day late count after at most so long
+    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 6 * 3600.0
+    # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
+    min_samples: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 36
+    ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 7 * 86400.0  # how long an agent may use a version
+    memory_limit_mib: Annotated[int, Meta(ge=64, le=1 << 24)] = 2048  # of the engine
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 2  # that the engine computes on; ingest shares the machine with it
     method: Literal["whitepanda", "panda"] = "whitepanda"  # coefficients' estimator; alike on all replicas
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
     spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
-    lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
-    max_machine_jobs: int = 500  # of a machine day, by platform; of more the most common ones count
+    # a builder silent for so long is taken over by another replica of the lake
+    lease_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
+    # of a machine day, by platform; of more the most common ones count
+    max_machine_jobs: Annotated[int, Meta(ge=1, le=5000)] = 500
 
 
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loading vectors of the live fleet: what a usual host can do."""
 
-    cpu_cores: float = 32.0  # cores of a host
-    memory_units: float = 0.0  # cores whose waits its memory serves at once; 0 = as many as cpu_cores
-    disk_units: float = 1.0  # VMs whose waits its disks serve at once
-    memory_bytes_per_s: float = 0.0  # memory bandwidth, to take rates instead of measured waits; 0 = waits
-    disk_bytes_per_s: float = 0.0  # the same of its disks, read and written
-    network_bytes_per_s: float = 0.0  # the same of its network; 0 = it is left out
-    window_s: float = 900.0  # how far back windows are read
-    gone_s: float = 300.0  # a VM without windows for so long is on no host any more
-    refresh_s: float = 60.0  # how old an answer may be
+    cpu_cores: Annotated[float, Meta(ge=1, le=1e6)] = 32.0  # cores of a host
+    # cores whose waits its memory serves at once; 0 = as many as cpu_cores
+    memory_units: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    disk_units: Annotated[float, Meta(ge=1, le=1e6)] = 1.0  # VMs whose waits its disks serve at once
+    # memory bandwidth, to take rates instead of measured waits; 0 = waits
+    memory_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
+    disk_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0  # the same of its disks, read and written
+    network_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0  # the same of its network; 0 = it is left out
+    window_s: Annotated[float, Meta(ge=60, le=86_400)] = 900.0  # how far back windows are read
+    gone_s: Annotated[float, Meta(ge=60, le=86_400)] = 300.0  # a VM without windows for so long is on no host any more
+    refresh_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0  # how old an answer may be
 
 
 class RuntimeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -229,7 +201,7 @@ def load(path: Path) -> CentralConfig:
         ConfigError: names of each problem the file, the key, its value and the remedy.
 
     """
-    return load_toml(path, CentralConfig, RANGES, _problems)
+    return load_toml(path, CentralConfig, _problems)
 
 
 def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:

@@ -43,8 +43,8 @@ from central.own_threads import in_own_thread
 from central.web.grpc_services import Doorkeeper, channel_options, handlers
 from central.web.server import HttpApi
 from whitepanda.common import log, sdnotify
-from whitepanda.common.durable import replacing
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.files.durable import replacing
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from central.authorisation.revoked import read_serials
-from whitepanda.common.durable import replacing
 from whitepanda.common.errors import TlsError
+from whitepanda.common.files.durable import replacing
 from whitepanda.common.tls import TlsFiles, serial_text
 
 CA_DAYS = 3650

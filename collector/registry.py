@@ -94,12 +94,6 @@ def _simulated(section: Any, _inventory: Inventory) -> Source:
     return SimulatedSource(Path(section.scenario), Path(section.truth_file) if section.truth_file else None)
 
 
-def _recorded(section: Any, _inventory: Inventory) -> Source:
-    from collector.recorded.source import RecordedSource
-
-    return RecordedSource(Path(section.file))
-
-
 #: In their order of precedence where two tell the same. procfs comes before libvirt: it still knows which VMs there
 #: are while libvirtd hangs.
 SOURCES: tuple[SourceSpec, ...] = (
@@ -112,7 +106,6 @@ SOURCES: tuple[SourceSpec, ...] = (
     SourceSpec("resctrl", _resctrl, "cache occupancy and memory bandwidth (Intel RDT, AMD QoS)"),
     SourceSpec("pqos", _pqos, "the same from Intel's libpqos, for hosts without resctrl"),
     SourceSpec("simulated", _simulated, "a synthetic hypervisor"),
-    SourceSpec("recorded", _recorded, "a recorded host"),
 )
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from whitepanda.common.config import bounds
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 MADE = "<!-- made by tools/generate_docs.py from the code; edit that -->\n\n"
@@ -84,6 +86,8 @@ def _comments(path: Path) -> dict[tuple[str, str], str]:
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 _, _, comment = lines[(item.end_lineno or 1) - 1].partition("  # ")
+                if not comment and lines[item.lineno - 2].startswith("    # "):  # no room beside it
+                    comment = lines[item.lineno - 2].removeprefix("    # ")
                 found[node.name, item.target.id] = comment.removeprefix("noqa").strip()
     return found
 
@@ -97,26 +101,21 @@ def _kind(kind: object) -> str:
     return text.replace("|", "\\|")
 
 
-def _tables(
-    kind: type[msgspec.Struct],
-    prefix: str,
-    comments: dict[tuple[str, str], str],
-    ranges: dict[str, tuple[float, float]],
-) -> list[str]:
+def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, str], str]) -> list[str]:
     rows, nested = [], []
     for field in msgspec.structs.fields(kind):
         inner = field.type
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments, ranges)
+            nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments)
             continue
         arguments = [a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)]
         if arguments:
-            nested += _tables(arguments[0], f"[{field.name}]", comments, ranges)
+            nested += _tables(arguments[0], f"[{field.name}]", comments)
             continue
         default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
         comment = comments.get((kind.__name__, field.name), "")
-        limits = ranges.get(f"{prefix}.{field.name}")
-        kinds = _kind(inner) + (f", {limits[0]} to {limits[1]}" if limits else "")
+        inner, limits = bounds(inner)
+        kinds = _kind(inner) + (f", {limits.ge} to {limits.le}" if limits else "")
         rows.append(f"| `{field.name}` | {kinds} | {default} | {comment} |")
     if not rows:
         return nested
@@ -136,8 +135,7 @@ def configuration_page() -> str:
         ("# The agent: agent.toml", agent, agent.AgentConfig),
         ("# Central: central.toml", central, central.CentralConfig),
     ):
-        ranges = {key: (low, high) for key, low, high in module.RANGES}
-        lines += [title, "", *_tables(kind, "", shared | _comments(Path(module.__file__)), ranges)]
+        lines += [title, "", *_tables(kind, "", shared | _comments(Path(module.__file__)))]
     return MADE + "\n".join(lines).rstrip() + "\n"
 
 

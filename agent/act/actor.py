@@ -1,7 +1,7 @@
-"""Carries actions out and undoes them: after their time, on worsening, when told to, at the start and at the end.
+"""Carries actions out and undoes them: after their time, on worsening, on request, at the start and at the end.
 
-The order is what makes it safe to be killed at any moment: what is to be undone is on the disk before anything is
-changed, and is forgotten only after it was undone. Single-threaded; every method may wait for libvirt.
+The order makes it safe to be killed at any moment: what has to be undone is on the disk before anything is changed, and
+is forgotten only after it was undone. Single-threaded; every method may wait for libvirt.
 """
 
 import contextlib
@@ -12,20 +12,21 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agent.act.audit import Allowance, Audit, Line
-from agent.act.backends import Backend
 from agent.act.cpu_max import CpuMax
 from agent.act.journal import Journal
 from agent.act.limits import Named, refusal, uuid_of
-from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Peer, Record, RefusedError, Undo
+from agent.act.records import ActError, Action, Apply, Backend, Done, Limits, Listing, Peer, Record, RefusedError, Undo
 from agent.act.victims import Degradation
 from collector.base import VmIdentity
 from whitepanda.common import log
 
-#: Who undoes by itself.
+#: In the audit log, where nobody asked.
 SERVICE = Peer(-1, -1)
 
-_WORSE_LOOKS = 3  # one after the other: one bad second of the victim is nothing
+_WORSE_SAMPLES = 3  # in a row: one bad second of the victim is nothing
 _RETRY_NS = 5 * 10**9
+
+_log = log.get("act")
 
 
 class Clock:
@@ -42,9 +43,9 @@ class Clock:
 
 @dataclass(slots=True)
 class _Watched:
-    """What is only known while this process lives. `why` it is to be undone; "": it is not yet."""
+    """State of an action that is lost with the process. `why` it is to be undone; "": it is not."""
 
-    worse_looks: int = 0
+    worse_samples: int = 0
     why: str = ""
     retry_at_ns: int = 0
     settled_at_ns: int | None = None
@@ -60,9 +61,9 @@ class Actor:
         journal: what is in force.
         audit: who did what.
         backends: by action.
-        vms: the VMs of this host. One of the UUID or name that is given may have just begun, so it is waited for.
-        cpu_max: in place of the backend of `cap-cpu`, for a VM that libvirt does not run.
-        degradation: of a VM, by UUID and signal ("": whichever is known), as the agent tells it now; None: not known.
+        vms: the VMs of this host; waits a moment for a VM of the given UUID or name, which may have just started.
+        cpu_max: replaces the backend of `cap-cpu` for a VM that libvirt does not run.
+        degradation: of a VM, by UUID and signal ("": whichever is known), from the agent; None: not known.
         boot_id: of this boot.
 
     """
@@ -80,14 +81,14 @@ class Actor:
     _allowance: Allowance = field(default_factory=Allowance)
 
     def start(self) -> list[Done]:
-        """Undo what an earlier process left and is over: its time, its boot, or a change that was interrupted."""
+        """Undo what an earlier process left that is over or was interrupted."""
         for one in self.journal.records:
             if not one.is_applied or self._is_over(one):
                 self._watch(one).why = "left by an earlier process of the service"
         return self._undo_due()
 
     def stop(self) -> list[Done]:
-        """Undo everything: nobody would be there to do it later. To be called again until nothing is in force."""
+        """Undo everything: nobody could do it later. To be called again until nothing is in force."""
         for one in self.journal.records:
             watched = self._watch(one)
             watched.why, watched.retry_at_ns = "the service ends", 0
@@ -115,21 +116,14 @@ class Actor:
             vm=uuid_of(asked.vm, self._running),
             victim=uuid_of(asked.victim, self._running) if asked.victim else "",
         )
-        why_not = refusal(
-            asked,
-            self.limits,
-            self.journal.records,
-            self.journal.ended_s(self.clock.boot_ns(), self.boot_id),
-            lambda: len(self.vms("")),
-        )
-        if why_not:
+        ended_s = self.journal.ended_s(self.clock.boot_ns(), self.boot_id)
+        if why_not := refusal(asked, self.limits, self.journal.records, ended_s, lambda: len(self.vms(""))):
             raise RefusedError(why_not)
         vm = next((one for one in self.vms(asked.vm) if one.uuid == asked.vm), None)
         if vm is None:
             raise ActError(f"no VM {asked.vm} runs here; `whitepanda vms` lists those that do")
-        is_ours = asked.action == "cap-cpu" and not vm.by_libvirt
-        group = (own := self.cpu_max(vm)).group if is_ours else ""
-        backend: Backend = own if is_ours else self.backends[asked.action]
+        own = self.cpu_max(vm) if asked.action == "cap-cpu" and not vm.by_libvirt else None
+        backend: Backend = own or self.backends[asked.action]
         before, after = backend.read(asked.vm), backend.target(asked.vm, asked.amount)
         if before is None:
             raise ActError(f"no VM {asked.vm} runs here")
@@ -138,7 +132,7 @@ class Actor:
         command = backend.command(asked.vm, after)
         if self.limits.dry_run:
             done = Done(0, asked.action, asked.vm, before, after, "dry_run", f"would run: {command}")
-            self._note("apply", done, peer, asked.why)
+            self._audit_dry_run(done, peer, asked.why)
             return done
         suffers = self.degradation(asked.victim, "") if asked.victim else None
         record = Record(
@@ -158,26 +152,26 @@ class Actor:
             victim_signal=suffers.signal if suffers else "",
             why=asked.why,
             name=vm.name,
-            group=group,
+            group=own.group if own else "",
         )
         return self._carry_out(record, backend, peer, command)
 
     def undo(self, asked: Undo, peer: Peer) -> list[Done]:
-        """Undo what is asked for; of a VM on which nothing is in force there is nothing to do.
+        """Undo the given actions; nothing is done where none is in force on a VM.
 
         Raises:
-            RefusedError: there is none of this number, no VM has this name, or several have.
-            ActError: which VMs run is not known, so neither is whose name this is.
+            RefusedError: there is no such number, no VM has this name, or several have.
+            ActError: which VMs run is not known, so the name cannot be resolved.
 
         """
         try:
-            found = self._meant(asked)
+            found = self._to_undo(asked)
         except (RefusedError, ActError) as error:
             self.refused("undo", peer, str(error))
             raise
         return [self._end(one, peer, "told to") for one in found]
 
-    def _meant(self, asked: Undo) -> list[Record]:
+    def _to_undo(self, asked: Undo) -> list[Record]:
         vm = uuid_of(asked.vm, self._named) if asked.vm else ""
         found = [one for one in self.journal.records if asked.number in {0, one.number} and vm in {"", one.vm}]
         if asked.number and not found:
@@ -185,7 +179,7 @@ class Actor:
         return found
 
     def tick(self) -> list[Done]:
-        """Undo what is over, and try again what could not be undone."""
+        """Undo what is over, and retry what could not be undone."""
         for one in self.journal.records:
             watched = self._watch(one)
             if not watched.why and self._is_over(one):
@@ -193,11 +187,11 @@ class Actor:
         return self._undo_due()
 
     def look(self) -> list[Done]:
-        """Ask how the victims do; undo what seems to make it worse. Called every `watch_interval_s`."""
-        # One of which nothing can be learned does not keep the others from being looked at.
-        with contextlib.ExitStack() as looks:
+        """Ask for the victims' state; undo what seems to make it worse. Called every `watch_interval_s`."""
+        # A failure for one action does not keep the others from being judged.
+        with contextlib.ExitStack() as judging:
             for one in reversed(self.journal.records):
-                looks.callback(self._judge, one)
+                judging.callback(self._judge, one)
         return self._undo_due()
 
     def in_force(self) -> tuple[Listing, ...]:
@@ -212,44 +206,42 @@ class Actor:
             for one in self.journal.records
         )
 
-    # --- whose name it is ---
-
     def _running(self, name: str) -> Iterator[Named]:
         for vm in self.vms(name):
             yield Named(vm.uuid, vm.name, f"{vm.manager}, process {vm.pid}")
 
     def _named(self, name: str) -> Iterator[Named]:
-        """Yield whom an operator may mean who undoes: also a VM that is gone while its action is in force."""
+        """Yield the VMs that an undo may mean: also one that is gone while its action is in force."""
         yield from self._running(name)
         for one in self.journal.records:
             yield Named(one.vm, one.name, f"action {one.number}")
 
     # --- the steps ---
 
-    def _backend(self, record: Record) -> Backend:
-        return CpuMax(record.group) if record.group else self.backends[record.action]
-
     def _carry_out(self, record: Record, backend: Backend, peer: Peer, command: str) -> Done:
         try:
             self.journal.put(record)
             self._audit("begin", record, peer, "begun", record.why)
         except OSError as error:
-            self._forget(record)
+            # Nothing was carried out. Where the disk fails again, the record is found to be undone at the next tick.
+            try:
+                self.journal.end(record, self.clock.boot_ns())
+            except OSError as failed:
+                _log.error("the journal cannot be written", error=str(failed))
             raise ActError(f"nothing was changed: act.state_dir cannot be written: {error.strerror}") from error
         try:
             backend.write(record.vm, record.after)
         except ActError as error:
             done = self._end(record, SERVICE, f"it failed: {error}")
-            told = done.detail if done.result == "failed" else done.result
-            raise ActError(f"{error}; what was changed: {told}") from error
-        done = Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
+            outcome = done.detail if done.result == "failed" else done.result
+            raise ActError(f"{error}; what was changed: {outcome}") from error
         try:
             self.journal.put(msgspec.structs.replace(record, is_applied=True))
             self._audit("apply", record, peer, "applied", record.why)
         except OSError as error:
             self._end(record, SERVICE, "the disk is full")
             raise ActError(f"act.state_dir cannot be written: {error.strerror}; undone") from error
-        log.get("act").info(
+        _log.info(
             "applied",
             number=record.number,
             vm=record.vm,
@@ -258,26 +250,25 @@ class Actor:
             uid=peer.uid,
             pid=peer.pid,
         )
-        return done
+        return Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
 
     def _judge(self, record: Record) -> None:
-        """Ask how a victim does now, by the signal that was known before."""
+        """Compare a victim's state with the one before, by the same signal."""
         before, watched = record.victim_degradation, self._watch(record)
         if before is None or watched.why:
             return
         now = self.degradation(record.victim, record.victim_signal)
         if now is None:
-            return  # of an agent that is away nothing is concluded
+            return  # the agent is away: nothing is concluded
         is_worse = now.ratio > before * self.limits.worse_ratio
-        watched.worse_looks = watched.worse_looks + 1 if is_worse else 0
-        if watched.worse_looks >= _WORSE_LOOKS:
+        watched.worse_samples = watched.worse_samples + 1 if is_worse else 0
+        if watched.worse_samples >= _WORSE_SAMPLES:
             watched.why = f"the victim is worse: {now.ratio:.3g} times as slow as undisturbed, {before:.3g} before"
 
     def _undo_due(self) -> list[Done]:
-        """Undo what is to be undone and was not tried just now.
+        """Undo what is due and was not tried just now.
 
-        Where a backend fails, the others that are its own wait for the next round: each call may take its whole
-        deadline, and the one that failed waits longer than they do.
+        Once a backend has failed, its other actions wait for the next round: each call may take its whole deadline.
         """
         tried: list[Done] = []
         failed: set[Action] = set()
@@ -291,31 +282,34 @@ class Actor:
         return tried
 
     def _end(self, record: Record, peer: Peer, why: str) -> Done:
-        """Undo an action, unless somebody else has changed it meanwhile; forget it. Never raises."""
+        """Undo an action, unless somebody else has changed the VM meanwhile; forget it. Never raises."""
         watched = self._watch(record)
         try:
             result, detail = self._set_back(record, why)
             self.journal.end(record, self.clock.boot_ns())
-        except Exception as error:  # noqa: BLE001 - whatever it stumbles over, the others are undone and this one again
+        except Exception as error:  # noqa: BLE001 - whatever fails here, others are undone, and this one is retried
             is_known = isinstance(error, (ActError, OSError))
-            said = str(error) if is_known else repr(error)
-            result, detail = "failed", f"{why}; not undone yet: {said}"
+            trouble = str(error) if is_known else repr(error)
+            result, detail = "failed", f"{why}; not undone yet: {trouble}"
             watched.why, watched.retry_at_ns = why, self.clock.boot_ns() + _RETRY_NS
-            if watched.trouble != said:
-                watched.trouble = said
-                log.get("act").error(
-                    "cannot undo; trying again", number=record.number, error=said, exc_info=None if is_known else error
-                )
-                self._try_audit("undo", record, peer, result, detail)
+            is_new, watched.trouble = watched.trouble != trouble, trouble
+            if is_new:
+                stack = None if is_known else error
+                _log.error("cannot undo; trying again", number=record.number, error=trouble, exc_info=stack)
         else:
             self._watched.pop(record.number, None)
-            log.get("act").info(result, number=record.number, vm=record.vm, why=detail, uid=peer.uid, pid=peer.pid)
-            self._try_audit("undo", record, peer, result, detail)
+            _log.info(result, number=record.number, vm=record.vm, why=detail, uid=peer.uid, pid=peer.pid)
+            is_new = True
+        if is_new:
+            try:
+                self._audit("undo", record, peer, result, detail)
+            except OSError as error:
+                _log.error("the audit log cannot be written", error=str(error), event_="undo", result=result)
         return Done(record.number, record.action, record.vm, record.after, record.before, result, detail)
 
     def _set_back(self, record: Record, why: str) -> tuple[str, str]:
-        """Undo an action; return what came of it, and the words for that."""
-        backend = self._backend(record)
+        """Undo an action; return the result and its explanation."""
+        backend = CpuMax(record.group) if record.group else self.backends[record.action]
         now = backend.read(record.vm)
         if now is None:
             return "gone", f"{why}; there is no such VM now"
@@ -328,7 +322,7 @@ class Actor:
         return "undone", why
 
     def _wait_until_settled(self, record: Record, backend: Backend) -> None:
-        """Keep a record whose change may still come: who was asked for it may be slower than who asked."""
+        """Keep a record whose interrupted change may still take effect."""
         if record.is_applied or record.boot_id != self.boot_id:
             return
         watched, now = self._watch(record), self.clock.boot_ns()
@@ -339,13 +333,6 @@ class Actor:
                 f"setting it was interrupted and may still come; it is looked at for {backend.settles_s:g} s"
             )
 
-    def _forget(self, record: Record) -> None:
-        """Drop a record of which nothing was carried out; where the disk fails, it is seen at the next look."""
-        try:
-            self.journal.end(record, self.clock.boot_ns())
-        except OSError as error:
-            log.get("act").error("the journal cannot be written", error=str(error))
-
     def _is_over(self, record: Record) -> bool:
         return record.boot_id != self.boot_id or self.clock.boot_ns() >= record.until_boot_ns
 
@@ -355,70 +342,29 @@ class Actor:
     # --- the audit log ---
 
     def _audit(self, event: str, record: Record, peer: Peer, result: str, why: str) -> None:
-        before, after = record.before, record.after
-        if event == "undo":
-            before, after = after, before
-        self.audit.write(
-            Line(
-                event=event,
-                number=record.number,
-                action=record.action,
-                vm=record.vm,
-                result=result,
-                before=before,
-                after=after,
-                why=why,
-                uid=peer.uid,
-                pid=peer.pid,
-            )
-        )
+        states = (record.after, record.before) if event == "undo" else (record.before, record.after)
+        self.audit.write(Line(event, record.number, record.action, record.vm, result, *states, why, *peer))
 
-    def _try_audit(self, event: str, record: Record, peer: Peer, result: str, why: str) -> None:
-        """Write a line where that must not keep anything from being undone."""
-        try:
-            self._audit(event, record, peer, result, why)
-        except OSError as error:
-            log.get("act").error("the audit log cannot be written", error=str(error), event_=event, result=result)
-
-    def _note(self, event: str, done: Done, peer: Peer, why: str) -> None:
+    def _audit_dry_run(self, done: Done, peer: Peer, why: str) -> None:
         if not self._allowance.take(self.clock.boot_ns()):
             return
-        line = Line(
-            event=event,
-            number=done.number,
-            action=done.action,
-            vm=done.vm,
-            result=done.result,
-            before=done.before,
-            after=done.after,
-            why=why,
-            uid=peer.uid,
-            pid=peer.pid,
-        )
         try:
-            self.audit.write(line)
+            self.audit.write(
+                Line("apply", done.number, done.action, done.vm, done.result, done.before, done.after, why, *peer)
+            )
         except OSError as error:
             raise ActError(f"the audit log cannot be written: {error.strerror}; see act.state_dir") from error
 
     def refused(self, event: str, peer: Peer, why_not: str, asked: Apply | None = None) -> None:
-        """Tell who was refused what, in the journal and the audit log; not of everything where it is too much."""
+        """Write a refusal to the journal and the audit log, at a limited rate."""
         if not self._allowance.take(self.clock.boot_ns()):
             return
         missed, self._allowance.missed = self._allowance.missed, 0
-        more = f"; and {missed} more refusals before it" if missed else ""
+        if missed:
+            why_not = f"{why_not}; and {missed} more refusals before it"
         vm = asked.vm[:64] if asked else ""
-        log.get("act").warning("refused", event_=event, vm=vm, why=why_not + more, uid=peer.uid, pid=peer.pid)
-        line = Line(
-            event=event,
-            number=0,
-            action=asked.action if asked else "",
-            vm=vm,
-            result="refused",
-            why=why_not + more,
-            uid=peer.uid,
-            pid=peer.pid,
-        )
+        _log.warning("refused", event_=event, vm=vm, why=why_not, uid=peer.uid, pid=peer.pid)
         try:
-            self.audit.write(line)
+            self.audit.write(Line(event, 0, asked.action if asked else "", vm, "refused", "", "", why_not, *peer))
         except OSError as error:
-            log.get("act").error("the audit log cannot be written", error=str(error), event_=event)
+            _log.error("the audit log cannot be written", error=str(error), event_=event)

@@ -1,4 +1,4 @@
-"""Who did what to which VM, and what came of it: JSON lines, each on the disk before anything else is done."""
+"""Who did what to which VM, and the outcome: JSON lines, each on the disk before anything else is done."""
 
 import contextlib
 import os
@@ -10,13 +10,13 @@ import msgspec
 
 from agent.act.records import Action
 
-_MAX_BYTES = 16 << 20  # then it becomes audit.jsonl.1, and that is forgotten
+_MAX_BYTES = 16 << 20  # then it becomes audit.jsonl.1, replacing the one before
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `event`: begin, apply, undo, request; `uid` and `pid` are who asked, -1 the service itself.
+class Line(msgspec.Struct, frozen=True):
+    """One line. `event`: begin, apply, undo, request; `uid` and `pid` are the client's, -1 for the service itself.
 
-    Of what was no request `action` and `vm` are "".
+    `action` and `vm` are empty for malformed requests.
     """
 
     event: str
@@ -32,14 +32,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance:
-    """Of lines about what changed nothing: whoever may ask could else push all others out of the file.
+    """Rate limit for lines about requests that change nothing, so that one client cannot flood the log.
 
     Args:
         burst: so many at once.
         every_s: and then one.
 
     Attributes:
-        missed: for how many there was none since the last that was given.
+        missed: refused lines since the last that was allowed.
 
     """
 
@@ -65,8 +65,8 @@ class Audit:
     """The file `audit.jsonl`.
 
     Args:
-        folder: where it is; it must be there.
-        max_bytes: of the file, before it is put aside.
+        folder: where it is; must exist.
+        max_bytes: of the file, before it is rotated.
 
     """
 
@@ -75,19 +75,14 @@ class Audit:
         self._max = max_bytes
 
     def write(self, line: Line) -> None:
-        """Append a line and wait until it is on the disk.
-
-        Raises:
-            OSError: it is not.
-
-        """
+        """Append a line and sync it; OSError where that fails."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_size >= self._max:
                 self._path.replace(self._path.with_suffix(".jsonl.1"))
-        told = {"unix_ns": time.time_ns(), **msgspec.to_builtins(line)}
+        written = {"unix_ns": time.time_ns(), **msgspec.to_builtins(line)}
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, msgspec.json.encode(told) + b"\n")
+            os.write(descriptor, msgspec.json.encode(written) + b"\n")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

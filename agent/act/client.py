@@ -1,4 +1,4 @@
-"""Asks the service over its unix socket; errors say what to do."""
+"""Requests to the service over its unix socket; errors say what to do."""
 
 import errno
 import socket
@@ -14,12 +14,12 @@ _DEADLINE_S = 60.0  # libvirt may be asked several times
 
 
 def ask(path: Path, request: Request) -> Answer:
-    """Ask one thing.
+    """Send one request.
 
     Raises:
         UnavailableError: the service does not answer, or we may not ask.
         RefusedError: the limits of the configuration forbid it.
-        ActError: libvirt or resctrl does not do it.
+        ActError: libvirt or resctrl fails.
 
     """
     try:
@@ -27,7 +27,8 @@ def ask(path: Path, request: Request) -> Answer:
             connection.settimeout(_DEADLINE_S)
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
-            line = _line(connection)
+            with connection.makefile("rb") as stream:
+                line = stream.readline(MAX_BYTES + 1)
             answer = msgspec.json.decode(line, type=Answer)
     except TimeoutError as error:
         raise UnavailableError(f"the service at {path} gave no answer in {_DEADLINE_S:g} s; see its log") from error
@@ -52,13 +53,3 @@ def ask(path: Path, request: Request) -> Answer:
     if answer.error:
         raise (RefusedError if answer.exit_code == RefusedError.exit_code else ActError)(answer.error)
     return answer
-
-
-def _line(connection: socket.socket) -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n") and len(line) <= MAX_BYTES:
-        part = connection.recv(1 << 16)
-        if not part:
-            break
-        line += part
-    return bytes(line)

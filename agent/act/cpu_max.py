@@ -1,9 +1,8 @@
 """CPU limits of VMs without libvirt, by `cpu.max` of the VM's own control group (v2).
 
-Proxmox and whoever starts a QEMU keep no live quota of their own that could be asked for, so the kernel's file is both
-the state and the way to change it: a state is its text, "QUOTA PERIOD" in microseconds, QUOTA "max" where there is
-none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the control group, so with a
-restart of the VM, and does not move along with a migration.
+Proxmox and bare QEMUs keep no live quota elsewhere, so a state is the file's text: "QUOTA PERIOD" in microseconds,
+QUOTA "max" where there is none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the
+control group, so with a restart of the VM, and does not move with a migration.
 """
 
 import os
@@ -21,7 +20,7 @@ _MIN_QUOTA_US = 1000  # the kernel takes no less
 
 
 def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> "CpuMax":
-    """Return what limits a VM that libvirt does not run.
+    """Return the backend for a VM that libvirt does not run.
 
     Raises:
         ActError: it has no control group of its own with a `cpu.max`.
@@ -52,7 +51,7 @@ def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> "CpuMax":
 
 
 class CpuMax:
-    """`agent.act.backends.Backend` of one control group. Amounts are cores.
+    """`agent.act.records.Backend` of one control group. Amounts are cores.
 
     Args:
         group: the folder.
@@ -69,8 +68,8 @@ class CpuMax:
         self._file = Path(group, "cpu.max")
 
     def read(self, vm: str) -> str | None:
-        """Return quota and period; None: the group is gone, and what was set on it with it."""
-        with self._told(vm):
+        """Return quota and period; None: the group is gone, and its limit with it."""
+        with self._errors_of(vm):
             try:
                 return " ".join(self._file.read_text(encoding="ascii").split())
             except OSError as error:
@@ -83,7 +82,7 @@ class CpuMax:
         now = self.read(vm)
         if now is None:
             raise ActError(f"no VM {vm} runs here any more")
-        with self._told(vm):
+        with self._errors_of(vm):
             quota, period = now.split()
             has = int(quota) / int(period) if quota != "max" else float(self._vcpus)
             wanted = max(_MIN_QUOTA_US, round(amount * int(period)))
@@ -94,8 +93,8 @@ class CpuMax:
         return f"{wanted} {period}"
 
     def write(self, vm: str, state: str) -> None:
-        """Set quota and period, and look whether the kernel has taken them."""
-        with self._told(vm):
+        """Set quota and period, and check that the kernel has taken them."""
+        with self._errors_of(vm):
             # Not by Path.write_text: it would make a file where the group is gone.
             descriptor = os.open(self._file, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
@@ -107,16 +106,16 @@ class CpuMax:
             raise ActError(f"{self._file}: {state!r} was written, and it is {now!r}")
 
     def is_ours(self, now: str, after: str) -> bool:
-        """One call sets it, so there is nothing between."""
+        """One call sets it, so there is no state between."""
         return now == after
 
     def command(self, vm: str, state: str) -> str:  # noqa: ARG002 - the group is the VM's
-        """Return what is done, as a shell would have it."""
+        """Return the shell command."""
         return f"echo {shlex.quote(state)} >{shlex.quote(str(self._file))}"
 
     @contextmanager
-    def _told(self, vm: str) -> Iterator[None]:
-        """Make one line of what the kernel says."""
+    def _errors_of(self, vm: str) -> Iterator[None]:
+        """Turn errors of the kernel into an ActError of one line."""
         try:
             yield
         except OSError as error:

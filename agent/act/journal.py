@@ -1,4 +1,4 @@
-"""What is in force, on the disk before anything is changed: a kill or a power cut leaves known what to undo."""
+"""The actions in force, on the disk before anything is changed: what to undo survives a kill or a power cut."""
 
 import fcntl
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import IO
 import msgspec
 
 from agent.act.records import Record
-from whitepanda.common import durable
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.files import durable
 
 _FORMAT = 1
 _MAX_ENDED = 1000
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """When the last action on a VM ended, by the clock since the boot of `boot_id`."""
+    """When the last action on a VM ended, by the clock since the boot `boot_id`."""
 
     vm: str
     boot_ns: int
@@ -30,7 +30,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether nothing is in force by what a service has left in its folder; False where that cannot be read."""
+    """Whether a service has left nothing in force in its folder; False where that cannot be read."""
     try:
         return not _read(folder / "journal.json").records
     except UnavailableError:
@@ -44,8 +44,7 @@ class Journal:
         folder: where it is, made if it is missing; one process at a time has it.
 
     Raises:
-        UnavailableError: another process has it, or it cannot be read. A damaged one is not passed over: it says what
-            has to be undone.
+        UnavailableError: another process has it, or it is unreadable or damaged: then nobody knows what to undo.
 
     """
 
@@ -74,7 +73,7 @@ class Journal:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Actions that are in force, or may be."""
+        """Actions in force, or that may be."""
         return self._kept.records
 
     @property
@@ -87,23 +86,13 @@ class Journal:
         return {one.vm: (boot_ns - one.boot_ns) / 1e9 for one in self._kept.ended if one.boot_id == boot_id}
 
     def put(self, record: Record) -> None:
-        """Keep a record, or what has become of it; it is on the disk when this returns.
-
-        Raises:
-            OSError: it is not; nothing has changed.
-
-        """
+        """Keep a new or changed record on the disk; OSError: nothing has changed."""
         others = tuple(one for one in self._kept.records if one.number != record.number)
         number = max(self._kept.next_number, record.number + 1)
         self._write(msgspec.structs.replace(self._kept, records=(*others, record), next_number=number))
 
     def end(self, record: Record, boot_ns: int) -> None:
-        """Forget a record: it is undone. Its VM cools down from here on.
-
-        Raises:
-            OSError: it is kept.
-
-        """
+        """Forget a record that is undone; its VM cools down from now on. OSError: the record is kept."""
         records = tuple(one for one in self._kept.records if one.number != record.number)
         others = [one for one in self._kept.ended if one.vm != record.vm]
         ended = (*others[1 - _MAX_ENDED :], Ended(record.vm, boot_ns, record.boot_id))

@@ -11,28 +11,29 @@ from whitepanda.common.texts import several_named
 _MAX_WHY = 300
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX = {"cap-cpu": 4096.0, "limit-bandwidth": 100.0, "limit-cache": 64.0}
+_LEAST = {"cap-cpu": "min_cores", "limit-bandwidth": "min_bandwidth_percent", "limit-cache": "min_ways"}
 
 
 def refusal(
     asked: Apply, limits: Limits, in_force: Iterable[Record], ended_s: Mapping[str, float], running: Callable[[], int]
 ) -> str:
-    """Tell why an action is refused, with the setting that would have to be another one; "": it is not.
+    """Return why an action is refused, with the setting to change; "": it is not.
 
-    What is asked is looked at first: libvirt need not run for an answer to what makes no sense.
+    The request itself comes first: senseless ones are answered without libvirt.
 
     Args:
         asked: the action, with UUIDs.
         limits: of the configuration.
         in_force: all actions that are.
         ended_s: how many seconds ago the last action on a VM ended, by UUID.
-        running: tells how many VMs this host has; asked only where it matters.
+        running: returns how many VMs this host has; called only where it matters.
 
     """
     return _senseless(asked) or _too_much(asked, limits) or _too_many(asked, limits, list(in_force), ended_s, running)
 
 
 class Named(NamedTuple):
-    """A VM that a name may mean; `where` tells it from others of its name."""
+    """A VM that a name may mean; `where` distinguishes VMs of one name."""
 
     uuid: str
     name: str
@@ -48,8 +49,8 @@ def uuid_of(value: str, named: Callable[[str], Iterable[Named]]) -> str:
     """Return the UUID of a VM that is given by UUID or name.
 
     Args:
-        value: what was given. A UUID is taken as it is, also where a VM has it as its name.
-        named: the VMs that it may be; asked for a name only.
+        value: UUID or name. A UUID is taken as it is, even if it is also some VM's name.
+        named: returns the candidates; called only for a name.
 
     Raises:
         RefusedError: no VM has this name, or several have.
@@ -78,14 +79,10 @@ def _senseless(asked: Apply) -> str:
 
 
 def _too_much(asked: Apply, limits: Limits) -> str:
-    least = {
-        "cap-cpu": ("min_cores", limits.min_cores),
-        "limit-bandwidth": ("min_bandwidth_percent", limits.min_bandwidth_percent),
-        "limit-cache": ("min_ways", limits.min_ways),
-    }
-    key, value = least[asked.action]
-    if asked.amount < value:
-        return f"{asked.amount:g} {AMOUNTS[asked.action]} is below act.{key} ({value:g})"
+    key = _LEAST[asked.action]
+    least = getattr(limits, key)
+    if asked.amount < least:
+        return f"{asked.amount:g} {AMOUNTS[asked.action]} is below act.{key} ({least:g})"
     if asked.seconds > limits.max_seconds:
         return f"{asked.seconds:g} s is longer than act.max_seconds ({limits.max_seconds:g})"
     return ""
@@ -102,7 +99,7 @@ def _too_many(
         wait_s = limits.cool_down_s - since_s
         return f"the last action on this VM ended {since_s:.0f} s ago; act.cool_down_s: wait {wait_s:.0f} s"
     if not in_force:
-        return ""  # one VM may always be acted upon: of a host with three VMs a tenth is none
+        return ""  # one action is always allowed: a tenth of three VMs is none
     vms = running()
     most = max(1, math.floor(limits.max_share * vms))
     if len(in_force) >= most:

@@ -1,6 +1,6 @@
-"""What is asked of the service, and what it keeps: plain values, as JSON on the socket and on the disk."""
+"""Requests to the service, its answers and its records: plain values, as JSON on the socket and on the disk."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -11,35 +11,31 @@ Action = Literal["cap-cpu", "limit-bandwidth", "limit-cache"]
 #: In what each action's amount is.
 AMOUNTS: dict[Action, str] = {"cap-cpu": "cores", "limit-bandwidth": "percent", "limit-cache": "ways"}
 
-
 #: Of an answer.
 MAX_BYTES = 1 << 20
 
 
 class ActError(WhitepandaError):
-    """libvirt, resctrl or the control group does not do what is asked of it; one line says what, of whom, and why."""
+    """libvirt, resctrl or the control group fails; one line says what, of whom, and why."""
 
     exit_code = 4
 
 
 class RefusedError(WhitepandaError):
-    """The limits of the configuration forbid it, or what is asked makes no sense."""
+    """The limits of the configuration forbid it, or the request makes no sense."""
 
     exit_code = 3
 
 
 class Peer(NamedTuple):
-    """Who asked, by the kernel's word; the service itself has no pid of its own to tell."""
+    """Who asked, from the kernel."""
 
     uid: int
     pid: int
 
 
 class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
-    """Limit a VM (UUID or name) for so many seconds.
-
-    `victim` (UUID or name) is watched: if it fares worse, the limit is undone.
-    """
+    """Limit a VM for so many seconds; undo it earlier if `victim` gets worse. Both are UUIDs or names."""
 
     action: Action
     vm: str
@@ -66,10 +62,10 @@ Request = Apply | Undo | Ask
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An action as it is kept on the disk, from before the change until it is undone.
 
-    `before` and `after` are the backend's words for the VM's state. The end is told by the kernel's clock since boot:
-    no step of the wall clock moves it, and after a reboot (another `boot_id`) it is over. `victim_signal` is of which
-    kind `victim_degradation` is, as `agent.act.victims` calls it. `name` is the VM's, and
-    `group` the control group whose `cpu.max` was set; "": libvirt or resctrl limits it.
+    `before` and `after` are states of the backend. The end is by the kernel's clock since boot: no step of the wall
+    clock moves it, and after a reboot (another `boot_id`) it is over. `victim_signal` is the kind of
+    `victim_degradation` (`agent.act.victims`). `name` is the VM's, `group` the control group whose `cpu.max` was set
+    ("": libvirt or resctrl limits it).
     """
 
     number: int
@@ -93,7 +89,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the configuration allows; as `agent.config.ActSection`."""
+    """The limits of the configuration: fields of `agent.config.ActSection`."""
 
     enabled: bool
     dry_run: bool
@@ -107,7 +103,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """An action in force, for people: how long it still lasts, and what the next look at it said."""
+    """An action in force, for people: the time left, and why it could not be undone yet."""
 
     record: Record
     left_s: float
@@ -115,7 +111,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What came of a request about one action. `result`: applied, dry_run, undone, left_alone, gone, failed."""
+    """The outcome for one action. `result`: applied, dry_run, undone, left_alone, gone, failed."""
 
     number: int
     action: Action
@@ -127,10 +123,38 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The service's answer: `error` says why not, with the exit code that the CLI ends with."""
+    """The service's answer; where `error` says why not, `exit_code` is the CLI's."""
 
     done: tuple[Done, ...] = ()
     in_force: tuple[Listing, ...] = ()
     limits: Limits | None = None
     error: str = ""
     exit_code: int = 0
+
+
+class Backend(Protocol):
+    """One way to limit VMs; a VM's state is a text. All methods raise `ActError` where it fails.
+
+    Attributes:
+        settles_s: how long after an interrupted `write` the state may still change.
+
+    """
+
+    @property
+    def settles_s(self) -> float:
+        """See the class."""
+
+    def read(self, vm: str) -> str | None:
+        """Return a VM's state now; None: there is no such VM, so nothing has to be undone."""
+
+    def target(self, vm: str, amount: float) -> str:
+        """Return the state that limits a VM to an amount. Changes nothing."""
+
+    def write(self, vm: str, state: str) -> None:
+        """Set a VM's state to one that `target` or `read` returned."""
+
+    def is_ours(self, now: str, after: str) -> bool:
+        """Whether a state is `after`, or what an interrupted write of it leaves."""
+
+    def command(self, vm: str, state: str) -> str:
+        """Return the shell command for it."""

@@ -1,9 +1,8 @@
 """Cache ways and memory bandwidth of a VM by resctrl: a control group of its own, `whitepanda-act-UUID`.
 
-A state is "" (the VM is where all are, in the root group) or the group's schemata in one line, such as
-"L3:0=3;1=3 MB:0=100;1=100", without the zeros and blanks that the kernel pads numbers with.
-Only a VM in the root group is taken: one that libvirt's `<cachetune>`, or anybody else, has put into a group of its own
-is left there. The kernel lets threads inherit their group, so QEMU's new ones follow; to remove the group puts all of
+A state is "" (the VM is in the root group) or the group's schemata in one line, such as "L3:0=3;1=3 MB:0=100;1=100",
+without the kernel's padding. Only a VM in the root group is taken: one in somebody else's group, such as libvirt's
+`<cachetune>`, is left there. Threads inherit their group, so QEMU's new ones follow; removing the group puts all of
 them back. The agent's monitoring groups follow by themselves.
 """
 
@@ -22,18 +21,20 @@ from agent.act.records import ActError, Action
 from collector.base import SourceError
 from collector.resctrl.tree import NO_CONTROL_GROUPS
 
-#: Control groups of this prefix are ours.
+#: Prefix of whitepanda's control groups.
 PREFIX = "whitepanda-act-"
 
-_TRIES = 5  # QEMU may begin threads while they are being moved
+_TRIES = 5  # QEMU may start threads while they are being moved
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
 _PERCENT = 100
+_BASES = {"L3": 16, "MB": 10}
 
-_Lines = dict[str, dict[str, int]]
+#: By resource and domain: {"L3": {"0": 0xfff}}.
+_Schemata = dict[str, dict[str, int]]
 
 
 class Resctrl:
-    """`agent.act.backends.Backend` of one action by resctrl. Amounts are ways, or percent.
+    """`agent.act.records.Backend` of one action by resctrl. Amounts are ways, or percent.
 
     Args:
         action: which of the two.
@@ -56,15 +57,15 @@ class Resctrl:
 
     def read(self, vm: str) -> str | None:
         """Return the schemata of the VM's group, "" where it has none."""
-        with self._told(vm):
+        with self._errors_of(vm):
             group = self._group(vm)
             if group.is_dir():
-                return _state(_parsed((group / "schemata").read_text()))
+                return " ".join(sorted(_lines(_schemata(group))))
             return None if self._pid_of(vm) is None else ""
 
     def target(self, vm: str, amount: float) -> str:
-        """Return the schemata that limit a VM: the root's, with the lowest ways or so many percent, and no more."""
-        with self._told(vm):
+        """Return the schemata that limit a VM: the root group's, with the lowest ways or so many percent."""
+        with self._errors_of(vm):
             pid = self._pid_of(vm)
             if pid is None:
                 raise ActError(f"no VM {vm} runs here; `whitepanda vms` lists those that do")
@@ -79,28 +80,30 @@ class Resctrl:
                     f"`rmdir {self._group(vm)}` lifts it"
                 )
             self._check_is_free(vm, self._threads(pid))
-            lines = self._roots()
+            schemata = _schemata(self._root)
             name = "MB" if self._action == "limit-bandwidth" else "L3"
-            if name not in lines:
+            if name not in schemata:
                 feature = "cache allocation (CAT)" if name == "L3" else "bandwidth limits (MBA)"
                 raise ActError(f"{self._root}: this CPU has no {feature}; see {self._root}/info")
-            lines[name] = self._percent(amount, lines) if name == "MB" else self._ways(amount, lines)
-            return _state(lines)
+            limited = self._percent if name == "MB" else self._ways
+            schemata[name] = limited(amount, schemata[name])
+            return " ".join(sorted(_lines(schemata)))
 
     def write(self, vm: str, state: str) -> None:
-        """Make the group, give it the schemata, then put the VM's threads into it; "" removes it."""
-        with self._told(vm), self._locked():
+        """Make the group, write its schemata, then move the VM's threads into it; "" removes it."""
+        with self._errors_of(vm), self._locked():
             group = self._group(vm)
             if not state:
-                self._remove(group)
+                with contextlib.suppress(FileNotFoundError):
+                    group.rmdir()
                 return
             pid = self._pid_of(vm)
             if pid is None:
                 raise ActError(f"no VM {vm} runs here any more")
             self._check_is_free(vm, self._threads(pid))
             self._make(group)
-            # The limit is there before anybody is in it, so no thread runs in a group that is half made.
-            fresh = _lines(_parsed((group / "schemata").read_text()))
+            # The limit is there before any thread is in the group.
+            fresh = _lines(_schemata(group))
             for line in state.split():
                 if line not in fresh:
                     (group / "schemata").write_text(f"{line}\n")
@@ -108,61 +111,55 @@ class Resctrl:
 
     def is_ours(self, now: str, after: str) -> bool:
         """Whether each line is as we set it or as the kernel makes it: a kill may leave a group half done."""
-        try:
-            made = _lines(self._roots()) | _lines(self._fresh())
-        except (ActError, OSError):
-            made = set()
-        wanted = set(after.split())
-        return all(line in wanted or line in made for line in now.split())
+        made: set[str] = set()
+        with contextlib.suppress(ActError, OSError):
+            made = _lines(_schemata(self._root)) | _lines(self._fresh())
+        return set(now.split()) <= made | set(after.split())
 
     def command(self, vm: str, state: str) -> str:
-        """Return what is done, as a shell would have it."""
+        """Return the shell commands."""
         group = self._group(vm)
         if not state:
             return f"rmdir {group}"
         lines = shlex.join(state.split())
         return f"mkdir {group}; printf '%s\\n' {lines} >{group}/schemata; all threads of the VM into {group}/tasks"
 
-    def _percent(self, amount: float, roots: _Lines) -> dict[str, int]:
+    def _percent(self, amount: float, root: dict[str, int]) -> dict[str, int]:
         """Return a percentage for each domain, rounded up to the step of this CPU as the kernel does."""
-        now = roots["MB"]
-        if max(now.values()) > _PERCENT:
+        most = max(root.values())
+        if most > _PERCENT:
             raise ActError(
-                f"{self._root}: memory bandwidth is not in percent here (the root group has {max(now.values())}): "
+                f"{self._root}: memory bandwidth is not in percent here (the root group has {most}): "
                 "an AMD CPU, or mounted with mba_MBps; cap its CPU instead"
             )
         step, least = self._number("MB/bandwidth_gran"), self._number("MB/min_bandwidth")
         percent = math.ceil(max(amount, least) / step) * step
-        if percent >= max(now.values()):
-            raise ActError(f"percent must be below {max(now.values())}, which all have (value {percent})")
-        return {domain: min(percent, value) for domain, value in now.items()}
+        if percent >= most:
+            raise ActError(f"percent must be below {most}, which all have (value {percent})")
+        return {domain: min(percent, value) for domain, value in root.items()}
 
-    def _ways(self, amount: float, roots: _Lines) -> dict[str, int]:
+    def _ways(self, amount: float, root: dict[str, int]) -> dict[str, int]:
         """Return the lowest ways, for each domain."""
         ways, least = round(amount), self._number("L3/min_cbm_bits")
-        most = min(mask.bit_count() for mask in roots["L3"].values()) - 1
+        most = min(mask.bit_count() for mask in root.values()) - 1
         if not least <= ways <= most:
             raise ActError(f"ways must be {least} to {most} on this host (value {ways})")
         mask = (1 << ways) - 1
-        for domain, roots_mask in roots["L3"].items():
-            if mask & ~roots_mask:
+        for domain, root_mask in root.items():
+            if mask & ~root_mask:
                 raise ActError(
-                    f"the lowest {ways} ways of cache {domain} are not the root group's (it has {roots_mask:x}): "
+                    f"the lowest {ways} ways of cache {domain} are not the root group's (it has {root_mask:x}): "
                     f"they are kept for somebody else; see {self._root}/schemata"
                 )
-        return dict.fromkeys(roots["L3"], mask)
+        return dict.fromkeys(root, mask)
 
     def _number(self, name: str, base: int = 10) -> int:
         return int((self._root / "info" / name).read_text(), base)
 
-    def _roots(self) -> _Lines:
-        """Return what the root group has: a VM in it gets no more by being limited."""
-        return _parsed((self._root / "schemata").read_text())
-
-    def _fresh(self) -> _Lines:
-        """Return what the kernel gives to a new group: everything, whatever the root has."""
+    def _fresh(self) -> _Schemata:
+        """Return what the kernel gives to a new group: everything, whatever the root group has."""
         full = {"L3": lambda: self._number("L3/cbm_mask", 16), "MB": lambda: _PERCENT}
-        return {name: dict.fromkeys(domains, full[name]()) for name, domains in self._roots().items()}
+        return {name: dict.fromkeys(domains, full[name]()) for name, domains in _schemata(self._root).items()}
 
     # --- groups and threads ---
 
@@ -173,7 +170,7 @@ class Resctrl:
         return {int(entry.name) for entry in (self._proc / str(pid) / "task").iterdir()}
 
     def _check_is_free(self, vm: str, tids: set[int]) -> None:
-        """Leave a VM alone that somebody else has put into a control group."""
+        """Refuse a VM that somebody else has put into a control group."""
         for group in self._root.iterdir():
             if group.name in NO_CONTROL_GROUPS or group.name == f"{PREFIX}{vm}" or not group.is_dir():
                 continue
@@ -192,10 +189,6 @@ class Resctrl:
                 self._root.chmod(mode | stat.S_IWUSR)
         group.mkdir(exist_ok=True)
 
-    def _remove(self, group: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            group.rmdir()
-
     def _move(self, group: Path, pid: int) -> None:
         for _ in range(_TRIES):
             inside = set(map(int, (group / "tasks").read_text().split()))
@@ -203,10 +196,8 @@ class Resctrl:
             if not missing:
                 return
             for tid in missing:
-                try:
+                with contextlib.suppress(ProcessLookupError):  # it has ended
                     (group / "tasks").write_text(f"{tid}\n")
-                except ProcessLookupError:
-                    continue  # it has ended
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -227,8 +218,8 @@ class Resctrl:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _told(self, vm: str) -> Iterator[None]:
-        """Make one line of what the kernel says."""
+    def _errors_of(self, vm: str) -> Iterator[None]:
+        """Turn errors of the kernel into an ActError of one line."""
         try:
             yield
         except OSError as error:
@@ -236,37 +227,27 @@ class Resctrl:
             with contextlib.suppress(OSError):
                 status = (self._root / "info/last_cmd_status").read_text().strip()
             remedy = "; all groups are taken (num_closids)" if error.errno == errno.ENOSPC else ""
-            said = f" ({status})" if status not in {"", "ok"} else ""
-            raise ActError(f"resctrl, VM {vm}: {error.filename}: {error.strerror}{said}{remedy}") from error
+            reason = f" ({status})" if status not in {"", "ok"} else ""
+            raise ActError(f"resctrl, VM {vm}: {error.filename}: {error.strerror}{reason}{remedy}") from error
         except SourceError as error:  # which VMs run is not known now
             raise ActError(f"VM {vm}: {error}") from error
         except ValueError as error:
             raise ActError(f"resctrl, VM {vm}: {error}; please report this") from error
 
 
-def _parsed(text: str) -> _Lines:
-    """Read schemata of the cache and of memory bandwidth: {"L3": {"0": 0xfff}}, other lines are left out.
-
-    The kernel pads masks with zeros and percentages with blanks.
-    """
-    lines = {}
-    for line in text.splitlines():
+def _schemata(group: Path) -> _Schemata:
+    """Read a group's schemata of cache and memory bandwidth; the kernel pads masks with zeros, numbers with blanks."""
+    schemata = {}
+    for line in (group / "schemata").read_text().splitlines():
         name, _, values = line.strip().partition(":")
         if name in _BASES:
             domains = (value.split("=") for value in values.split(";"))
-            lines[name] = {domain.strip(): int(value, _BASES[name]) for domain, value in domains}
-    return lines
+            schemata[name] = {domain.strip(): int(value, _BASES[name]) for domain, value in domains}
+    return schemata
 
 
-_BASES = {"L3": 16, "MB": 10}
-
-
-def _lines(lines: _Lines) -> set[str]:
+def _lines(schemata: _Schemata) -> set[str]:
     return {
         f"{name}:" + ";".join(f"{d}={v:x}" if name == "L3" else f"{d}={v}" for d, v in domains.items())
-        for name, domains in lines.items()
+        for name, domains in schemata.items()
     }
-
-
-def _state(lines: _Lines) -> str:
-    return " ".join(sorted(_lines(lines)))

@@ -1,8 +1,7 @@
-"""The service's process: a unix socket, one request a connection, and the clock by which actions are undone.
+"""The service's process: a unix socket, one request per connection, and the timers that undo actions.
 
-Who may ask is a matter of the socket's mode (0660) and its folder's group; who did is told by the kernel (SO_PEERCRED)
-and goes into the audit log. All work is done by one thread, one request after the other: two that are asked at once
-cannot pass the limits together.
+The socket's mode (0660) and its folder's group decide who may ask; the client as the kernel reports it (SO_PEERCRED)
+goes into the audit log. One thread does all work, so two requests at once cannot exceed the limits together.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -20,11 +19,10 @@ import msgspec
 
 from agent.act.actor import Actor
 from agent.act.audit import Audit
-from agent.act.backends import Backend
 from agent.act.cpu_max import cpu_max_of
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
-from agent.act.records import ActError, Action, Answer, Apply, Ask, Limits, Peer, RefusedError, Request, Undo
+from agent.act.records import ActError, Action, Answer, Apply, Ask, Backend, Limits, Peer, RefusedError, Request, Undo
 from agent.act.resctrl import Resctrl
 from agent.act.victims import degradation_of
 from agent.clock import boot_id
@@ -35,16 +33,16 @@ from collector.inventory.inventory import Inventory
 from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
-from whitepanda.common.private_files import group_socket
+from whitepanda.common.files.private import group_socket
 
 _MAX_REQUEST_BYTES = 64 << 10
 _REQUEST_S = 5.0
 _TICK_S = 0.5
 _BACKLOG = 16
-# At the end limits are tried to be undone for so long: longer than an interrupted virsh may take to come to pass.
+# How long undoing is retried at the end: longer than an interrupted virsh may take to take effect.
 _STOP_S = 45.0
 _STOP_PAUSE_S = 1.0
-# A VM that has just begun is waited for so long: a look at all processes begins every 2 s.
+# How long a VM that has just started is waited for: all processes are listed every 2 s.
 _FIND_S, _FIND_PAUSE_S = 4.0, 0.1
 
 _T = TypeVar("_T")
@@ -62,11 +60,6 @@ def run(config: AgentConfig) -> None:
         asyncio.run(Server(config.act, make_actor(config, journal)).run())
     finally:
         journal.close()
-
-
-def limits_of(section: ActSection) -> Limits:
-    """Return the limits that the configuration sets."""
-    return Limits(**{name: getattr(section, name) for name in Limits.__struct_fields__})
 
 
 def make_actor(config: AgentConfig, journal: Journal) -> Actor:
@@ -88,7 +81,7 @@ def make_actor(config: AgentConfig, journal: Journal) -> Actor:
         "limit-cache": by_resctrl("limit-cache"),
     }
     return Actor(
-        limits=limits_of(section),
+        limits=msgspec.convert(section, Limits, from_attributes=True),
         journal=journal,
         audit=Audit(Path(section.state_dir)),
         backends=backends,
@@ -100,10 +93,9 @@ def make_actor(config: AgentConfig, journal: Journal) -> Actor:
 
 
 def _vms(inventory: Inventory, wanted: str) -> Sequence[VmIdentity]:
-    """Return the VMs of this host; one of a UUID or name that is not seen is waited for a moment.
+    """Return the VMs of this host, once the wanted UUID or name is among them or a moment has passed.
 
-    QEMUs without libvirt are found by looking at all processes, which is begun by asking and done beside it: nobody
-    asks while nothing is wanted, and a look that hangs costs only who waits for it.
+    QEMUs without libvirt are found by listing all processes, which a request starts and another thread does.
     """
     end = time.monotonic() + _FIND_S
     while True:
@@ -118,12 +110,12 @@ def _vms(inventory: Inventory, wanted: str) -> Sequence[VmIdentity]:
 
 
 class Server:
-    """The socket and the clock.
+    """The socket and the timers.
 
     Args:
-        section: where the socket is, how often victims are looked at.
-        actor: what does the work.
-        stop_s: for so long it is tried to undo what is in force at the end.
+        section: where the socket is, how often victims are checked.
+        actor: does the work.
+        stop_s: how long undoing is retried at the end.
 
     Attributes:
         ready: set once it answers.
@@ -141,7 +133,7 @@ class Server:
         self._log = log.get("act")
 
     def stop(self) -> None:
-        """Ask the service to end."""
+        """Stop the service."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -174,7 +166,7 @@ class Server:
                 for task in running:
                     task.cancel()
         finally:
-            self._stop.set()  # nothing is applied any more, however it ended
+            self._stop.set()  # nothing more is applied
             self._path.unlink(missing_ok=True)
             try:
                 await self._undo_all()
@@ -195,23 +187,23 @@ class Server:
             )
 
     async def _work(self, call: Callable[[], _T]) -> _T:
-        """Do it in the one thread; what was begun is done to its end, also where nobody waits for it any more."""
+        """Call it in the one thread. A started call runs to its end, even where its waiter was cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._worker, call))
 
     async def _every(self, seconds: float, call: Callable[[], object]) -> None:
-        told = ""
+        logged = ""
         while True:
             try:
                 await self._work(call)
-                told = ""
-            except Exception as error:  # noqa: BLE001 - undoing goes on, whatever one look stumbled over
-                if told != repr(error):
-                    told = repr(error)
-                    self._log.error("a look at what is in force failed", error=told, exc_info=error)
+                logged = ""
+            except Exception as error:  # noqa: BLE001 - one failure must not stop the undoing
+                if logged != repr(error):
+                    logged = repr(error)
+                    self._log.error("a check of what is in force failed", error=logged, exc_info=error)
             await asyncio.sleep(seconds)
 
     async def _feed_watchdog(self) -> None:
-        """Tell the service manager that we live, as long as the one thread does its work."""
+        """Feed the watchdog, as long as the one thread works."""
         interval_s = sdnotify.watchdog_interval_s()
         while interval_s is not None:
             await self._work(lambda: None)
@@ -224,22 +216,22 @@ class Server:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             answer = await self._answer(reader, _peer_of(writer))
             writer.write(msgspec.json.encode(answer) + b"\n")
-            await _within(_REQUEST_S, writer.drain())
+            await asyncio.wait_for(writer.drain(), _REQUEST_S)
         writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, peer: Peer) -> Answer:
         try:
-            line = await _within(_REQUEST_S, reader.readline())
+            line = await asyncio.wait_for(reader.readline(), _REQUEST_S)
             request = msgspec.json.decode(line, type=Request)
         except (TimeoutError, ValueError) as error:  # ValueError: too long; msgspec's errors are ones too
-            said = f"not a request: {str(error) or 'no line in time'}"[:300]
-            await self._work(lambda: self._actor.refused("request", peer, said))
-            return Answer(error=said, exit_code=3)
+            problem = f"not a request: {str(error) or 'no line in time'}"[:300]
+            await self._work(lambda: self._actor.refused("request", peer, problem))
+            return Answer(error=problem, exit_code=3)
         try:
             return await self._work(lambda: self._do(request, peer))
         except WhitepandaError as error:
             return Answer(error=str(error), exit_code=error.exit_code)
-        except Exception as error:  # noqa: BLE001 - the service lives on, and what failed is told
+        except Exception as error:  # noqa: BLE001 - a defect costs its own request only
             self._log.error("a request failed", error=repr(error), exc_info=error)
             return Answer(error=f"failed: {error!r}; see the service's log", exit_code=1)
 
@@ -258,20 +250,15 @@ class Server:
                 return Answer(in_force=actor.in_force(), limits=actor.limits)
 
 
-async def _within(seconds: float, wanted: Awaitable[_T]) -> _T:
-    async with asyncio.timeout(seconds):
-        return await wanted
-
-
 def _peer_of(writer: asyncio.StreamWriter) -> Peer:
-    """Return who asks, by the kernel's word."""
+    """Return the client, from the kernel."""
     raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _gid = struct.unpack("3i", raw)
     return Peer(uid, pid)
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen at `path`; what an earlier process left there is replaced (the journal's lock says that it is gone)."""
+    """Listen at `path`, replacing an earlier process's socket (by the journal's lock that process is gone)."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)

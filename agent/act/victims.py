@@ -1,4 +1,4 @@
-"""How a victim does, as the agent on this host tells it."""
+"""The slow-down of a victim, from the agent on this host."""
 
 import math
 from pathlib import Path
@@ -9,17 +9,17 @@ from whitepanda.common.errors import WhitepandaError
 
 
 class Degradation(NamedTuple):
-    """By how much a VM is slowed down, at least 1, and by which signal: "latency" or "cpi"."""
+    """The slow-down of a VM, at least 1, and its signal: "latency" or "cpi"."""
 
     ratio: float
     signal: str
 
 
 def degradation_of(socket: Path, uuid: str, signal: str = "") -> Degradation | None:
-    """Return by how much a VM is slowed down; None: the agent is away, or cannot tell.
+    """Return a VM's slow-down; None: the agent is away, or does not know.
 
-    The host's own estimate (latency against undisturbed) where there is one, else CPI against the job's mean. With
-    `signal` only this one: the two are not alike, so a change from one to the other says nothing about the VM.
+    It is the host's own estimate (latency against undisturbed) where there is one, else CPI over the job's mean. With
+    `signal` only that one: the two cannot be compared.
     """
     try:
         with connect(socket) as client:

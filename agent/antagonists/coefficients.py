@@ -20,8 +20,9 @@ import msgspec
 from agent.analysis.contention.normalised_cpi import CpiStatistics, RobustLogCpi
 from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
-from whitepanda.common import durable, log
-from whitepanda.common.bounded_files import read_bounded
+from whitepanda.common import log
+from whitepanda.common.files import durable
+from whitepanda.common.files.bounded import read_bounded
 from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
 

@@ -21,7 +21,7 @@ from agent.api.state import AgentState
 from collector.base import VmIdentity
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
-from whitepanda.common.private_files import group_socket
+from whitepanda.common.files.private import group_socket
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 

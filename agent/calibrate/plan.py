@@ -3,25 +3,18 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from agent.config import MAX_WORKERS
-from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
+from whitepanda.common.config import address_problem, load_toml
 from whitepanda.common.errors import ConfigError
 
 Arguments = tuple[str, ...]
 
 _DAY_S = 86_400
-_RANGES: tuple[Range, ...] = (
-    ("repetitions", 1, 10_000),
-    ("cool_down_s", 0, _DAY_S),
-    ("deadline_s", 0.1, 3600),
-    ("phases.quiet_s", 0.5, _DAY_S),
-    ("phases.stress_s", 0.5, _DAY_S),
-    ("phases.after_s", 0, _DAY_S),
-)
 _MAX_CONNECTIONS = 1000
 _MAX_REQUESTS_PER_S = 100_000  # far beyond what the built-in client makes
 
@@ -29,9 +22,9 @@ _MAX_REQUESTS_PER_S = 100_000  # far beyond what the built-in client makes
 class Phases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long each phase of a run is, in seconds."""
 
-    quiet_s: float = 60.0  # no stressor: the baseline
-    stress_s: float = 50.0  # the scenario's stressors run
-    after_s: float = 30.0  # they are stopped again
+    quiet_s: Annotated[float, Meta(ge=0.5, le=_DAY_S)] = 60.0  # no stressor: the baseline
+    stress_s: Annotated[float, Meta(ge=0.5, le=_DAY_S)] = 50.0  # the scenario's stressors run
+    after_s: Annotated[float, Meta(ge=0, le=_DAY_S)] = 30.0  # they are stopped again
 
 
 class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,9 +88,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scenarios: tuple[Scenario, ...]
     stressors: tuple[Stressor, ...] = ()
     phases: Phases = Phases()
-    repetitions: int = 3
-    cool_down_s: float = 15.0  # between two runs, without load
-    deadline_s: float = 30.0  # a command or a control line that takes longer has failed
+    repetitions: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    cool_down_s: Annotated[float, Meta(ge=0, le=_DAY_S)] = 15.0  # between two runs, without load
+    # a command or a control line that takes longer has failed
+    deadline_s: Annotated[float, Meta(ge=0.1, le=3600)] = 30.0
     seed: int = 1  # of the order of the runs, and of when requests are due
 
     @property
@@ -127,7 +121,6 @@ def load(path: Path) -> Plan:
 
 
 def _problems(plan: Plan) -> Iterator[str]:
-    yield from out_of_range(plan, _RANGES)
     yield from _served_problems(plan.served)
     for index, stressor in enumerate(plan.stressors):
         yield from _stressor_problems(f"stressors[{index}]", stressor)

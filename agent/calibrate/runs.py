@@ -12,8 +12,8 @@ from typing import NamedTuple
 from agent.analysis.degradation.model import CPU_LEVELS
 from agent.analysis.signals import SIGNALS, Values
 from agent.calibrate.latency import Measured
-from whitepanda.common.csv_cells import csv_line
-from whitepanda.common.private_files import create_beside
+from whitepanda.common.files.csv_cells import csv_line
+from whitepanda.common.files.durable import create_beside
 
 COLUMNS: tuple[str, ...] = (
     "scenario",

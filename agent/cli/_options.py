@@ -1,13 +1,61 @@
-"""Options that several commands have in the same words."""
+"""Options, progress bars and lines that several commands share."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from google.protobuf.message import Message
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from agent.sampling.views import SourceView
+from whitepanda.common.cli import console, errors
 
 #: Both name the agent's socket: `agent.api.client.find_socket`.
 #: typer would refuse a socket that may not be read, without our remedy.
 SocketOption = Annotated[Path | None, typer.Option(readable=False, help="Where the agent answers.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="The agent's configuration, which names the socket.")]
+#: For commands that read the sources themselves.
+SourcesOption = Annotated[Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
+
+
+def progress_bar(*columns: ProgressColumn, shown: bool = True) -> Progress:
+    """Make a progress bar on standard error, for people only."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not shown or not errors.is_terminal,
+    )
+
+
+def print_warning(text: str) -> None:
+    """Print a warning in one line."""
+    errors.print(Text("warning: ", style="yellow").append(text, style="none"), soft_wrap=True)
+
+
+def print_error(text: str) -> None:
+    """Print an error in one line."""
+    errors.print(Text("error: ", style="bold red").append(text, style="none"), soft_wrap=True)
+
+
+def fields_of(message: Message, *names: str) -> dict[str, object]:
+    """Return fields of a message that have the same names in JSON."""
+    return {name: getattr(message, name) for name in names}
+
+
+def sources_json(sources: Iterable[SourceView]) -> list[dict[str, str]]:
+    """Return the state of sources for programs."""
+    return [{"name": source.name, "state": source.state, "detail": source.detail} for source in sources]
+
+
+def print_left(left: Iterable[str]) -> None:
+    """Say which sources are left to the running agent."""
+    for name in left:
+        console.print(f"  {name}: left to the agent that runs here", soft_wrap=True)

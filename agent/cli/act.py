@@ -12,7 +12,7 @@ from agent import config as agent_config
 from agent.act.client import ask
 from agent.act.journal import is_empty
 from agent.act.limits import is_uuid
-from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
+from agent.act.records import AMOUNTS, Answer, Apply, Ask, Undo
 from agent.api.client import DEFAULT_CONFIG, find_config
 from agent.cli._options import JsonOption
 from agent.display.render import Column, cell, print_table
@@ -54,15 +54,8 @@ def list_(socket: SocketOption = None, config: ConfigOption = None, *, json: Jso
     if not answer.in_force:
         console.print("nothing is limited")
         return
-    columns = [
-        Column("NO"),
-        Column("ACTION", text=True),
-        Column("VM", text=True),
-        Column("AMOUNT"),
-        Column("ENDS IN"),
-        Column("UID"),
-        Column("WHY", text=True),
-    ]
+    texts = ("ACTION", "VM", "WHY")
+    columns = [Column(t, text=t in texts) for t in ("NO", "ACTION", "VM", "AMOUNT", "ENDS IN", "UID", "WHY")]
     rows = []
     for one in answer.in_force:
         record = one.record
@@ -98,11 +91,13 @@ def apply(
 
     What to limit, and to how much: `whitepanda explain VM` and `whitepanda incidents show` recommend it.
     """
-    known = {"cores": cores, "percent": percent, "ways": ways}
-    wanted = _action(action)
+    amounts = {"cores": cores, "percent": percent, "ways": ways}
+    wanted = next((known for known in AMOUNTS if known == action), None)
+    if wanted is None:
+        raise InputError(f"ACTION must be one of {', '.join(AMOUNTS)} (value {action[:40]!r})")
     unit = AMOUNTS[wanted]
-    amount = known.pop(unit)
-    others = [name for name, value in known.items() if value is not None]
+    amount = amounts.pop(unit)
+    others = [name for name, value in amounts.items() if value is not None]
     if amount is None or others:
         got = f"; --{others[0]} is of another action" if others else ""
         raise InputError(f"{action} needs --{unit}{got}")
@@ -147,13 +142,6 @@ def status(socket: SocketOption = None, config: ConfigOption = None, *, json: Js
     _say(f"{'in force':<22} {len(answer.in_force)}")
 
 
-def _action(word: str) -> Action:
-    for action in AMOUNTS:
-        if word == action:
-            return action
-    raise InputError(f"ACTION must be one of {', '.join(AMOUNTS)} (value {word[:40]!r})")
-
-
 def _undo(number: str | None, vm: str | None) -> Undo:
     if (number is None) == (vm is None):
         raise InputError("give either NUMBER (or `all`) or --vm VM")
@@ -172,8 +160,7 @@ def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
     try:
         return ask(_find(socket, config), asked)
     except UnavailableError:
-        # A service that has left nothing in force, or never ran here, need not be there to say so. Where the host's
-        # configuration is not for us to read, nobody knows where it would have left it.
+        # Without the service its folder shows that nothing is in force, unless we cannot read which folder that is.
         known, file = find_config(config)
         is_sure = file is not None or not DEFAULT_CONFIG.exists()
         if asked.vm and socket is None and is_sure and is_empty(Path(known.act.state_dir)):
@@ -187,7 +174,7 @@ def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
 
 
 def _find(socket: Path | None, config: Path | None) -> Path:
-    return socket if socket is not None else Path(find_config(config)[0].act.socket)
+    return socket or Path(find_config(config)[0].act.socket)
 
 
 def _show(answer: Answer, *, json: bool) -> None:
@@ -197,13 +184,9 @@ def _show(answer: Answer, *, json: bool) -> None:
     if not answer.done:
         _say("nothing was in force")
     for done in answer.done:
-        _say(_line(done))
-
-
-def _line(done: Done) -> str:
-    number = f"action {done.number}: " if done.number else ""
-    states = f"{done.before or 'none'} -> {done.after or 'none'}"
-    return f"{number}{done.action} {done.vm}: {done.result.replace('_', ' ')} ({states}); {done.detail}"
+        number = f"action {done.number}: " if done.number else ""
+        states = f"{done.before or 'none'} -> {done.after or 'none'}"
+        _say(f"{number}{done.action} {done.vm}: {done.result.replace('_', ' ')} ({states}); {done.detail}")
 
 
 def _say(text: str) -> None:

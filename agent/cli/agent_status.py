@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.text import Text
 
 from agent.api.client import connect, find_socket
+from agent.cli._options import fields_of
 from agent.display import render
 from agent.display.render import UNKNOWN, Column, cell
 from whitepanda.common.cli import console, print_json
@@ -14,61 +15,50 @@ _BAD = frozenset({"unavailable", "failed", "stuck"})
 
 
 def show(socket: Path | None, config: Path | None, *, json: bool) -> None:
-    """Ask the agent and print what it says, as text for people or one JSON object.
-
-    Raises:
-        UnavailableError: no agent answers.
-
-    """
+    """Print the agent's status, for people or as one JSON object; UnavailableError: no agent answers."""
     with connect(find_socket(socket, config)) as client:
         answer = client.status()
     if json:
         print_json(_json(answer))
         return
-    for line in _lines(answer):
+    for line in (*_lines(answer), ""):
         console.print(line, soft_wrap=True)
-    console.print()
     _sources(answer)
 
 
 def _lines(answer: host_pb2.HostStatus) -> list[Text]:
     uplink = answer.uplink
-    up_s = _up_s(answer)
+    up_s = max(0, answer.now_unix_ns - answer.started_unix_ns) / 1e9
     share = f" ({answer.cpu_seconds / up_s:.1%} of a core)" if up_s else ""
     version = answer.coefficient_version
+    window = f"{answer.window_ms / 1e3:g} s"
     lines = [
         Text(f"{answer.host}: whitepanda {answer.agent_version}, up {render.age(round(up_s * 1e9))}", "bold"),
         _line("platform", answer.platform or UNKNOWN),
-        _line("ticks", f"{answer.ticks:,}, {answer.missed_ticks:,} missed; windows of {_window(answer)}"),
+        _line("ticks", f"{answer.ticks:,}, {answer.missed_ticks:,} missed; windows of {window}"),
         _line("cost", f"{answer.cpu_seconds:.1f} s of CPU{share}, {_size(answer)}"),
     ]
     if uplink.state == "off":
         lines.append(_line("central", "off: uplink.address is not set"))
     else:
         style = "" if uplink.state == "connected" else "bold red"
+        wait_s = uplink.min_batch_interval_ms / 1e3
+        pace = f"; central asks for {wait_s:g} s between batches" if wait_s else ""
         lines += [
-            _line("central", f"{uplink.state}, {uplink.address}{_pace(uplink)}", style),
+            _line("central", f"{uplink.state}, {uplink.address}{pace}", style),
             _line("spooled", f"{uplink.spooled_batches:,} batches, {render.si(uplink.spooled_bytes)}B"),
             _line("sent", f"{uplink.acknowledged_batches:,} batches, {uplink.acknowledged_windows:,} windows"),
             _line("dropped", f"{uplink.dropped_batches:,} batches"),
             _line("rejected", f"{uplink.rejected_batches:,} batches whole; {uplink.rejected_rows:,} rows"),
         ]
         if uplink.refused_updates or uplink.refused_update_rows:
-            lines.append(_line("refused", _refused(uplink), "red"))
+            refused = f"{uplink.refused_updates:,} updates of central, {uplink.refused_update_rows:,} rows of others"
+            last = f"; last: {uplink.last_refusal}" if uplink.last_refusal else ""
+            lines.append(_line("refused", refused + last, "red"))
     if uplink.last_error:
         lines.append(_line("last error", uplink.last_error, "red"))
     lines.append(_line("coefficients", f"version {version}" if version else "none, central has not sent any"))
     return lines
-
-
-def _pace(uplink: host_pb2.UplinkStatus) -> str:
-    wait_s = uplink.min_batch_interval_ms / 1e3
-    return f"; central asks for {wait_s:g} s between batches" if wait_s else ""
-
-
-def _refused(uplink: host_pb2.UplinkStatus) -> str:
-    counts = f"{uplink.refused_updates:,} updates of central, {uplink.refused_update_rows:,} rows of others"
-    return f"{counts}; last: {uplink.last_refusal}" if uplink.last_refusal else counts
 
 
 def _line(title: str, text: str, style: str = "") -> Text:
@@ -84,36 +74,15 @@ def _size(answer: host_pb2.HostStatus) -> str:
     return ", ".join(parts)
 
 
-def _up_s(answer: host_pb2.HostStatus) -> float:
-    return max(0, answer.now_unix_ns - answer.started_unix_ns) / 1e9
-
-
-def _window(answer: host_pb2.HostStatus) -> str:
-    return f"{answer.window_ms / 1e3:g} s"
-
-
 def _sources(answer: host_pb2.HostStatus) -> None:
-    columns = [
-        Column("SOURCE", text=True),
-        Column("STATE", text=True),
-        Column("AGE"),
-        Column("TOOK"),
-        Column("SAMPLES"),
-        Column("FAILURES"),
-    ]
+    columns = [Column("SOURCE", text=True), Column("STATE", text=True)]
+    columns += [Column(title) for title in ("AGE", "TOOK", "SAMPLES", "FAILURES")]
     rows = []
     for source in answer.sources:
-        sampled = source.samples > 0
-        rows.append(
-            [
-                cell(source.name),
-                cell(source.state, "bold red" if source.state in _BAD else ""),
-                cell(render.age(source.age_ns) if sampled else UNKNOWN),
-                cell(render.age(source.duration_ns) if sampled else UNKNOWN),
-                cell(f"{source.samples:,}"),
-                cell(f"{source.failures:,}"),
-            ]
-        )
+        times = [render.age(source.age_ns), render.age(source.duration_ns)] if source.samples else [UNKNOWN] * 2
+        state = cell(source.state, "bold red" if source.state in _BAD else "")
+        counts = (f"{source.samples:,}", f"{source.failures:,}")
+        rows.append([cell(source.name), state, *map(cell, (*times, *counts))])
     render.print_table(columns, rows)
     for source in answer.sources:
         if source.state in _BAD and source.detail:
@@ -123,45 +92,28 @@ def _sources(answer: host_pb2.HostStatus) -> None:
 def _json(answer: host_pb2.HostStatus) -> dict[str, object]:
     uplink = answer.uplink
     return {
-        "host": answer.host,
-        "agent_version": answer.agent_version,
-        "platform": answer.platform,
-        "now_unix_ns": answer.now_unix_ns,
-        "started_unix_ns": answer.started_unix_ns,
-        "ticks": answer.ticks,
-        "missed_ticks": answer.missed_ticks,
+        **fields_of(answer, "host", "agent_version", "platform", "now_unix_ns", "started_unix_ns"),
+        **fields_of(answer, "ticks", "missed_ticks"),
         "window_s": answer.window_ms / 1e3,
-        "cpu_seconds": answer.cpu_seconds,
-        "rss_bytes": answer.rss_bytes,
+        **fields_of(answer, "cpu_seconds", "rss_bytes"),
         "coefficient_version": answer.coefficient_version or None,
         "mn_cpi": answer.mn_cpi,
         "uplink": {
-            "state": uplink.state,
-            "address": uplink.address,
-            "spooled_batches": uplink.spooled_batches,
-            "spooled_bytes": uplink.spooled_bytes,
-            "acknowledged_batches": uplink.acknowledged_batches,
-            "acknowledged_windows": uplink.acknowledged_windows,
-            "dropped_batches": uplink.dropped_batches,
-            "rejected_batches": uplink.rejected_batches,
-            "rejected_rows": uplink.rejected_rows,
+            **fields_of(uplink, "state", "address", "spooled_batches", "spooled_bytes", "acknowledged_batches"),
+            **fields_of(uplink, "acknowledged_windows", "dropped_batches", "rejected_batches", "rejected_rows"),
             "last_error": uplink.last_error or None,
             "min_batch_interval_s": uplink.min_batch_interval_ms / 1e3 or None,
-            "refused_updates": uplink.refused_updates,
-            "refused_update_rows": uplink.refused_update_rows,
+            **fields_of(uplink, "refused_updates", "refused_update_rows"),
             "last_refusal": uplink.last_refusal or None,
         },
         "sources": [
             {
-                "name": s.name,
-                "state": s.state,
-                "detail": s.detail,
-                "age_s": s.age_ns / 1e9 if s.samples else None,
-                "duration_s": s.duration_ns / 1e9 if s.samples else None,
-                "samples": s.samples,
-                "failures": s.failures,
+                **fields_of(source, "name", "state", "detail"),
+                "age_s": source.age_ns / 1e9 if source.samples else None,
+                "duration_s": source.duration_ns / 1e9 if source.samples else None,
+                **fields_of(source, "samples", "failures"),
             }
-            for s in answer.sources
+            for source in answer.sources
         ],
         "host_metrics": render.metrics_json(answer.host_metrics),
     }

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import Progress
 
 from agent.api.client import find_config
 from agent.calibrate.campaign import Campaign, RunResult
 from agent.calibrate.plan import Plan, load
 from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
-from agent.cli._options import JsonOption
+from agent.cli._options import JsonOption, SourcesOption, print_error, print_left, progress_bar, sources_json
 from agent.recording.record import beside_agent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
@@ -29,7 +28,7 @@ def calibrate(
     plan: Annotated[Path, typer.Argument(help="The campaign's plan: TOML, see docs/calibrate.md.")],
     runs: Annotated[Path, typer.Argument(help="Where to: the RUNS file, CSV.")],
     *,
-    config: Annotated[Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")] = None,
+    config: SourcesOption = None,
     beside_others: Annotated[
         bool, typer.Option("--beside-others", help="Also where VMs run that the plan does not name.")
     ] = False,
@@ -42,7 +41,7 @@ def calibrate(
     Each run has a quiet phase, a stressed one and one after it; its seconds become rows of RUNS. The file comes into
     being when all runs are done. Ctrl-C stops the stressors; finished runs stay in RUNS.part.
     """
-    log.configure("error")  # the summary tells of the sources
+    log.configure("error")  # the summary reports the sources
     what = load(plan)
     settings, left = beside_agent(find_config(config)[0])
     problem = file_problem(runs, replace=force)
@@ -56,7 +55,10 @@ def calibrate(
         return
     if problem is not None:
         raise problem
-    file = _create(runs, replace=force)
+    try:
+        file = RunsFile(runs, replace=force)
+    except OSError as error:
+        raise UnavailableError(f"{runs}: cannot write: {error.strerror}") from error
     with _Watch(what, file) as watch:
         campaign = Campaign(what, settings, beside_others=beside_others, on_progress=watch.progress)
         try:
@@ -77,21 +79,12 @@ def calibrate(
 
 @dataclass(slots=True)
 class _Watch:
-    """Takes the finished runs, and tells people how far it is."""
+    """Takes the finished runs, and shows the progress."""
 
     plan: Plan
     file: RunsFile
     results: list[RunResult] = field(default_factory=list)
-    _bar: Progress = field(
-        default_factory=lambda: Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=errors,
-            transient=True,
-            disable=not errors.is_terminal,
-        )
-    )
+    _bar: Progress = field(default_factory=progress_bar)
 
     def __enter__(self) -> Self:
         self._bar.add_task("starting", total=self.plan.seconds)
@@ -107,18 +100,15 @@ class _Watch:
     def take(self, result: RunResult) -> None:
         self.file.add(result.rows)
         self.results.append(result)
-        errors.print(f"{len(self.results)}/{self.plan.runs} {_line(result)}", soft_wrap=True)
+        run = result.run
+        p95 = ", ".join(f"{phase} {p95_s * 1000:.3g} ms" for phase, p95_s in result.p95_s.items()) or "unknown"
+        failed = f"; {result.failures:,} requests failed ({result.trouble})" if result.failures else ""
+        where = f"{len(self.results)}/{self.plan.runs} {run.scenario.name} at load {run.load.load_ratio:g}"
+        errors.print(f"{where}: p95 {p95}{failed}", soft_wrap=True)
 
 
 async def _find(campaign: Campaign, problems: list[WhitepandaError]) -> None:
     problems += await campaign.problems()
-
-
-def _create(runs: Path, *, replace: bool) -> RunsFile:
-    try:
-        return RunsFile(runs, replace=replace)
-    except OSError as error:
-        raise UnavailableError(f"{runs}: cannot write: {error.strerror}") from error
 
 
 def _left(file: RunsFile) -> str:
@@ -126,7 +116,7 @@ def _left(file: RunsFile) -> str:
 
 
 def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, or until SIGINT or SIGTERM, which is a KeyboardInterrupt once all is put back."""
+    """Run it to its end, or until SIGINT or SIGTERM: a KeyboardInterrupt once everything is undone."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -141,20 +131,13 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise KeyboardInterrupt from None
 
 
-def _line(result: RunResult) -> str:
-    run = result.run
-    parts = [f"{phase} {p95_s * 1000:.3g} ms" for phase, p95_s in result.p95_s.items()]
-    failed = f"; {result.failures:,} requests failed ({result.trouble})" if result.failures else ""
-    return f"{run.scenario.name} at load {run.load.load_ratio:g}: p95 {', '.join(parts) or 'unknown'}{failed}"
-
-
 def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaError], *, as_json: bool) -> None:
     if as_json:
-        told = [str(problem) for problem in problems]
-        print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms, "problems": told})
+        found = [str(problem) for problem in problems]
+        print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms, "problems": found})
         return
     for problem in problems:
-        errors.print(Text("error: ", style="bold red").append(str(problem), style="none"), soft_wrap=True)
+        print_error(str(problem))
     if problems:
         return
     console.print(
@@ -166,32 +149,25 @@ def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaErr
 
 def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json(
+        runs = [
             {
-                "file": str(file.path),
-                "rows": file.rows,
-                "runs": [
-                    {
-                        "scenario": result.run.scenario.name,
-                        "repetition": result.run.repetition,
-                        "load_ratio": result.run.load.load_ratio,
-                        "rows": len(result.rows),
-                        "failures": result.failures,
-                        "p95_latency_s": result.p95_s,
-                    }
-                    for result in watch.results
-                ],
-                "sources": [
-                    {"name": source.name, "state": source.state, "detail": source.detail} for source in campaign.sources
-                ],
-                "left_to_agent": list(left),
+                "scenario": result.run.scenario.name,
+                "repetition": result.run.repetition,
+                "load_ratio": result.run.load.load_ratio,
+                "rows": len(result.rows),
+                "failures": result.failures,
+                "p95_latency_s": result.p95_s,
             }
+            for result in watch.results
+        ]
+        sources = sources_json(campaign.sources)
+        print_json(
+            {"file": str(file.path), "rows": file.rows, "runs": runs, "sources": sources, "left_to_agent": list(left)}
         )
         return
     console.print(f"{file.path!s}: {file.rows:,} rows of {len(watch.results):,} runs", soft_wrap=True)
     _show_sources(campaign)
-    for name in left:
-        console.print(f"  {name}: left to the agent that runs here", soft_wrap=True)
+    print_left(left)
 
 
 def _show_sources(campaign: Campaign) -> None:

@@ -12,18 +12,18 @@ import msgspec
 import typer
 from rich.text import Text
 
+from agent.cli._options import print_error, print_warning
 from agent.config import AgentConfig, SimulatedSection
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import console, print_json
 from whitepanda.common.config import read_toml
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.extras import how_to_install
-from whitepanda.common.private_files import read_secret
+from whitepanda.common.files.private import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 from whitepanda.common.tls import warnings as doubts
 
-_GROUP = "whitepanda.config"
 #: Settings that name a file which has to exist already, and what to do where it does not.
-_FILES = {"scenario": "write it (docs/simulated.md has an example)", "file": "make it with `whitepanda record`"}
+_FILES = {"scenario": "write it (docs/simulated.md has an example)"}
 
 
 @dataclass(slots=True)
@@ -55,18 +55,14 @@ def check_config(
         )
     else:
         for result in results:
-            _show(result)
+            for warning in result.warnings:
+                print_warning(warning)
+            for error in result.errors:
+                print_error(error)
+            if not result.errors:
+                console.print(Text(f"{result.file}: ok ({result.kind})"), soft_wrap=True)
     if any(result.errors for result in results):
         raise typer.Exit(ConfigError.exit_code)
-
-
-def _show(result: _Result) -> None:
-    for warning in result.warnings:
-        errors.print(Text("warning: ", style="yellow").append(warning, style="none"), soft_wrap=True)
-    for error in result.errors:
-        errors.print(Text("error: ", style="bold red").append(error, style="none"), soft_wrap=True)
-    if not result.errors:
-        console.print(Text(f"{result.file}: ok ({result.kind})"), soft_wrap=True)
 
 
 def _check(file: Path) -> _Result:
@@ -75,13 +71,19 @@ def _check(file: Path) -> _Result:
         point = _kind_of(file)
         result.kind = point.name
         config = _loader(point, file)(file)
-        warnings = [
-            *_missing_files(config, ""),
-            *_tls_problems(config, "", server=point.name == "central"),
-            *_unusable_secrets(config, ""),
-            *_open_secrets(config, "", file.stat().st_mode),
-        ]
-        result.warnings = [f"{file}: {warning}" for warning in warnings]
+        is_central = point.name == "central"
+        for name, section, key, value in _settings(config, ""):
+            problems_of = (_missing_file(name, section, key, value), _secret_problem(name, key, value))
+            result.warnings += filter(None, problems_of)
+            if key == "url" and file.stat().st_mode & stat.S_IROTH and _has_password(value):
+                mode = stat.S_IMODE(file.stat().st_mode)
+                result.warnings.append(
+                    f"{name} has a password, and everybody may read this file (mode {mode:04o}): "
+                    "chmod 0600, owned by whom central runs as"
+                )
+            if isinstance(value, TlsFiles):
+                result.warnings += _tls_problems(value, section, name, is_central=is_central)
+        result.warnings = [f"{file}: {warning}" for warning in result.warnings]
         if hasattr(config, "file_problems"):
             result.errors = [f"{file}: {problem}" for problem in config.file_problems()]
         if isinstance(config, AgentConfig):
@@ -92,7 +94,7 @@ def _check(file: Path) -> _Result:
 
 
 def _check_scenario(section: SimulatedSection) -> None:
-    """Raise what the source would raise at start. Of a file that is not there yet, a warning tells."""
+    """Raise what the source would raise at start. A missing file is a warning elsewhere."""
     if section.mode != "off" and Path(section.scenario).exists():
         from collector.simulated import scenario  # noqa: PLC0415 - rarely needed
 
@@ -102,7 +104,7 @@ def _check_scenario(section: SimulatedSection) -> None:
 def _kind_of(file: Path) -> metadata.EntryPoint:
     """Find the first kind whose table the file has."""
     tables = read_toml(file)
-    kinds = _kinds()
+    kinds = sorted(metadata.entry_points(group="whitepanda.config"), key=lambda point: point.name)
     for point in kinds:
         if point.name in tables:
             return point
@@ -120,70 +122,47 @@ def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
     return loader
 
 
-def _kinds() -> list[metadata.EntryPoint]:
-    return sorted(metadata.entry_points(group=_GROUP), key=lambda p: p.name)
-
-
-def _missing_files(section: Any, where: str) -> Iterator[str]:
-    """Walk the settings; tell of each named file that does not exist. Sections that are off are left out."""
-    if getattr(section, "mode", "") == "off":
-        return
+def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield each setting: its full name, its section, its key and its value; sub-sections too."""
     for key, value in msgspec.structs.asdict(section).items():
         name = f"{where}.{key}".lstrip(".")
-        if isinstance(value, msgspec.Struct):
-            yield from _missing_files(value, name)
-        elif key in _FILES and isinstance(value, str) and value and not Path(value).exists():
-            yield f'{name}: {value} does not exist; {_FILES[key]}, or set {where}.mode = "off"'
+        yield name, section, key, value
+        if isinstance(value, msgspec.Struct) and not isinstance(value, TlsFiles):
+            yield from _settings(value, name)
 
 
-def _unusable_secrets(section: Any, where: str) -> Iterator[str]:
-    """Walk the settings; tell of each file with a secret that will not do."""
-    for key, value in msgspec.structs.asdict(section).items():
-        name = f"{where}.{key}".lstrip(".")
-        if isinstance(value, msgspec.Struct):
-            yield from _unusable_secrets(value, name)
-        elif key == "secret_file" and value:
-            try:
-                read_secret(Path(value), name)
-            except ConfigError as error:
-                yield str(error)
+def _missing_file(name: str, section: Any, key: str, value: Any) -> str:
+    """Say that a named file does not exist. Sections that are off need none."""
+    if key not in _FILES or getattr(section, "mode", "") == "off" or not value or Path(value).exists():
+        return ""
+    return f'{name}: {value} does not exist; {_FILES[key]}, or set {name.rpartition(".")[0]}.mode = "off"'
 
 
-def _open_secrets(section: Any, where: str, mode: int) -> Iterator[str]:
-    """Walk the settings; tell of each URL with a password in a file that everybody may read."""
-    if not mode & stat.S_IROTH:
-        return
-    for key, value in msgspec.structs.asdict(section).items():
-        name = f"{where}.{key}".lstrip(".")
-        if isinstance(value, msgspec.Struct):
-            yield from _open_secrets(value, name, mode)
-        elif key == "url" and _has_password(value):
-            yield (
-                f"{name} has a password, and everybody may read this file (mode {stat.S_IMODE(mode):04o}): "
-                "chmod 0600, owned by whom central runs as"
-            )
+def _secret_problem(name: str, key: str, value: Any) -> str:
+    if key == "secret_file" and value:
+        try:
+            read_secret(Path(value), name)
+        except ConfigError as error:
+            return str(error)
+    return ""
 
 
 def _has_password(url: str) -> bool:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return True  # nobody knows
+        return True  # it may have one
     return bool(parts.password) or "password" in parse_qs(parts.query)
 
 
-def _tls_problems(section: Any, where: str, *, server: bool) -> Iterator[str]:
-    """Walk the settings; tell what is wrong with TLS files. What connects nowhere and serves nobody needs none.
+def _tls_problems(files: TlsFiles, section: Any, name: str, *, is_central: bool) -> list[str]:
+    """Return what to warn of in TLS files; a section that neither connects nor listens needs none.
 
-    An agent measures without them, so all of it is a warning; of central's, what it would not start with is an error.
+    An agent measures without them, so every problem is a warning; those that keep central from starting are errors.
     """
-    told = doubts if server else problems
-    for key, value in msgspec.structs.asdict(section).items():
-        name = f"{where}.{key}".lstrip(".")
-        if isinstance(value, TlsFiles):
-            listens = getattr(section, "listen", None)
-            is_wanted = getattr(section, "address", None) != "" if listens is None else False
-            if value != TlsFiles() or is_wanted:
-                yield from told(value, server=server or listens is not None, prefix=name)
-        elif isinstance(value, msgspec.Struct):
-            yield from _tls_problems(value, name, server=server)
+    listens = getattr(section, "listen", None)
+    is_wanted = listens is None and getattr(section, "address", None) != ""
+    if files == TlsFiles() and not is_wanted:
+        return []
+    found = doubts if is_central else problems
+    return found(files, server=is_central or listens is not None, prefix=name)

@@ -46,7 +46,7 @@ def doctor(
         _bundle(bundle, settings, findings, anonymise=anonymise, record_s=record_seconds)
     failed = [check for check in findings if check.required and check.state == "missing"]
     if json:
-        print_json({"ok": not failed, "checks": [_json(check) for check in findings]})
+        print_json({"ok": not failed, "checks": [check.as_json() for check in findings]})
     else:
         _table(findings)
     if failed:
@@ -74,9 +74,8 @@ def _table(findings: list[Check]) -> None:
         _lines(findings)
         return
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("CHECK", no_wrap=True)
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("WHAT")
+    for title in ("CHECK", "STATE", "WHAT"):
+        table.add_column(title, no_wrap=title != "WHAT")
     for check in findings:
         name, state, what = _cells(check)
         table.add_row(Text(name), Text(state, style=_STYLES[check.state]), Text(what))
@@ -96,13 +95,3 @@ def _cells(check: Check) -> tuple[str, str, str]:
     state = f"{check.state}!" if check.required and check.state == "missing" else check.state
     code = f"{check.reason.code}: " if check.reason and check.state == "missing" else ""
     return check.name, state, code + check.detail
-
-
-def _json(check: Check) -> dict[str, object]:
-    return {
-        "name": check.name,
-        "state": check.state,
-        "required": check.required,
-        "reason": check.reason.code if check.reason else None,
-        "detail": check.detail,
-    }

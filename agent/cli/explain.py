@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from agent.api.client import connect, find_socket
-from agent.cli._options import ConfigOption, JsonOption, SocketOption
+from agent.cli._options import ConfigOption, JsonOption, SocketOption, fields_of
 from agent.display import render
 from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
 from whitepanda.common.cli import console, print_json
@@ -36,7 +36,7 @@ def explain(
 
 
 def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
-    known = answer.statistics.samples > 0
+    statistics = fields_of(answer.statistics, "job", "platform", "samples", "mean_cpi", "std_cpi")
     return {
         **render.summary_json(answer.vm),
         "detector": answer.detector or None,
@@ -46,28 +46,11 @@ def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
         ],
         "signals": {s.name: {"value": s.value, "learnt": s.learnt, "expected": s.baseline} for s in answer.signals},
         "events": [render.event_json(event) for event in answer.events],
-        "statistics": {
-            "job": answer.statistics.job,
-            "platform": answer.statistics.platform,
-            "samples": answer.statistics.samples,
-            "mean_cpi": answer.statistics.mean_cpi,
-            "std_cpi": answer.statistics.std_cpi,
-        }
-        if known
-        else None,
-        "cpi": answer.cpi,
-        "n_cpi": answer.n_cpi,
-        "victim_threshold_cpi": answer.victim_threshold_cpi,
-        "mn_cpi": answer.mn_cpi,
-        "mn_cpi_threshold": answer.mn_cpi_threshold,
-        "victim_slots": answer.victim_slots,
-        "triggered": answer.triggered,
-        "coefficient_version": answer.coefficient_version,
+        "statistics": statistics if answer.statistics.samples > 0 else None,
+        **fields_of(answer, "cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold", "victim_slots"),
+        **fields_of(answer, "triggered", "coefficient_version"),
         "coefficient_age_s": answer.coefficient_age_ns / 1e9 if answer.coefficient_version else None,
         "suspects": [render.suspect_json(one) for one in answer.suspects],
-        "history": [
-            {"start_unix_ns": p.start_unix_ns, "cpi": p.cpi, "cpu_usage_cores": p.cpu_usage_cores}
-            for p in answer.history
-        ],
+        "history": [fields_of(point, "start_unix_ns", "cpi", "cpu_usage_cores") for point in answer.history],
         "recommendations": [recommendation_json(one) for one in answer.recommendations],
     }

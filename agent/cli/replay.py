@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 from rich.text import Text
 
 from agent import config as agent_config
 from agent.antagonists.events import VmEvent
-from agent.cli._options import JsonOption
+from agent.cli._options import JsonOption, print_warning, progress_bar
 from agent.display.render import event_json, event_line
 from agent.recording.replay import (
     RecordedRows,
@@ -29,7 +29,7 @@ from agent.recording.replay import (
 )
 from agent.uplink.messages import event_message
 from whitepanda.common import log
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import console, print_json
 from whitepanda.common.config import address_problem
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.extras import how_to_install
@@ -77,17 +77,18 @@ def replay(
     counts twice.
     """
     log.configure("warning")
-    is_host = _one_kind(files)
+    kinds = {is_recording(file) for file in files}
+    if len(kinds) > 1:
+        raise InputError("recordings and traces cannot be mixed in one replay; give them one after the other")
+    is_host = kinds.pop()
     settings = agent_config.load(config) if config else None
     rows: Rows
     options: tuple[object, ...]
     if is_host:
         rows, options = RecordedRows(files, config=settings, machine=machine), (settings, machine, platform)
     else:
-        rows, options = (
-            _trace(files, max_cpi, priority, scheduling_class),
-            (max_cpi, priority, scheduling_class, platform),
-        )
+        limits = (max_cpi, priority, scheduling_class)
+        rows, options = _trace(files, *limits), (*limits, platform)
     with _bar(rows) as show:
         if dry_run or not central:
             result = read_all(rows, show)
@@ -111,12 +112,15 @@ def replay(
                 )
             )
     for warning in rows.warnings if isinstance(rows, RecordedRows) else ():
-        errors.print(Text("warning: ", style="yellow").append(warning, style="none"), soft_wrap=True)
+        print_warning(warning)
     sent = result.rows_acknowledged is not None
     events = list(rows.events) if isinstance(rows, RecordedRows) else []
     if json:
-        told = {"events": [event_json(event_message(event)) for event in events]} if is_host else {}
-        print_json(_as_json(result, sent=sent) | told)
+        values = {"sent": sent, **dataclasses.asdict(result)}
+        values |= {"rows_per_s": round(result.rows_per_s), "adds_up": not result.problems()}
+        if is_host:
+            values["events"] = [event_json(event_message(event)) for event in events]
+        print_json(values)
     else:
         _show(result, sent=sent, wanted=not dry_run)
         _show_events(events)
@@ -130,18 +134,10 @@ def replay(
 
 
 def _show_events(events: list[VmEvent]) -> None:
-    """Say who suffered and who inflicted it, as the agent would have."""
     for event in events[:_SHOWN_EVENTS]:
         console.print(Text(event_line(event_message(event))), soft_wrap=True)
     if len(events) > _SHOWN_EVENTS:
         console.print(f"and {len(events) - _SHOWN_EVENTS} changes more; --json has them")
-
-
-def _one_kind(files: list[Path]) -> bool:
-    kinds = {is_recording(file) for file in files}
-    if len(kinds) > 1:
-        raise InputError("recordings and traces cannot be mixed in one replay; give them one after the other")
-    return kinds.pop()
 
 
 def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class: float) -> Rows:
@@ -160,30 +156,17 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
 
 @contextmanager
 def _bar(rows: Rows) -> Iterator[Callable[[ReplayResult], None]]:
-    """Show a progress bar on standard error, for people only: acknowledged rows where rows are sent, else rows read."""
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as bar:
+    """Show a progress bar: acknowledged rows where rows are sent, else rows read."""
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
 
         def show(result: ReplayResult) -> None:
             done, what = result.rows_read, "reading"
             if result.rows_acknowledged is not None:
-                done, what = (result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged")
+                done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
             bar.update(task, completed=done, total=rows.total_rows, description=what)
 
         yield show
-
-
-def _as_json(result: ReplayResult, *, sent: bool) -> dict[str, Any]:
-    values = dataclasses.asdict(result)
-    return {"sent": sent, **values, "rows_per_s": round(result.rows_per_s), "adds_up": not result.problems()}
 
 
 def _show(result: ReplayResult, *, sent: bool, wanted: bool) -> None:

@@ -96,13 +96,9 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:
     lines = []
     if not answer.vms:
-        lines.append(Text(f"no VM runs on {answer.host} now"))
-        lines += [
-            Text(f"source {s.name} is {s.state}: {s.detail}", style="dim")
-            for s in status.sources
-            if s.state in ("unavailable", "failed", "stuck")
-        ]
-        return lines
+        bad = [source for source in status.sources if source.state in ("unavailable", "failed", "stuck")]
+        reasons = (Text(f"source {source.name} is {source.state}: {source.detail}", style="dim") for source in bad)
+        return [Text(f"no VM runs on {answer.host} now"), *reasons]
     if line := host_line(answer):
         lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
@@ -118,7 +114,7 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
 
 
 def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list[Text]:
-    """Say of how many VMs something is not known, and the most frequent reason."""
+    """Say for how many VMs something is unknown, and the most frequent reason."""
     if not why:
         return []
     often = "; most often" if len(why) > 1 else ""

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from whitepanda.common import durable, log
+from whitepanda.common import log
+from whitepanda.common.files import durable
 
 _FORMAT = 1
 _log = log.get("cloud_white")

@@ -1,6 +1,6 @@
 """What this host can measure and what it would take to measure the rest; works without a running agent.
 
-Nothing here changes anything: sources are only probed, sockets connected to and closed again.
+Nothing is changed: sources are probed, sockets connected to and closed again.
 """
 
 import contextlib
@@ -13,10 +13,11 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from agent.config import AgentConfig, LibvirtSection, OvsSection, ResctrlSection, UplinkSection
-from agent.doctor.findings import Check, State
+from agent.doctor.findings import Check, Privacy, State
 from agent.doctor.vms import examine_vms
 from collector.base import Reason
 from collector.inventory.inventory import Inventory
@@ -26,7 +27,7 @@ from whitepanda.common.tls import (
     CERTIFICATE_CRITICAL_DAYS,
     CERTIFICATE_WARN_DAYS,
     OwnCertificate,
-    TlsFiles,
+    client_context,
     not_grpc,
     problems,
     warnings,
@@ -46,7 +47,8 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
         root: prefix of /proc, /sys, /dev and /run, for tests.
 
     """
-    yield Check("host", "info", f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}")
+    versions = f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    yield Check("host", "info", versions, privacy="public")
     yield Check("configuration", "info", str(file) if file else "none, these are the defaults")
     inventory = make_inventory(config.sources)
     yield from _sources(config, inventory)
@@ -70,20 +72,25 @@ def _sources(config: AgentConfig, inventory: Inventory) -> Iterator[Check]:
         section = getattr(config.sources, spec.name)
         name = f"source {spec.name}"
         if section.mode == "off":
-            yield Check(name, "off", f"sources.{spec.name}.mode is off: {spec.help}")
-            continue
-        yield _source(name, spec, section, inventory)
+            yield Check(name, "off", f"sources.{spec.name}.mode is off: {spec.help}", privacy="public")
+        else:
+            yield _source(name, spec, section, inventory)
 
 
-def _source(name: str, spec: SourceSpec, section: object, inventory: object) -> Check:
-    required = getattr(section, "mode", "") == "required"
+def _source(name: str, spec: SourceSpec, section: Any, inventory: Inventory) -> Check:
+    required = section.mode == "required"
+    privacy = _privacy(section) if isinstance(section, LibvirtSection) else "names"
     try:
-        source = spec.factory(section, inventory)  # type: ignore[arg-type]  # the row's own section
-        probe = source.probe()
+        probe = spec.factory(section, inventory).probe()
     except Exception as error:  # noqa: BLE001 - one source's defect must not hide the others' findings
-        return Check(name, "missing", f"failed: {type(error).__name__}: {error}", required, Reason.SOURCE_FAILED)
+        detail = f"failed: {type(error).__name__}: {error}"
+        return Check(name, "missing", detail, required, Reason.SOURCE_FAILED, privacy)
     state: State = "ok" if probe.available else "missing"
-    return Check(name, state, probe.detail or spec.help, required, probe.reason)
+    return Check(name, state, probe.detail or spec.help, required, probe.reason, privacy)
+
+
+def _privacy(section: LibvirtSection) -> Privacy:
+    return "names" if section.uri == LibvirtSection().uri else "secret"  # it may have credentials
 
 
 # --- the kernel ---
@@ -100,51 +107,39 @@ def _paranoid(root: Path) -> Check:
     name = "perf_event_paranoid"
     text = _read(root / "proc/sys/kernel/perf_event_paranoid")
     if text is None:
-        return Check(
-            name,
-            "missing",
-            "no /proc/sys/kernel/perf_event_paranoid: this kernel has no perf events",
-            reason=Reason.NO_PMU,
-        )
+        detail = "no /proc/sys/kernel/perf_event_paranoid: this kernel has no perf events"
+        return Check(name, "missing", detail, reason=Reason.NO_PMU, privacy="public")
     value = int(text) if text.lstrip("-").isdigit() else _PARANOID_MAX + 1
     if _may_measure_others(root):
-        return Check(name, "ok", f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)")
+        detail = f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)"
+        return Check(name, "ok", detail, privacy="public")
     if value < 0:
-        return Check(name, "ok", f"{text}: everybody may measure")
-    return Check(
-        name,
-        "missing",
-        f"{text}, and we lack CAP_PERFMON: VMs are of another user; run as root or by the unit",
-        reason=Reason.PARANOID,
-    )
+        return Check(name, "ok", f"{text}: everybody may measure", privacy="public")
+    detail = f"{text}, and we lack CAP_PERFMON: VMs are of another user; run as root or by the unit"
+    return Check(name, "missing", detail, reason=Reason.PARANOID, privacy="public")
 
 
 def _may_measure_others(root: Path) -> bool:
-    for line in (_read(root / "proc/self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            effective = int(line.split()[1], 16)
-            return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
-    return False
+    lines = (_read(root / "proc/self/status") or "").splitlines()
+    effective = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
 
 
 def _pmu(root: Path) -> Check:
     devices = root / "sys/bus/event_source/devices"
     found = sorted(p.name for p in devices.glob("*") if p.name == "cpu" or p.name.startswith(("cpu_", "armv8")))
     if found:
-        return Check("PMU", "ok", f"the CPU's counters are there: {', '.join(found)}")
+        return Check("PMU", "ok", f"the CPU's counters are there: {', '.join(found)}", privacy="public")
     remedy = "if this host is a VM, give it a PMU (-cpu host,pmu=on); CPU time, waits, disk and network need none"
-    return Check("PMU", "missing", f"this kernel sees no CPU counters, so no CPI; {remedy}", reason=Reason.NO_PMU)
+    detail = f"this kernel sees no CPU counters, so no CPI; {remedy}"
+    return Check("PMU", "missing", detail, reason=Reason.NO_PMU, privacy="public")
 
 
 def _kvm(root: Path) -> Check:
-    device = root / "dev/kvm"
-    if not device.exists():
-        return Check(
-            "KVM",
-            "missing",
-            "no /dev/kvm: virtualisation is off in the firmware, or kvm_intel or kvm_amd is not loaded",
-        )
-    return Check("KVM", "ok", "/dev/kvm is there")
+    if (root / "dev/kvm").exists():
+        return Check("KVM", "ok", "/dev/kvm is there", privacy="public")
+    detail = "no /dev/kvm: virtualisation is off in the firmware, or kvm_intel or kvm_amd is not loaded"
+    return Check("KVM", "missing", detail, privacy="public")
 
 
 # --- what else may run here ---
@@ -164,7 +159,8 @@ def _answers(path: Path) -> str:
 def _libvirt(root: Path, section: LibvirtSection) -> Check:
     name = "libvirt socket"
     if section.mode == "off":
-        return Check(name, "off", "sources.libvirt.mode is off")
+        return Check(name, "off", "sources.libvirt.mode is off", privacy="public")
+    privacy = _privacy(section)
     uri = urlsplit(section.uri)
     if given := parse_qs(uri.query).get("socket"):
         sockets = given[-1:]
@@ -172,26 +168,25 @@ def _libvirt(root: Path, section: LibvirtSection) -> Check:
         # The monolithic daemon, or the modular one of QEMU.
         sockets = ["/run/libvirt/libvirt-sock-ro", "/run/libvirt/virtqemud-sock-ro"]
     else:
-        return Check(name, "info", f"whether {section.uri} answers: see source libvirt")
+        return Check(name, "info", f"whether {section.uri} answers: see source libvirt", privacy=privacy)
     tried = []
     for path in (_under(root, one) for one in sockets):
         why = _answers(path)
         if not why:
-            return Check(name, "ok", f"somebody answers at {path}")
+            return Check(name, "ok", f"somebody answers at {path}", privacy=privacy)
         tried.append(f"{path}: {why}")
     remedy = "start libvirtd or virtqemud if libvirt manages VMs here; Proxmox' and bare QEMUs need neither"
-    return Check(name, "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT)
+    return Check(name, "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT, privacy=privacy)
 
 
 def _resctrl(root: Path, section: ResctrlSection) -> Check:
     name = "resctrl"
     if section.mode == "off":
-        return Check(name, "off", "sources.resctrl.mode is off")
+        return Check(name, "off", "sources.resctrl.mode is off", privacy="public")
     listed = {line.split()[-1] for line in (_read(root / "proc/filesystems") or "").splitlines() if line.split()}
     if "resctrl" not in listed:
-        return Check(
-            name, "info", "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth"
-        )
+        detail = "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth"
+        return Check(name, "info", detail, privacy="public")
     mounts = [line.split() for line in (_read(root / "proc/mounts") or "").splitlines()]
     places = [fields[1] for fields in mounts if fields[2:3] == ["resctrl"]]
     if not places:
@@ -203,15 +198,16 @@ def _resctrl(root: Path, section: ResctrlSection) -> Check:
     monitoring = _under(root, place) / "info/L3_MON"
     features = (_read(monitoring / "mon_features") or "").split()
     if not features:
-        return Check(name, "info", "mounted, but this CPU or kernel monitors neither cache nor bandwidth")
+        detail = "mounted, but this CPU or kernel monitors neither cache nor bandwidth"
+        return Check(name, "info", detail, privacy="public")
     rmids = (_read(monitoring / "num_rmids") or "?").strip()
-    return Check(name, "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids")
+    return Check(name, "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids", privacy="public")
 
 
 def _ovs(root: Path, section: OvsSection) -> Check:
     name = "Open vSwitch"
     if section.mode == "off":
-        return Check(name, "off", "sources.ovs.mode is off")
+        return Check(name, "off", "sources.ovs.mode is off", privacy="public")
     kind, _, rest = section.database.partition(":")
     where = str(_under(root, rest)) if kind == "unix" else section.database
     why = _answers(Path(where)) if kind == "unix" else _listens(rest)
@@ -254,9 +250,8 @@ def _state_dir(path: Path, *, required: bool) -> Check:
 
 def _uplink(uplink: UplinkSection) -> Iterator[Check]:
     if not uplink.address:
-        yield Check(
-            "central", "off", "uplink.address is not set: the agent works alone, without statistics and coefficients"
-        )
+        detail = "uplink.address is not set: the agent works alone, without statistics and coefficients"
+        yield Check("central", "off", detail, privacy="public")
         return
     wrong = problems(uplink.tls, server=False, prefix="uplink.tls")
     doubts = warnings(uplink.tls, server=False, prefix="uplink.tls")
@@ -297,47 +292,44 @@ def _certificates(config: AgentConfig) -> Iterator[Check]:
         yield Check(f"certificate {setting}", state, detail)
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    """Load the three files, which have no problems."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
-    context.load_verify_locations(files.ca)
-    context.load_cert_chain(files.certificate, files.key, password="")
-    return context
-
-
 def _central(uplink: UplinkSection) -> Check:
-    """TCP and TLS to central, both sides verified, with a deadline. Not required: the agent spools."""
-    host, _, port = uplink.address.rpartition(":")
-    host = host.strip("[]")
+    """Connect to central by TCP and TLS, both sides verified. Not required: the agent spools."""
+    version = ""
     try:
-        with (
-            socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
-            _context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
-        ):
-            # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
-            # bytes.
-            with contextlib.suppress(TimeoutError):
-                is_http = stream.selected_alpn_protocol() is None
-                if is_http or not stream.recv(1):
-                    http = f"{not_grpc('alpn')}; see uplink.address"
-                    what = http if is_http else "closed the connection: is it central?"
-                    return Check("central", "missing", f"{uplink.address} {what}")
-            return Check("central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted")
+        version, why = _handshake(uplink)
     except ssl.SSLCertVerificationError as error:
         remedy = "see uplink.tls.ca and uplink.server_name"
-        return Check(
-            "central", "missing", f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}"
-        )
+        why = f": its certificate does not pass: {error.verify_message}; {remedy}"
     except ssl.SSLError as error:
-        if why := not_grpc(_ssl_reason(error)):
-            return Check("central", "missing", f"{uplink.address} {why}; see uplink.address")
-        remedy = "does central trust the CA of uplink.tls.certificate?"
-        return Check("central", "missing", f"{uplink.address}: TLS failed: {_ssl_reason(error)}; {remedy}")
+        if other := not_grpc(_ssl_reason(error)):
+            why = f" {other}; see uplink.address"
+        else:
+            remedy = "does central trust the CA of uplink.tls.certificate?"
+            why = f": TLS failed: {_ssl_reason(error)}; {remedy}"
     except OSError as error:
-        why = error.strerror or str(error) or "no answer"
         remedy = "the agent spools until it answers; see uplink.address and the firewall"
-        return Check("central", "missing", f"{uplink.address}: {why}; {remedy}")
+        why = f": {error.strerror or str(error) or 'no answer'}; {remedy}"
+    if why:
+        return Check("central", "missing", f"{uplink.address}{why}", privacy="secret")
+    detail = f"{uplink.address} answers, {version}, both certificates accepted"
+    return Check("central", "ok", detail, privacy="secret")
+
+
+def _handshake(uplink: UplinkSection) -> tuple[str, str]:
+    """Return the TLS version, and what is wrong: "" where central answers."""
+    host, _, port = uplink.address.rpartition(":")
+    host = host.strip("[]")
+    with (
+        socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
+        client_context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
+    ):
+        if stream.selected_alpn_protocol() is None:
+            return "", f" {not_grpc('alpn')}; see uplink.address"
+        # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first bytes.
+        with contextlib.suppress(TimeoutError):
+            if not stream.recv(1):
+                return "", " closed the connection: is it central?"
+        return str(stream.version()), ""
 
 
 def _ssl_reason(error: Exception) -> str:

@@ -1,143 +1,160 @@
-"""Stable names in place of true ones: a VM has one pseudonym all through a support bundle, and another in the next."""
+"""Pseudonyms in place of names: settings, samples and messages of the local API, field by field.
+
+Every text field is decided on by its type. What is not known to hold whitepanda's own words is replaced or left out, so
+no text has to be searched for names.
+"""
 
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
-from collections.abc import Callable, Collection
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-_UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
-_HEX = r"(?<![0-9a-fA-F])[0-9a-fA-F]{32}(?![0-9a-fA-F])"  # a UUID without its dashes, such as a project's of OpenStack
-_MAC = r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])"
-_TAP = r"(?<![0-9A-Za-z])(?:tap|qvo|qvb|qbr|qr-|vhu)[0-9a-f]{8}-[0-9a-f]{2}(?![0-9a-f])"  # named after Neutron's ports
-_IPV4 = r"(?<![0-9A-Za-z.])(?!127\.|0\.0\.0\.0)(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z]|\.[0-9])"
-_IPV6 = r"(?<![0-9A-Za-z:.])(?=[0-9a-fA-F]*:)[0-9a-fA-F:]*[0-9a-fA-F](?![0-9A-Za-z:])"
-_SHAPES = re.compile(
-    f"(?P<uuid>{_UUID})|(?P<hex>{_HEX})|(?P<mac>{_MAC})|(?P<tap>{_TAP})|(?P<ipv4>{_IPV4})|(?P<ipv6>{_IPV6})"
-)
-_MIN_WORD = 3
-_NO_MACHINE = re.compile(r"[^A-Za-z0-9.-]")
-_NO_WORD = re.compile(r"(?!)")
+import msgspec
+from google.protobuf.message import Message
+
+from collector.base import SourceSample, VmIdentity, VmSample
+
+REDACTED = "(redacted)"
+
+#: Facts of VMs whose keys are the same on all hosts; other keys may have names in them.
+_FACT = re.compile(r"(?:nova|pve):[a-z_]+|title|description|name|job|latency_sensitive|mac")
+#: Settings that are never shown: central's names, and addresses that may have credentials.
+_SECRET_SETTINGS = {"uplink.address", "uplink.server_name", "sources.libvirt.uri", "sources.ovs.database"}
+#: Fields of messages that are never shown: central's address, and errors of gRPC that name it.
+_SECRET_FIELDS = {"UplinkStatus.address", "UplinkStatus.last_error", "UplinkStatus.last_refusal"}
+#: Fields of messages that hold names, with the kind of pseudonym.
+_NAMES = {
+    "HostStatus.host": "host",
+    "ListVmsResponse.host": "host",
+    "VmSummary.uuid": "uuid",
+    "VmSummary.name": "vm",
+    "VmSummary.job": "job",
+    "VmSummary.epoch": "epoch",
+    "VmSummary.owner": "owner",
+    "CloudWhite.culprits": "vm",
+    "Suspect.uuid": "uuid",
+    "Suspect.name": "vm",
+    "Suspect.job": "job",
+}
+#: Fields of messages that hold whitepanda's own words. The texts of all others are left out.
+_WORDS = {
+    "HostStatus.agent_version",
+    "HostStatus.platform",
+    "SourceStatus.name",
+    "SourceStatus.state",
+    "UplinkStatus.state",
+    "Metric.name",
+    "Metric.source",
+    "VmSummary.state",
+    "VmSummary.verdict",
+    "Degradation.cannot_tell",
+}
 
 
 class Pseudonyms:
-    """Pseudonyms under a random key that nobody keeps. UUIDs, MAC and IP addresses are known without being told.
+    """Pseudonyms under a random key that nobody keeps: a name has the same one throughout a bundle.
 
     Args:
-        enabled: False leaves everything as it is but for what is learnt with `always`.
-        vocabulary: words that stay in texts even where something is called so.
+        enabled: whether names are replaced at all; what is secret is left out in any case.
 
     """
 
-    def __init__(self, *, enabled: bool = True, vocabulary: Collection[str] = ()) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
-        self._vocabulary = frozenset(vocabulary)
         self._secret = secrets.token_bytes(32)
-        self._words: dict[str, str] = {}
-        self._whole: dict[str, str] = {}
-        self._known: dict[str, str] = {}
-        self._made: set[str] = set()
-        self._pattern: re.Pattern[str] | None = _NO_WORD
 
-    def learn(self, kind: str, true: str, *, always: bool = False) -> str:
-        """Return the pseudonym of a name, and replace that name wherever it stands in texts from now on.
+    def of(self, kind: str, name: str) -> str:
+        """Return the pseudonym of a name: `KIND-DIGEST`, of kind "uuid" another UUID; "" stays."""
+        if not name:
+            return ""
+        if kind == "uuid":
+            name = name.lower()
+        digest = hmac.new(self._secret, name.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+        return str(uuid.UUID(digest[:32])) if kind == "uuid" else f"{kind}-{digest[:10]}"
 
-        Of what is shorter than three characters only texts that are nothing else are replaced, and of numbers and
-        words of the vocabulary none: they would spoil every text, and tell nobody anything.
+    # -- settings
 
-        Args:
-            kind: what it is, such as "vm": its pseudonym begins with it.
-            true: the name.
-            always: also where pseudonyms are off.
+    def settings(self, section: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
+        """Return all settings of a section; texts other than the default are left out."""
+        shown: dict[str, Any] = {}
+        for field in msgspec.structs.fields(section):
+            key, value = f"{prefix}{field.name}", getattr(section, field.name)
+            if isinstance(value, msgspec.Struct):
+                shown[field.name] = self.settings(value, f"{key}.")
+            elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
+                shown[field.name] = [self.settings(one) for one in value]
+            else:
+                is_text = field.type in (str, tuple[str, ...])
+                is_hidden = key in _SECRET_SETTINGS or (self.enabled and is_text)
+                shown[field.name] = REDACTED if is_hidden and value != field.default else msgspec.to_builtins(value)
+        return shown
 
-        """
-        if not (self.enabled or always) or not true or true in self._made:
-            return true
-        known = self._known.get(true)
-        if known is None:
-            shape = _SHAPES.fullmatch(true)
-            known = self._shaped(shape) if shape else f"{kind}-{self._digest(true)[:10]}"
-            self._known[true] = known
-            self._made.add(known)
-            if not true.isdecimal() and true not in self._vocabulary:
-                self._replace(true, known)
-        return known
+    # -- messages
 
-    def _replace(self, true: str, known: str) -> None:
-        """Replace a name in texts from now on, also as it is in the names of systemd's units."""
-        self._whole[true] = known
-        if len(true) >= _MIN_WORD:
-            self._words[true] = known
-            for form in (true, _NO_MACHINE.sub("", true)):  # libvirt leaves out what its machines may not be called
-                if len(form) >= _MIN_WORD and form not in self._vocabulary:
-                    self._words.setdefault(_escaped(form), known)
-            self._pattern = None
+    def hide(self, message: Message) -> None:
+        """Replace the names in a message of the local API and in those inside it."""
+        for field, value in message.ListFields():
+            key = f"{message.DESCRIPTOR.name}.{field.name}"
+            if field.type == field.TYPE_MESSAGE:
+                for one in [value] if isinstance(value, Message) else value:
+                    self.hide(one)
+            elif field.type == field.TYPE_STRING and isinstance(value, str):
+                setattr(message, field.name, self._shown(key, value))
+            elif field.type == field.TYPE_STRING:
+                value[:] = [self._shown(key, one) for one in value]
 
-    def text(self, text: str) -> str:
-        """Replace in a text all names that were learnt and all UUIDs, MAC and IP addresses."""
-        if text in self._whole:
-            return self._whole[text]
-        if self._pattern is None:
-            words = sorted(self._words, key=len, reverse=True)
-            joined = "|".join(re.escape(word) for word in words)
-            # systemd writes a dash in the names of units as \x2d: a word may begin behind that.
-            begin = r"(?:(?<![0-9A-Za-z])|(?<=\\x2d))"
-            self._pattern = re.compile(f"{begin}(?:{joined})(?![0-9A-Za-z])")
-        # Names first: one may have a UUID in it.
-        named = self._pattern.sub(lambda found: self._words[found[0]], text)
-        return _SHAPES.sub(self._shaped, named) if self.enabled else named
+    def _shown(self, key: str, value: str) -> str:
+        if key in _SECRET_FIELDS:
+            return REDACTED
+        if not self.enabled or key in _WORDS:
+            return value
+        return self.of(_NAMES[key], value) if key in _NAMES else REDACTED
 
-    def walk(self, value: Any) -> Any:
-        """Replace in all texts of nested lists and dictionaries; in keys only UUIDs, MAC addresses and their like."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self._key(key): self.walk(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.walk(item) for item in value]
-        return value
+    # -- samples
 
-    def _key(self, key: Any) -> Any:
-        return _SHAPES.sub(self._shaped, key) if self.enabled and isinstance(key, str) else key
+    def sample(self, sample: SourceSample) -> SourceSample:
+        """Return a sample with pseudonyms for its names; it replays to the same numbers."""
+        vms = {self.of("uuid", uuid): self._vm(vm) for uuid, vm in sample.vms.items()}
+        return replace(sample, vms=vms, inventory=sample.inventory and tuple(map(self._identity, sample.inventory)))
 
-    def _shaped(self, found: re.Match[str]) -> str:
-        true = found[0]
-        if true in self._made:
-            return true  # ours already
-        if found.lastgroup == "ipv6" and not _is_remote_ipv6(true):
-            return true
-        makers: dict[str, Callable[[str], str]] = {
-            "uuid": lambda d: f"{d[:8]}-{d[8:12]}-{d[12:16]}-{d[16:20]}-{d[20:32]}",
-            "hex": lambda d: d[:32],
-            # Of the range that no maker of cards has.
-            "mac": lambda d: "02:" + ":".join(d[n : n + 2] for n in range(0, 10, 2)),
-            "tap": lambda d: f"dev-{d[:10]}",
-            "ipv4": lambda d: f"ip-{d[:10]}",
-            "ipv6": lambda d: f"ip-{d[:10]}",
-        }
-        made = makers[str(found.lastgroup)](self._digest(true.lower()))
-        self._made.add(made)
-        return made
+    def _vm(self, vm: VmSample) -> VmSample:
+        rdt = vm.rdt
+        if rdt is not None and rdt.owner != "whitepanda":
+            rdt = replace(rdt, owner=self.of("group", rdt.owner))
+        return replace(
+            vm,
+            epoch=self.of("epoch", vm.epoch),
+            disks=self._by_device(vm.disks),
+            interfaces=self._by_device(vm.interfaces),
+            rdt=rdt,
+        )
 
-    def _digest(self, text: str) -> str:
-        return hmac.new(self._secret, text.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+    def _by_device(self, counters: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        return None if counters is None else {self.of("dev", device): item for device, item in counters.items()}
 
-
-def _escaped(name: str) -> str:
-    """Write a name as systemd does in the names of units: all but letters, digits and some signs by their bytes."""
-    plain = re.compile(r"[A-Za-z0-9:_.]")
-    return "".join(
-        char if plain.match(char) else "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
-        for char in name
-    )
-
-
-def _is_remote_ipv6(text: str) -> bool:
-    """Whether it is an address, and not of this very host; times and addresses of PCI look like one."""
-    try:
-        address = ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return not (address.is_loopback or address.is_unspecified)
+    def _identity(self, identity: VmIdentity) -> VmIdentity:
+        interfaces = (
+            replace(
+                one,
+                device=self.of("dev", one.device),
+                mac=self.of("mac", one.mac),
+                port_id=self.of("port", one.port_id),
+            )
+            for one in identity.interfaces
+        )
+        return replace(
+            identity,
+            uuid=self.of("uuid", identity.uuid),
+            name=self.of("vm", identity.name),
+            epoch=self.of("epoch", identity.epoch),
+            facts={
+                key if _FACT.fullmatch(key) else self.of("key", key): self.of("fact", value)
+                for key, value in identity.facts.items()
+            },
+            disks=tuple(replace(disk, target=self.of("dev", disk.target)) for disk in identity.disks),
+            interfaces=tuple(interfaces),
+        )

@@ -1,13 +1,14 @@
-"""What may be read of the VMs that are on this host now, beside what doctor says of each source.
+"""What may be read of the VMs on this host, beyond what doctor says of each source.
 
-Files are opened, QMP sockets are looked at and not connected to. VMs are told by their process ids: findings are in
-support bundles, where names have no business.
+Files are opened; QMP sockets are examined, not connected to. Findings give process ids and no names, so that support
+bundles may have them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,17 +31,16 @@ _HIDDEN = ("/tmp/", "/var/tmp/", "/home/", "/root/", "/run/user/")  # noqa: S108
 
 
 def examine_vms(sources: Sources, inventory: Inventory) -> Iterator[Check]:
-    """Look at each VM; nothing is said where there are none.
+    """Examine each VM of the inventory; nothing is reported where there are none."""
+    for check in _examine(sources, inventory):
+        yield replace(check, privacy="public")
 
-    Args:
-        sources: their configuration.
-        inventory: the VMs.
 
-    """
+def _examine(sources: Sources, inventory: Inventory) -> Iterator[Check]:
     try:
         vms = inventory.vms()
     except SourceError:
-        return  # each source tells it
+        return  # each source reports it
     stored = [vm for vm in vms if seen_by_kernel(vm)]
     if stored and sources.procfs.mode != "off":
         yield _storage(stored, sources.procfs.root)
@@ -89,7 +89,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _bare(vms: Sequence[VmIdentity], inventory: Inventory) -> list[tuple[VmIdentity, Launch]]:
-    """Return the VMs that libvirt does not tell, and how they were started."""
+    """Return the VMs that libvirt does not run, and how they were started."""
     from collector.qemu.discovery import QemuFinder  # noqa: PLC0415 - a source that is off costs nothing
 
     launches = (
@@ -104,16 +104,15 @@ def _bare(vms: Sequence[VmIdentity], inventory: Inventory) -> list[tuple[VmIdent
 
 def _sockets(vms: Sequence[tuple[VmIdentity, Launch]]) -> Check:
     name = "VMs: QMP"
-    told = "state and disk counters"
     without = [vm.pid for vm, launch in vms if not launch.qmp]
     refused = [(vm.pid, _refusal(launch)) for vm, launch in vms if launch.qmp]
     closed = [(pid, why) for pid, why in refused if why is not None]
     if closed:
-        # All reasons would be a long line; who mends the first sees the next.
+        # Only the first reason: all would be a long line.
         pids, error = [pid for pid, _ in closed], closed[0][1]
         return Check(name, "missing", f"the socket of {_which(pids, len(vms))}: {error}", reason=error.reason)
     if without:
-        detail = f"{_which(without, len(vms))} without a socket for us, so without {told}"
+        detail = f"{_which(without, len(vms))} without a socket for us, so without state and disk counters"
         remedy = "start QEMU with -qmp unix:/run/NAME.qmp,server=on,wait=off"
         return Check(name, "missing", f"{detail}; {remedy}", reason=Reason.NOT_VISIBLE)
     private = [vm.pid for vm, launch in vms if not any(map(_unit_may_use, launch.qmp))]

@@ -1,7 +1,6 @@
-"""Recordings into what the agent made, or would have made, of them: the same pipeline over the recorded ticks.
+"""Recordings through the agent's pipeline: it computes what the agent did, or would have done.
 
-No clocks and no threads: a tick works on what it was given (`agent.sampling.pipeline.Inputs`), and a recording has
-just that.
+No clocks and no threads: a recording has exactly the inputs of each tick (`agent.sampling.pipeline.Inputs`).
 """
 
 import operator
@@ -13,14 +12,14 @@ import msgspec
 
 from agent.clock import SystemClock
 from agent.config import AgentConfig, AgentSection
+from agent.recording.format import Header, Reader, RecordedTick
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
-from collector.recorded.source import Header, Reader, RecordedTick
 from whitepanda.common.errors import InputError
 
 _TICK = "agent.tick_s"
-#: What the pipeline depends on, besides the job rules: those are whoever's who looks at the recording.
+#: Settings that the pipeline depends on, besides the job rules.
 _SETTINGS = (
     _TICK,
     "agent.window_s",
@@ -42,7 +41,7 @@ class Playback:
     """One recorded host through the agent's pipeline. A context manager, which closes the file.
 
     Args:
-        file: the recording (`collector.recorded.source`).
+        file: the recording (`agent.recording.format`).
         config: job rules, windows and limits; without it those that it was recorded under, and no job rules.
 
     Raises:
@@ -70,20 +69,20 @@ class Playback:
         return self._reader.cut_off
 
     def ticks(self) -> Iterator[tuple[RecordedTick, list[CpiWindow]]]:
-        """Give out each tick with the windows that ended at it; `pipeline` then is as after that tick.
+        """Yield each tick with the windows that ended at it; `pipeline` then is in the state after that tick.
 
         Raises:
             InputError: a line is wrong.
 
         """
-        while (tick := self._next()) is not None:
+        while True:
+            try:
+                tick = self._reader.next()
+            except ValueError as error:
+                raise InputError(str(error)) from error
+            if tick is None:
+                return
             yield tick, self.pipeline.process(Inputs(tick.mono_ns, tick.samples, tick.sources))
-
-    def _next(self) -> RecordedTick | None:
-        try:
-            return self._reader.next()
-        except ValueError as error:
-            raise InputError(str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -98,11 +97,10 @@ class Playback:
 
 def _config(header: Header, config: AgentConfig | None) -> AgentConfig:
     """Return `config` with the recording's tick, or else the recording's settings."""
-    given = {**header.settings, _TICK: header.tick_s} if config is None else {_TICK: header.tick_s}
+    given = {_TICK: header.tick_s} if config else {**header.settings, _TICK: header.tick_s}
     known = config or AgentConfig(agent=AgentSection())
-    for key in _SETTINGS:
-        if key in given:
-            known = _set(known, key.split("."), given[key])
+    for key in given.keys() & set(_SETTINGS):
+        known = _set(known, key.split("."), given[key])
     return known
 
 

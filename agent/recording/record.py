@@ -1,4 +1,4 @@
-"""Recording of this host: its sources on the agent's schedule, written down without making anything of it."""
+"""Recording of this host: the raw samples of its sources, on the agent's schedule."""
 
 import asyncio
 import signal
@@ -13,29 +13,22 @@ import msgspec
 from agent.api.client import answers
 from agent.clock import Clock, SystemClock
 from agent.config import AgentConfig
+from agent.recording.format import RecordedTick, Recorder
 from agent.sampling.pipeline import Inputs, take
 from agent.sampling.runner import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import check_required, make_plans, wait_for
 from collector.base import Reason
-from collector.recorded.source import RecordedTick, Recorder
 from whitepanda.common.errors import UnavailableError
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened
 _LAST_WAIT_S = 2.0  # for the last tick's samples
-
-
 #: Sources that change something on the host: two programs would take each other's groups away.
 _CHANGING = ("resctrl", "pqos")
 
 
 def beside_agent(config: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
-    """Leave to an agent that runs here what only one program may do.
-
-    Returns:
-        The configuration to record with, and the names of the sources that were switched off for it.
-
-    """
+    """Return the configuration to record with, and the sources switched off in it: a running agent needs them alone."""
     sources = config.sources
     left = tuple(name for name in _CHANGING if getattr(sources, name).mode != "off")
     if not left or not answers(Path(config.agent.socket)):
@@ -46,7 +39,7 @@ def beside_agent(config: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class Recorded:
-    """What was recorded. `samples` are per source; `trouble`: why the file could not be written on, "" it could."""
+    """What was recorded. `samples` are per source; `trouble`: why the file ends early, or ""."""
 
     seconds: float = 0.0
     ticks: int = 0
@@ -59,13 +52,7 @@ class Recorded:
 
 
 class Recording:
-    """Asks all sources, tick by tick, and hands each tick's inputs to a recorder.
-
-    Args:
-        config: the sources, and the tick.
-        clock: for tests.
-
-    """
+    """Samples all sources, tick by tick, and hands each tick's inputs to a recorder."""
 
     def __init__(self, config: AgentConfig, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -76,22 +63,21 @@ class Recording:
     async def run(
         self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None] = lambda _seconds: None
     ) -> Recorded:
-        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written on.
+        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written.
 
         Args:
             recorder: is not closed.
             seconds: how long.
-            on_progress: told each tick how many seconds have passed.
+            on_progress: called each tick with the seconds that have passed.
 
         Raises:
             UnavailableError: a required source, or every source, is not available.
-            OSError: the file cannot be written, and not one sample is in it.
+            OSError: the file cannot be written, and has no sample.
 
         """
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
         task = asyncio.create_task(self._run(recorder, seconds, on_progress))
-        for number in signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         started_ns = self._clock.mono_ns()
         result = self._result
@@ -106,7 +92,7 @@ class Recording:
                 raise
             result.ended_early, result.trouble = True, error.strerror or str(error)
         finally:
-            for number in signals:
+            for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             result.sources = self._slots.views()
             self._slots.stop(STOP_WAIT_S, time.monotonic)
@@ -119,7 +105,9 @@ class Recording:
     async def _run(self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None]) -> None:
         self._slots.start()
         await wait_for(self._slots, lambda slot: slot.tried, clock=self._clock, timeout_s=_START_WAIT_S)
-        self._check_sources()
+        check_required(self._slots, _START_WAIT_S)
+        if all(slot.trouble is not None and slot.tried for slot in self._slots):
+            raise UnavailableError(f"no source is available here{troubles_of(self._slots.views())}")
         first_ns = first_due_ns(self._clock.mono_ns(), self._clock.unix_ns(), self._period_ns)
         last_ns = first_ns + round(seconds * 1e9)
         schedule = TickSchedule(self._period_ns, first_ns)
@@ -143,16 +131,10 @@ class Recording:
         )
         self._write(recorder, self._closing())
 
-    def _check_sources(self) -> None:
-        check_required(self._slots, _START_WAIT_S)
-        if all(slot.trouble is not None and slot.tried for slot in self._slots):
-            raise UnavailableError(f"no source is available here{troubles_of(self._slots.views())}")
-
     def _closing(self) -> Inputs:
-        """A last tick, which sees what the one before asked for and asks for nothing."""
-        slots = self._slots
-        troubles = {slot.name: slot.trouble for slot in slots}
-        return Inputs(self._clock.mono_ns(), slots.samples(), troubles)
+        """Return a last tick, with the samples that the one before requested."""
+        troubles = {slot.name: slot.trouble for slot in self._slots}
+        return Inputs(self._clock.mono_ns(), self._slots.samples(), troubles)
 
     def _write(self, recorder: Recorder, inputs: Inputs) -> None:
         sources = {name: why for name, why in inputs.troubles.items() if why is not Reason.SOURCE_OFF}
@@ -163,7 +145,7 @@ class Recording:
 
 
 def troubles_of(sources: tuple[SourceView, ...]) -> str:
-    """Say of each source that does not work why, to be put behind what follows of it."""
+    """Say why sources do not work, to stand at the end of a message."""
     wanted = [source for source in sources if source.state != "off"]
     troubles = [f"{s.name} is {s.state}: {s.detail}" for s in wanted if s.state != "available"]
     return "".join(f"; {trouble}" for trouble in troubles) or ("" if wanted else "; all are off")

@@ -1,8 +1,7 @@
 """Replay: a trace or a recorded host through the same uplink and ingest that live samples take.
 
-The batches of a replay are numbered like a spool's, and its spool_id is made from the content of the files
-and the options. So central knows a batch that it has seen, from this run before a reconnect or from another
-run, and a replay that is repeated or broken off and started again counts nothing twice.
+The batches of a replay are numbered like a spool's, and its spool_id is a digest of the files' content and the options.
+So central recognises batches of an earlier stream or run, and a repeated replay counts nothing twice.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.events import VmEvent
@@ -41,27 +41,26 @@ _BATCH_EVENTS = 500  # central takes 1000
 _KEPT_EVENTS = 10_000
 
 
-class Rows(Protocol):
-    """What is replayed. The counts are complete after the last batch."""
+class Rows:
+    """What is replayed. The counts are complete after the last batch.
 
-    @property
-    def total_rows(self) -> int | None:
-        """Rows in the files, where known."""
+    Attributes:
+        total_rows: rows in the files, where known.
+        rows_read: rows of the files so far, good and bad.
+        without_cpi: rows among the sent ones that have no CPI.
+        rejected: rows of the files that are not sent, by reason.
 
-    @property
-    def rows_read(self) -> int:
-        """Rows of the files so far, good and bad."""
+    """
 
-    @property
-    def without_cpi(self) -> int:
-        """Rows among the sent ones that have no CPI."""
-
-    @property
-    def rejected(self) -> dict[str, int]:
-        """Rows of the files that are not sent, by reason."""
+    def __init__(self, total_rows: int | None = None) -> None:
+        self.total_rows = total_rows
+        self.rows_read = 0
+        self.without_cpi = 0
+        self.rejected: dict[str, int] = {}
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
-        """Give out all batches, numbered from 1."""
+        """Yield all batches, numbered from 1."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -101,37 +100,27 @@ class ReplayResult:
         return found
 
 
-class TraceRows:
+class TraceRows(Rows):
     """Rows of Google cluster traces (`collector.traces.google`), each on the machine that the trace names."""
 
     def __init__(self, reader: TraceReader, batch_rows: int = MAX_BATCH_ROWS) -> None:
+        super().__init__(reader.total_rows)
         self._reader = reader
         self._batch_rows = batch_rows
 
-    @property
-    def total_rows(self) -> int | None:
-        """Rows in the files, where known."""
-        return self._reader.total_rows
-
-    @property
-    def rows_read(self) -> int:
-        """Rows of the files so far, good and bad."""
-        return self._reader.counts.rows_read
-
-    @property
-    def without_cpi(self) -> int:
-        """Accepted rows that have no CPI, or none that can be used: it is not sent."""
-        return self._reader.counts.unusable_cpi
-
-    @property
-    def rejected(self) -> dict[str, int]:
-        """Rows that are not sent, by reason."""
-        return dict(self._reader.counts.rejected)
-
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
-        """Give out all batches. Their borders depend on the rows alone, not on how the file was read."""
-        for sequence, rows in enumerate(_rebatched(self._reader, self._batch_rows), 1):
-            yield _trace_batch(rows, spool_id, sequence)
+        """Yield all batches. Their borders depend on the rows alone, not on how the file was read."""
+        try:
+            for sequence, rows in enumerate(_rebatched(self._reader, self._batch_rows), 1):
+                self._count()
+                yield _trace_batch(rows, spool_id, sequence)
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        counts = self._reader.counts
+        self.rows_read, self.without_cpi = counts.rows_read, counts.unusable_cpi
+        self.rejected = dict(counts.rejected)
 
 
 def _rebatched(batches: Iterable[TraceBatch], size: int) -> Iterator[TraceBatch]:
@@ -177,37 +166,33 @@ def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.Cp
     return batch
 
 
-class RecordedRows:
-    """The CPI windows of recorded hosts, made from the samples as the agent makes them. A row is a window."""
+class RecordedRows(Rows):
+    """The CPI windows of recorded hosts, made from the samples as the agent makes them. A row is a window.
+
+    Args:
+        files: recordings (`agent.recording.format`).
+        config: windows, limits and job rules; without it those that the recording was made under, and no rules.
+        machine: which host the rows are of; "" for the certificate's own. Importers name others.
+        batch_rows: at most so many windows in a batch.
+
+    """
 
     def __init__(
         self, files: Sequence[Path], *, config: AgentConfig | None = None, machine: str = "", batch_rows: int = 2000
     ) -> None:
-        """Set up.
-
-        Args:
-            files: recordings (`collector.recorded.source`).
-            config: windows, limits and job rules; without it those that the recording was made under, and no rules.
-            machine: which host the rows are of; "" for the certificate's own. Importers name others.
-            batch_rows: at most so many windows in a batch.
-
-        """
+        super().__init__()
         self._files = files
         self._config = config
         self._machine = machine
         self._batch_rows = batch_rows
-        self.total_rows: int | None = None
-        self.rows_read = 0
-        self.without_cpi = 0
-        self.rejected: dict[str, int] = {}
-        #: What was wrong with files without making them useless.
+        #: Defects of files that are usable all the same.
         self.warnings: list[str] = []
-        #: Who began or ceased to suffer or to inflict, the last 10,000.
+        #: Changes of verdicts, the last 10,000.
         self.events: deque[VmEvent] = deque(maxlen=_KEPT_EVENTS)
         self._unsent: deque[VmEvent] = deque()
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
-        """Give out all batches. Their borders depend on the windows alone; events go with them, or after the last."""
+        """Yield all batches. Their borders depend on the windows alone; events go with them, or after the last."""
         sequence = 0
         waiting: list[CpiWindow] = []
         for file in self._files:
@@ -228,19 +213,19 @@ class RecordedRows:
             waiting = []
 
     def _windows(self, playback: Playback) -> Iterator[CpiWindow]:
-        """Give out a recording's windows; on the way look at each tick for who suffers, as the agent does."""
-        section = self._config.cloud_white if self._config else CloudWhiteSection()
-        cloud_white = _cloud_white(section)
-        decisions = Decisions(self._config or AgentConfig(agent=AgentSection()), cloud_white, None)
+        """Yield a recording's windows; detect victims at each tick, as the agent does."""
+        config = self._config or AgentConfig(agent=AgentSection())
+        cloud_white = _cloud_white(config.cloud_white)
+        decisions = Decisions(config, cloud_white, None)
         for tick, ended in playback.ticks():
             if cloud_white is not None:
                 pipeline = playback.pipeline
                 try:
                     cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
                     decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
-                except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no row
-                    if (told := f"the search for victims failed: {error!r}") not in self.warnings:
-                        self.warnings.append(told)
+                except Exception as error:  # noqa: BLE001 - as in the agent, a failure costs verdicts and no row
+                    if (warning := f"the search for victims failed: {error!r}") not in self.warnings:
+                        self.warnings.append(warning)
                 events = decisions.events.take()
                 self.events.extend(events)
                 self._unsent.extend(events)
@@ -267,12 +252,7 @@ def _cloud_white(section: CloudWhiteSection) -> CloudWhite | None:
 
 
 def is_recording(file: Path) -> bool:
-    """Tell a recorded host (JSON lines) from a trace by the first byte.
-
-    Raises:
-        InputError: the file cannot be read.
-
-    """
+    """Whether a file is a recording (JSON lines), not a trace, by its first byte; InputError: it cannot be read."""
     try:
         with file.open("rb") as stream:
             return stream.read(1) == b"{"
@@ -292,7 +272,7 @@ def spool_id_of(files: Sequence[Path], options: object) -> str:
 
 
 class _ReplayQueue:
-    """A `BatchQueue` over rows: holds what is not acknowledged, and asks for more as it is sent."""
+    """A `BatchQueue` over rows: holds unacknowledged batches, and reads more as they are sent."""
 
     def __init__(self, rows: Rows, spool_id: str, rows_per_s: float) -> None:
         self.spool_id = spool_id
@@ -314,7 +294,8 @@ class _ReplayQueue:
         while len(found) < limit and self._again:
             found.append(self._again.pop())
         self._started_s = self._started_s or time.monotonic()
-        while len(found) < limit and not self._exhausted and self._may_send():
+        allowed = (time.monotonic() - self._started_s) * self._rows_per_s if self._rows_per_s else math.inf
+        while len(found) < limit and not self._exhausted and self.rows_sent <= allowed:
             message = next(self._batches, None)
             if message is None:
                 self._exhausted = True
@@ -338,11 +319,6 @@ class _ReplayQueue:
 
     def counts(self) -> QueueCounts:
         return QueueCounts(batches=len(self._held))
-
-    def _may_send(self) -> bool:
-        if not self._rows_per_s:
-            return True
-        return self.rows_sent <= (time.monotonic() - self._started_s) * self._rows_per_s
 
     def _finish(self) -> None:
         self.is_finished = self._exhausted and not self._held
@@ -394,12 +370,12 @@ async def send(
         platform: CPU platform of the rows.
         agent_version: of this distribution.
         server_name: expected in central's certificate, where it is not the address's host.
-        rows_per_s: at most; 0 for as fast as it goes.
+        rows_per_s: at most; 0: no limit.
         patience_s: how long central may be away.
         on_progress: called a few times per second.
 
     Raises:
-        InputError: a file turned out to be broken; what was sent before is counted, once.
+        InputError: a file is broken; what was sent before counts, once.
         TlsError, UnavailableError: central refuses us, or is away for too long.
 
     """

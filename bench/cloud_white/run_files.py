@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.cloud_white.simulation import Study, StudyTick, simulate
-from whitepanda.common.csv_cells import csv_line
+from whitepanda.common.files.csv_cells import csv_line
 
 #: %guest at the baseline, for each of which Cloud White has a model.
 CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)

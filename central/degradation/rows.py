@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from agent.analysis.degradation.model import GroupBaseline, Model, parse
 from central.degradation.runs import Table, baselines_of
 from central.tables.csv_files import write_table
-from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
+from whitepanda.common.files.durable import writing
 
 _NEW = ("degradation", "low", "high", "reason")
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from agent.analysis.degradation.model import GroupBaseline, group_key
 from central.lake import duckdb_connection
 from central.models.groups import Floats
-from whitepanda.common.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 from whitepanda.common.errors import InputError
+from whitepanda.common.files.csv_cells import QUOTED, WITHIN_QUOTED, csv_text
 
 _LEFT_OUT = {
     "not_wanted": "not wanted (--where)",

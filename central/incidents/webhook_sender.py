@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from whitepanda.common.errors import ConfigError, TlsError
-from whitepanda.common.private_files import read_secret
+from whitepanda.common.files.private import read_secret
 
 TIMESTAMP = "X-Whitepanda-Timestamp"
 SIGNATURE = "X-Whitepanda-Signature"

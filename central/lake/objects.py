@@ -21,10 +21,9 @@ from stat import S_ISREG
 from typing import Any, BinaryIO, Protocol, cast
 
 from central.lake.drafts import OwnedFolder
-from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
-from whitepanda.common.private_files import create_beside
+from whitepanda.common.files.durable import create_beside, sync_folder
 
 _ENDINGS = (".json", ".parquet")  # of objects
 _CALL = "whitepanda-call"  # metadata of objects that `create` makes

@@ -11,9 +11,9 @@ from central.models.dfactor import SUM_TOLERANCE, n_copies_roots, two_resources
 from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
 from central.placement.tables import JOB, TAU
 from central.tables.user_files import UserTable
-from whitepanda.common.csv_cells import csv_line
-from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
+from whitepanda.common.files.csv_cells import csv_line
+from whitepanda.common.files.durable import writing
 
 COPIES, PROBES, SHARES = "copies", "probes", "shares"
 _TIME, _VM, _SQUARE = "time_s", "vm", "squared_length"

@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whitepanda.common.durable import writing
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
+from whitepanda.common.files.durable import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from central.models.pitot import Singles
-from whitepanda.common.durable import replacing
+from whitepanda.common.files.durable import replacing
 
 #: A trained member: embeddings of workloads and platforms, and its loss.
 Member = tuple[Singles, Singles, float]

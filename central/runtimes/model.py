@@ -15,8 +15,8 @@ from central.models.groups import Floats
 from central.models.pitot import Members, Rows, Shape, log_runtimes
 from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement, gap
 from central.runtimes.tables import Names
-from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
+from whitepanda.common.files.durable import writing
 
 FORMAT = "whitepanda-runtime-1"
 #: Rows that are predicted at once: bounds the memory that it takes.

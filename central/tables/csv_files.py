@@ -1,4 +1,4 @@
-"""Tables as files: CSV with cells as `whitepanda.common.csv_cells` has them, or Parquet."""
+"""Tables as files: CSV with cells as `whitepanda.common.files.csv_cells` has them, or Parquet."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from whitepanda.common.csv_cells import FORMULA, NUMBER, QUOTED, WITHIN, WITHIN_QUOTED, csv_cell, csv_text
-from whitepanda.common.durable import writing
 from whitepanda.common.errors import InputError
+from whitepanda.common.files.csv_cells import FORMULA, NUMBER, QUOTED, WITHIN, WITHIN_QUOTED, csv_cell, csv_text
+from whitepanda.common.files.durable import writing
 
 
 def is_parquet(path: Path) -> bool:

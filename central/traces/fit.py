@@ -17,8 +17,8 @@ from central.build.engine import AnyEngine
 from central.models.antagonists.slots import SLOT_S
 from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
-from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.files.durable import replacing
 
 #: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
 #: machine slots), `cpi_samples`

@@ -9,15 +9,15 @@ _MAX_AGE_NS = 5_000_000_000
 
 #: Which sources can tell a part, best first: they say why it is absent.
 PART_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "threads": ("procfs", "simulated", "recorded"),
-    "perf": ("perf", "simulated", "recorded"),
-    "disks": ("libvirt", "qemu", "simulated", "recorded"),
-    "interfaces": ("ovs", "libvirt", "qemu", "simulated", "recorded"),
-    "process": ("procfs", "simulated", "recorded"),
-    "cgroup": ("cgroup", "simulated", "recorded"),
-    "rdt": ("resctrl", "pqos", "simulated", "recorded"),
-    "numa": ("cgroup", "simulated", "recorded"),
-    "host": ("procfs", "simulated", "recorded"),
+    "threads": ("procfs", "simulated"),
+    "perf": ("perf", "simulated"),
+    "disks": ("libvirt", "qemu", "simulated"),
+    "interfaces": ("ovs", "libvirt", "qemu", "simulated"),
+    "process": ("procfs", "simulated"),
+    "cgroup": ("cgroup", "simulated"),
+    "rdt": ("resctrl", "pqos", "simulated"),
+    "numa": ("cgroup", "simulated"),
+    "host": ("procfs", "simulated"),
 }
 
 

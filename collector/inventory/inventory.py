@@ -22,7 +22,7 @@ from collector.inventory.pci import passed_interfaces
 from collector.inventory.process_watch import ProcessWatch
 from collector.inventory.status_file import StatusError, VmStatus, parse_status
 from collector.proc_parse import parse_life
-from whitepanda.common.bounded_files import read_bounded
+from whitepanda.common.files.bounded import read_bounded
 
 _log = logging.getLogger("whitepanda.identity")
 

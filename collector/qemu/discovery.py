@@ -34,7 +34,7 @@ from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
 from collector.qemu.owners import Owners, real_uid
-from whitepanda.common.bounded_files import read_bounded
+from whitepanda.common.files.bounded import read_bounded
 
 _log = logging.getLogger("whitepanda.qemu")
 

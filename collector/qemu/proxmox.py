@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whitepanda.common.bounded_files import read_bounded
+from whitepanda.common.files.bounded import read_bounded
 
 _MAX_BYTES = 1 << 20  # of a file
 _KEYS = ("tags", "agent")

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from agent.config import AgentConfig, AgentSection, Sources
+from agent.recording.format import Reader, Recorder
 from agent.recording.playback import Playback, header_of
 from agent.recording.record import Recording
 from collector.base import Reason
-from collector.recorded.source import Reader, Recorder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

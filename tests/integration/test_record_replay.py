@@ -14,12 +14,10 @@ import pytest
 from agent.cli.record import record
 from agent.config import load
 from agent.daemon import Daemon
+from agent.recording.format import RecordedTick, Recorder
 from agent.recording.playback import Playback, header_of
-from agent.sampling.changes import CpuDelta
-from agent.sampling.metrics import HostRates
 from collector.base import Reason, SourceError
 from collector.procfs.source import ProcfsSource
-from collector.recorded.source import RecordedTick, Recorder
 from collector.simulated.source import SimulatedSource
 
 pytestmark = pytest.mark.integration
@@ -158,56 +156,6 @@ def recorded(config_file, tmp_path):
     file = tmp_path / "host.jsonl"
     record(file, seconds=3, config=config_file, json=True)
     return file
-
-
-def rates_by_samples(pipeline):
-    """Rates of each VM by the moments' distance: two replays shift the clocks, and nothing else."""
-    found = {}
-    for vm in pipeline.table:
-        if not isinstance(vm.now.threads, Reason) and isinstance(vm.change.cpu, CpuDelta):
-            # The threads' CPU time never repeats.
-            until_ns = sum(thread.cpu_ns for thread in vm.now.threads.value.values())
-            found[vm.identity.name, until_ns - vm.change.cpu.cpu_ns, until_ns] = vm.rates
-    return found
-
-
-def test_an_agent_on_the_recording_measures_the_same(config_file, recorded, tmp_path):
-    originals = {}
-    with Playback(recorded, load(config_file)) as playback:
-        for _ in playback.ticks():
-            originals |= rates_by_samples(playback.pipeline)
-            if isinstance(playback.pipeline.host_rates, HostRates):
-                originals[playback.pipeline.host_rates] = True
-
-    replaying = tmp_path / "replaying.toml"
-    replaying.write_text(
-        f"{BASE}state_dir = '{tmp_path}'\nsocket = '{tmp_path}/b.sock'\n"
-        f"[sources.recorded]\nmode = 'required'\nfile = '{recorded}'\n{JOBS}"
-    )
-    daemon = Daemon(load(replaying))
-    pipeline, process, seen = daemon.state.pipeline, daemon.state.pipeline.process, {}
-
-    def watched(inputs):
-        windows = process(inputs)
-        seen.update(rates_by_samples(pipeline))
-        if isinstance(pipeline.host_rates, HostRates):
-            seen[pipeline.host_rates] = True
-        return windows
-
-    pipeline.process = watched
-
-    async def run():
-        asyncio.get_running_loop().call_later(3, daemon.stop)
-        await daemon.run()
-
-    asyncio.run(run())
-    # Where a tick of the agent came late, one of the recording is left out: rates of two ticks have no original.
-    same = seen.keys() & originals.keys()
-    assert len(same) >= 10
-    assert {key: seen[key] for key in same} == {key: originals[key] for key in same}
-    # Beside whatever VMs this machine has.
-    assert {key[0] for key in same if not isinstance(key, HostRates)} >= {"web-1", "scan-1"}
-    assert any(isinstance(key, HostRates) for key in same)
 
 
 def test_replay_reads_and_counts_it(config_file, recorded):

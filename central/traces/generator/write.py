@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from central.traces.generator.population import ROLES, Jobs, Machines, Tasks, make_jobs, make_machines, make_tasks
 from central.traces.generator.settings import SynthSettings
 from central.traces.generator.simulate import Day, Effects, simulate
-from whitepanda.common import durable
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.files import durable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,23 +20,23 @@ from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import is_printable, printable
 
-#: Of central's core. Without its new listener the thread that waits for a completion polls the sockets too, instead of
-#: handing each to a pool: ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3 (docs/adr/0003).
+#: Of central's core: without its new listener ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3,
+#: because the thread that waits for a completion polls the sockets too (docs/adr/0003).
 GRPC_EXPERIMENTS = "-event_engine_listener"
 
 
 class PlainConsole(Console):
-    """A console on which no name is markup, drives the terminal or turns the reading direction (see `printable`)."""
+    """A console that prints names literally: no markup, no terminal control, no change of direction (`printable`)."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False} | options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Do as rich does, with what is printable of a text."""
+        """Render the printable form of a text."""
         return super().render_str(printable(text, keep="\n\t"), **options)  # so that columns are wide enough
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Do as rich does, with what is printable of what came by another way."""
+        """Render the printable form of everything else."""
         for segment in super().render(renderable, options):
             text = segment.text
             if segment.control or is_printable(text) or text == "\n":
@@ -49,10 +49,10 @@ class PlainConsole(Console):
 console: Console = PlainConsole()
 errors: Console = PlainConsole(stderr=True)
 
-_READER_GONE = 141  # 128 and SIGPIPE, as a shell shows a program which that signal has ended
-_ALIKE = 0.75  # an option that is less like what was typed is no help
-#: What pydantic says, and what we say.
-_AS_WE_SAY = (
+_READER_GONE = 141  # 128 + SIGPIPE, as a shell reports it
+_ALIKE = 0.75  # least similarity of an option that is suggested
+#: Phrases of pydantic, and ours.
+_PHRASES = (
     ("Value error, ", ""),
     ("Input should be ", "must be "),
     ("greater than or equal to", "at least"),
@@ -60,7 +60,7 @@ _AS_WE_SAY = (
 )
 
 _HELP = ["-h", "--help"]
-_NO_COMMAND = ""  # for whom only the version is wanted: to import every command takes seconds
+_NO_COMMAND = ""  # for --version: importing every command takes seconds
 
 
 def print_json(value: Any) -> None:
@@ -125,7 +125,7 @@ def build() -> typer.Typer:
 
 
 def command() -> Any:
-    """Make the command that runs. Its help shows a flag without a type, as it takes no value, and fills its lines."""
+    """Make the command that runs, with tidied help: flags without a type, paragraphs without line breaks."""
     made = typer.main.get_command(build())
     _tidy_help(made)
     return made
@@ -152,21 +152,20 @@ def _wanted(argv: list[str]) -> str | None:
 
 def main() -> None:
     """Run the command line. Known errors end in one line on standard error and their exit code."""
-    # gRPC's core reads its settings as it is imported, which is below here.
-    # It writes raw lines of its own for every handshake that fails. Errors reach us, and our log, as exceptions.
-    # Central alone has to hear of them, and reads what the core writes (central.ingest.tls_rejections).
+    # gRPC's core reads these settings when it is imported, which is below here. It writes raw lines for every failed
+    # handshake; only central reads them (central.ingest.tls_rejections), elsewhere errors are exceptions.
     is_central = _wanted(sys.argv) == "central"
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if is_central else "NONE")
     if is_central:
         os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # A terminal of another encoding gets "?" for what it has not.
+        # A terminal of another encoding gets "?" for missing characters.
         sys.stdout.reconfigure(errors="replace")
     try:
-        # Its own way puts a box of five lines around an error.
+        # Not standalone: that puts a box of five lines around an error.
         done = command()(prog_name="whitepanda", standalone_mode=False)
         if sys.stdout is not None:  # started without one
-            sys.stdout.flush()  # a reader that has gone is noticed here, not as the interpreter ends
+            sys.stdout.flush()  # a reader that has gone is noticed here, not when the interpreter ends
         sys.exit(done if isinstance(done, int) else 0)
     except WhitepandaError as error:
         _fail(*error.problems, exit_code=error.exit_code)
@@ -175,7 +174,7 @@ def main() -> None:
     except BrokenPipeError:
         _leave_reader()
     except SystemExit as error:
-        # So rich and typer end where nobody reads.
+        # This is how rich and typer end where nobody reads.
         if isinstance(error.__context__, BrokenPipeError):
             _leave_reader()
         raise
@@ -191,14 +190,14 @@ def _fail(*problems: str, exit_code: int) -> NoReturn:
 
 
 def _leave_reader() -> NoReturn:
-    """End where who read the output has gone; what is still to be written must not fail once more."""
+    """End because the reader of the output has gone; buffered output must not fail once more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     sys.exit(_READER_GONE)
 
 
 def _fail_usage(error: typer.TyperException) -> NoReturn:
-    """Tell of a wrong command line in one line. A command without what it needs, asked for nothing, shows its help."""
+    """Report a wrong command line in one line. typer has shown the help of a command without arguments."""
     exit_code: int = getattr(error, "exit_code", 1)
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -209,7 +208,7 @@ def _fail_usage(error: typer.TyperException) -> NoReturn:
 
 
 def _usage_problem(error: typer.TyperException) -> str:
-    """Say what is wrong with a command line: the option or argument, what it must be, the value."""
+    """Return the option or argument that is wrong, what it must be, and the value."""
     if isinstance(option := getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
         near = get_close_matches(option, error.possibilities or (), cutoff=_ALIKE)
         return f"{option}: no such option" + (f", did you mean {' or '.join(near)}?" if near else "")
@@ -223,12 +222,8 @@ def _usage_problem(error: typer.TyperException) -> str:
 def _value_problem(error: typer.BadParameter) -> str:
     """Say what a value must be, and the value."""
     text = error.message.rstrip(".").partition(", unable to parse")[0]
-    for theirs, ours in _AS_WE_SAY:
-        text = text.replace(theirs, ours)
-    value = _refused(error.__cause__)
+    for phrase, plain in _PHRASES:
+        text = text.replace(phrase, plain)
+    cause: Any = error.__cause__  # pydantic's, which checks values for typer
+    value = cause.errors()[0]["input"] if hasattr(cause, "errors") else None
     return text if value in (None, "") or repr(value) in text else f"{text} (value {value})"
-
-
-def _refused(cause: Any) -> Any:
-    """Return the value that pydantic, which typer has values checked by, refused; None: it was not that."""
-    return cause.errors()[0]["input"] if hasattr(cause, "errors") else None

@@ -3,13 +3,12 @@
 import enum
 import ipaddress
 import math
-import operator
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -20,14 +19,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 #: Takes a configuration and the keys that are wrong in it; yields further problems.
 Check = Callable[[T, Container[str]], Iterable[str]]
 
-#: A setting's dotted key, its lowest and its highest value.
-Range = tuple[str, float, float]
-
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
 MAX_PORT = 65535
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::[0-9]{0,5})?")
-#: In place of a value that is wrong.
+#: In place of a wrong value.
 _WRONG = object()
+_SIMPLE = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -41,41 +38,47 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # beside TOML's own: no UTF-8, 5000 digits, 1000 brackets
+    except (ValueError, RecursionError) as error:  # besides TOML's own: no UTF-8, 5000 digits, 1000 brackets
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
+def convert(data: dict[str, Any], kind: type[T], where: str, check: Check[T] = lambda _config, _wrong: ()) -> T:
     """Turn parsed TOML into `kind`, a frozen msgspec.Struct that forbids unknown fields.
 
+    Args:
+        data: of the file.
+        kind: its numbers may have bounds: `Annotated[float, msgspec.Meta(ge=0, le=1)]`.
+        where: what errors begin with.
+        check: takes the configuration and the keys known to be wrong, which have their defaults there; yields further
+            problems, each beginning with its key.
+
     Raises:
-        ConfigError: names of every wrong setting the file, the key, the value it got and what was expected.
+        ConfigError: names the file, the key, the value and what was expected, for every wrong setting at once.
 
     """
-    return _checked(data, kind, where, (), lambda _config, _wrong: ())
-
-
-def _checked(data: dict[str, Any], kind: type[T], where: str, ranges: Sequence[Range], check: Check[T]) -> T:
     wrong: dict[str, str] = {}
     config = msgspec.convert(_sound(data, kind, "", wrong), kind)
-    wrong |= {_key_of(problem): problem for problem in out_of_range(config, ranges)}
-    # Of a setting that is wrong nothing more need be said.
-    more = [problem for problem in check(config, wrong) if _key_of(problem) not in wrong]
+    more = [problem for problem in check(config, wrong) if problem.partition(" ")[0].rstrip(":") not in wrong]
     if problems := [*wrong.values(), *more]:
         raise ConfigError(*(f"{where}: {problem}" for problem in problems))
     return config
 
 
-def out_of_range(config: msgspec.Struct, ranges: Sequence[Range]) -> Iterator[str]:
-    """Tell of each number of `config` that is not within its range, both ends included."""
-    for key, low, high in ranges:
-        value = operator.attrgetter(key)(config)
-        if not low <= value <= high:
-            yield f"{key} must be {low} to {high} (value {_show(value)})"
+def load_toml(path: Path, kind: type[T], check: Check[T] = lambda _config, _wrong: ()) -> T:
+    """Read and convert a configuration file; see `read_toml` and `convert`."""
+    return convert(read_toml(path), kind, str(path), check)
+
+
+def bounds(kind: Any) -> tuple[Any, msgspec.Meta | None]:
+    """Return a setting's type without its bounds, and the bounds of a number."""
+    if NoneType in get_args(kind):
+        plain, limits = bounds(next(one for one in get_args(kind) if one is not NoneType))
+        return plain | None, limits
+    return get_args(kind)[:2] if get_origin(kind) is Annotated else (kind, None)
 
 
 def address_problem(key: str, address: str, *, min_port: int = 1) -> str | None:
-    """Tell what is wrong with `host:port` (IPv6 in brackets), or None."""
+    """Return what is wrong with `host:port` (IPv6 in brackets), or None."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return f"{key} must be host:port (value {_show(address)})"
@@ -93,7 +96,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_own_name(host_header: str, names: Container[str]) -> bool:
-    """Whether an HTTP server with these names, in lower case, is meant by a request's Host header.
+    """Whether a request's Host header means an HTTP server with these names, in lower case.
 
     A web page can have a browser call any server by a name of the page's own that leads there (DNS rebinding), but not
     by an IP address: every address is allowed, and "localhost".
@@ -109,56 +112,37 @@ def is_own_name(host_header: str, names: Container[str]) -> bool:
     return True
 
 
-def load_toml(
-    path: Path, kind: type[T], ranges: Sequence[Range] = (), check: Check[T] = lambda _config, _wrong: ()
-) -> T:
-    """Read and convert a configuration file, and look at its values.
-
-    Args:
-        path: the file.
-        kind: a frozen msgspec.Struct that forbids unknown fields.
-        ranges: of numbers.
-        check: takes the configuration and the keys that are already known to be wrong, which stand at their defaults or
-            are out of range; yields further problems, each beginning with its key.
-
-    Raises:
-        ConfigError: as of `read_toml` and `convert`; all problems at once.
-
-    """
-    return _checked(read_toml(path), kind, str(path), ranges, check)
-
-
-def _key_of(problem: str) -> str:
-    return problem.partition(" ")[0].rstrip(":")
-
-
 def _sound(value: Any, kind: Any, path: str, wrong: dict[str, str]) -> Any:
-    """Return what of a value has its type, the default in place of the rest; note what is wrong by its key."""
+    """Return the value with defaults in place of its wrong parts; note what is wrong by its key."""
     if NoneType in get_args(kind):  # TOML has no null
         kind = next(one for one in get_args(kind) if one is not NoneType)
+    kind, limits = bounds(kind)
     arguments = get_args(kind)
     if _is_struct(kind):
         return _sound_table(value, kind, path, wrong)
     if get_origin(kind) is tuple and arguments[1:] == (...,) and isinstance(value, list):
-        found = []
-        for index, item in enumerate(value):
-            one = _sound(item, arguments[0], f"{path}[{index}]", wrong)
-            found.append(_stand_in(arguments[0]) if one is _WRONG else one)
-        return found
+        found = (_sound(item, arguments[0], f"{path}[{index}]", wrong) for index, item in enumerate(value))
+        return [_stand_in(arguments[0]) if one is _WRONG else one for one in found]
     if get_origin(kind) is dict and isinstance(value, dict):
         read = {key: _sound(item, arguments[1], f"{path}.{key}", wrong) for key, item in value.items()}
         return {key: item for key, item in read.items() if item is not _WRONG}
-    infinite = next((number for number in _numbers(value) if not math.isfinite(number)), None)
-    if infinite is not None:
-        # TOML has nan and inf; every comparison with nan is false, so no range would catch it.
-        wrong[path] = f"{path} must be a finite number (value {infinite})"
-        return _WRONG
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        wrong[path] = f"{path} must be {_words(kind)}, got {_show(value)}"
+    if problem := _value_problem(value, kind, limits):
+        wrong[path] = f"{path} must be {problem}"
         return _WRONG
     return value
+
+
+def _value_problem(value: Any, kind: Any, limits: msgspec.Meta | None) -> str:
+    infinite = next((number for number in _numbers(value) if not math.isfinite(number)), None)
+    if infinite is not None:
+        return f"a finite number (value {infinite})"
+    try:
+        number = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return f"{_words(kind)}, got {_show(value)}"
+    if limits is not None and not limits.ge <= number <= limits.le:
+        return f"{limits.ge} to {limits.le} (value {_show(number)})"
+    return ""
 
 
 def _sound_table(value: Any, kind: type[msgspec.Struct], path: str, wrong: dict[str, str]) -> Any:
@@ -189,6 +173,9 @@ def _sound_table(value: Any, kind: type[msgspec.Struct], path: str, wrong: dict[
 
 def _stand_in(kind: Any) -> Any:
     """Return a value of the type, for a wrong one that has no default."""
+    kind, limits = bounds(kind)
+    if limits is not None:
+        return limits.ge
     if _is_struct(kind):
         fields = msgspec.structs.fields(kind)
         return {field.encode_name: _stand_in(field.type) for field in fields if field.required}
@@ -202,17 +189,15 @@ def _stand_in(kind: Any) -> Any:
 
 def _words(kind: Any) -> str:
     """Say what a value must be."""
+    kind, _ = bounds(kind)
     if allowed := _allowed(kind):
         return " or ".join(allowed)
-    if _is_struct(kind):
-        return "a table"
-    simple = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
     arguments = get_args(kind)
-    if kind in simple:
-        return simple[kind]
     if get_origin(kind) is tuple and arguments[1:] != (...,):
         return f"a list of {len(arguments)}: {', '.join(_words(one) for one in arguments)}"
-    return "a table" if get_origin(kind) is dict else "a list"
+    return "a table" if _is_struct(kind) or get_origin(kind) is dict else "a list"
 
 
 def _numbers(data: Any) -> Iterator[float]:
@@ -229,7 +214,7 @@ def _show(value: Any) -> str:
 
 
 def _allowed(kind: Any) -> tuple[str, ...]:
-    """Return the values that a setting may have, of one that may have few; its type may be one of several."""
+    """Return the values that a setting of few may have; its type may be one of several."""
     if get_origin(kind) is Literal:
         return tuple(f'"{value}"' for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

@@ -2,7 +2,7 @@
 
 
 class WhitepandaError(Exception):
-    """Base of all errors that are told in one line: what, where, the value, the remedy."""
+    """Base of all errors that people see in one line: what, where, the value, the remedy."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Which central a tool asks, and by which certificate: of the flags, the environment, or a file of fleets.
+"""Which central a tool asks, and by which certificate: from the flags, the environment, or a file of fleets.
 
     default = "prod"
 
@@ -25,7 +25,6 @@ CENTRAL, TLS, FLEET = "WHITEPANDA_CENTRAL", "WHITEPANDA_TLS", "WHITEPANDA_FLEET"
 ETC = Path("/etc/whitepanda/config.toml")
 _OPERATOR = "operator"
 _FILES = ("ca", "cert", "key")
-_PATHS = ("tls", *_FILES)
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,20 +57,20 @@ def resolve(flags: Fleet, fleet: str = "") -> Asked:
     """Return whom to ask: each setting is the first that is given of flag, environment, file of fleets.
 
     Args:
-        flags: what the command line says.
-        fleet: --fleet: that fleet of the file counts before the environment; "" = the environment's, else the default.
+        flags: of the command line.
+        fleet: --fleet: that fleet of the file precedes the environment; "" = the environment's, else the default.
 
     Raises:
         ConfigError: a file of fleets is wrong.
-        InputError: no such fleet, or where central is is not said, or is no host:port.
-        TlsError: where a TLS file is is not said, or it is not in its folder.
+        InputError: there is no such fleet, or central's address is not given or no host:port.
+        TlsError: a TLS file is not given, or not in its folder.
 
     """
     environment = Fleet(central=os.environ.get(CENTRAL, ""), tls=os.environ.get(TLS, ""))
     sources, profile = [flags, environment], (Fleet(), "")
     if fleet:
         sources.insert(1, (profile := _profile(fleet))[0])
-    elif not _is_enough(sources):  # a file that is not needed cannot be in the way
+    elif not _is_enough(sources):  # a file that is not needed is not read
         sources.append((profile := _profile(os.environ.get(FLEET, "")))[0])
     found = next((source for source in sources if source.central), None)
     if found is None and profile[1]:
@@ -79,9 +78,9 @@ def resolve(flags: Fleet, fleet: str = "") -> Asked:
     if found is None:
         ways = f"give --central HOST:PORT or --fleet NAME, set {CENTRAL}, or write {_user_file()} or {ETC}"
         raise InputError(f"no central is named: {ways}")
-    if found in (flags, environment):  # a file's is looked at as it is read
+    if found in (flags, environment):  # a file's is checked when it is read
         _check_address(found.central, "--central" if found is flags else CENTRAL)
-    # What central's certificate is called is of the central that it was written down with.
+    # The name in central's certificate belongs to the address that it was given with.
     return Asked(found.central, files_in(sources), flags.server_name or found.server_name)
 
 
@@ -89,7 +88,7 @@ def files_in(sources: Sequence[Fleet]) -> TlsFiles:
     """Return the three TLS files: each is of the first source that has it, or a folder.
 
     Raises:
-        TlsError: where one is is not said, or it is not in its folder.
+        TlsError: one is not given, or not in its folder.
 
     """
     return TlsFiles(
@@ -113,46 +112,36 @@ def _check_address(central: str, name: str) -> None:
 
 
 def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
+    flags = sources[0]
     for source in sources:
         if given := getattr(source, field):
             return str(given)
         if source.tls:
-            name = "ca" if field == "ca" else sources[0].name or source.name or _OPERATOR
-            return _in_folder(Path(source.tls), name + ending, _said_by(source, sources[0]))
-    given = [_name_of(other, sources) for other in _FILES if other != field]
-    if beside := " and ".join(filter(None, given)):
-        raise TlsError(f"--{field} is missing beside {beside}: give it too, or --tls DIR (of `whitepanda pki`)")
+            name = "ca" if field == "ca" else flags.name or source.name or _OPERATOR
+            environment = TLS if source.tls == os.environ.get(TLS) else "tls of the fleet"
+            return _in_folder(Path(source.tls), name + ending, "--tls" if source is flags else environment)
+    given = ((other, source) for other in _FILES for source in reversed(sources) if getattr(source, other))
+    beside = {other: f"--{other}" if source is flags else f"{other} of the fleet" for other, source in given}
+    if beside:
+        known = " and ".join(beside.values())
+        raise TlsError(f"--{field} is missing beside {known}: give it too, or --tls DIR (of `whitepanda pki`)")
     raise TlsError(
         f"no TLS files are named: give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, "
         "or give --ca, --cert and --key"
     )
 
 
-def _name_of(field: str, sources: Sequence[Fleet]) -> str:
-    """Return what a file is called where it is given; "" where no source has it."""
-    source = next((one for one in sources if getattr(one, field)), None)
-    if source is None:
-        return ""
-    return f"--{field}" if source is sources[0] else f"{field} of the fleet"
-
-
-def _said_by(source: Fleet, flags: Fleet) -> str:
-    if source is flags:
-        return "--tls"
-    return TLS if source.tls == os.environ.get(TLS) else "tls of the fleet"
-
-
-def _in_folder(folder: Path, name: str, said_by: str) -> str:
+def _in_folder(folder: Path, name: str, setting: str) -> str:
     try:
         (folder / name).open("rb").close()
     except OSError as error:
         remedy = "make it with `whitepanda pki`, or give --ca, --cert and --key"
-        raise TlsError(f"{said_by}: cannot read {folder / name}: {error.strerror}; {remedy}") from error
+        raise TlsError(f"{setting}: cannot read {folder / name}: {error.strerror}; {remedy}") from error
     return str(folder / name)
 
 
 def _profile(name: str) -> tuple[Fleet, str]:
-    """Return the fleet of that name, else the default one: of the user's file, else of the host's; and where it is."""
+    """Return the fleet of that name or the default one, and its place; the user's file precedes the host's."""
     files = [file for file in (_user_file(), ETC) if os.path.lexists(file)]
     known: list[str] = []
     undecided = ""
@@ -164,10 +153,8 @@ def _profile(name: str) -> tuple[Fleet, str]:
             return _absolute(read.fleets[wanted], file.parent), f"fleet {wanted} of {file}"
         if read.fleets and not undecided:
             first = next(iter(read.fleets))
-            undecided = (
-                f"{file} has fleets {', '.join(read.fleets)} and no default: --fleet {first}, or "
-                f'default = "{first}" there'
-            )
+            remedy = f'--fleet {first}, or default = "{first}" there'
+            undecided = f"{file} has fleets {', '.join(read.fleets)} and no default: {remedy}"
     if not name and undecided:
         raise InputError(undecided)
     if not name:
@@ -186,7 +173,7 @@ def _problems(profile: _Profile, wrong: Container[str]) -> Iterator[str]:
 
 
 def _absolute(fleet: Fleet, folder: Path) -> Fleet:
-    given = {key: getattr(fleet, key) for key in _PATHS}
+    given = {key: getattr(fleet, key) for key in ("tls", *_FILES)}
     paths = {key: os.path.join(folder, os.path.expanduser(path)) for key, path in given.items() if path}  # noqa: PTH111, PTH118 - without a home it stays
     return msgspec.structs.replace(fleet, **paths)
 

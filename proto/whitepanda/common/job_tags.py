@@ -1,4 +1,4 @@
-"""The tag of a job's rows in a CoefficientUpdate. Both ends make it from the content, so none can be pretended."""
+"""The tag of a job's rows in a CoefficientUpdate. Both ends compute it from the content, so it cannot be forged."""
 
 import hashlib
 

@@ -21,17 +21,14 @@ MAX_BATCH_ROWS = 10_000
 MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_HEARTBEAT_MS = 10_000
 
-# A peer that is gone without a word (power cut, dropped by a firewall) is noticed by HTTP/2 pings: after 50 s of
-# silence one is sent, and 10 s later the connection is closed. gRPC servers by default hang up on clients that ping
-# more often than every 5 minutes, so the server's side is part of the agreement. The ping's own timeout, 60 s by
-# default, has to be set as well: with grpcio 1.85 and pings after 20 s a frozen peer was noticed after 80 s without it,
-# after 30 s with it. With 20 s, ten thousand silent streams cost a twentieth of a core in pings alone.
+# HTTP/2 pings detect a peer that is gone (power cut, dropped by a firewall): one is sent after 50 s of silence, and the
+# connection closed 10 s later. gRPC servers by default hang up on clients that ping more often than every 5 minutes,
+# so the server's side is part of the agreement. The ping's own timeout, 60 s by default, has to be set as well. With
+# pings after 20 s, ten thousand silent streams cost a twentieth of a core.
 #
-# gRPC's other pings, by which it estimates how much to let a peer send ahead (the bandwidth-delay product),
-# are off: one follows what is received, and a peer too busy to look at its answer for those 10 s hung up on a
-# healthy one. With 10,000 agents and a backlog each, central did that 11 s after they began. It also let each
-# send 4 MB ahead; without, it is 64 KiB (or one larger message) per connection and round trip (580 kB/s
-# measured over 100 ms: a day of 50 VMs, 64 MB, in about two minutes).
+# gRPC's pings that estimate the bandwidth-delay product are off: a peer too busy to read the answer for those 10 s
+# hung up on a healthy one (central, 11 s after 10,000 agents with a backlog began). They also let each peer send 4 MB
+# ahead; without, it is 64 KiB (or one larger message) per connection and round trip, 580 kB/s over 100 ms.
 _KEEPALIVE_MS = 50_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 

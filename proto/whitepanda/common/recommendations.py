@@ -8,7 +8,7 @@ from typing import Any
 from whitepanda.common.texts import printable
 from whitepanda.v1 import agent_pb2
 
-#: How hosts begin to say that a signal is cut: it may be higher, now and then.
+#: Prefix of the reason where a signal is cut off and may be higher.
 _AT_LEAST = "at least: "
 
 _DONE = {

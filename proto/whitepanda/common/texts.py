@@ -1,8 +1,7 @@
-"""Texts that others made, such as the name of a VM: made fit for a terminal, a log line, a label and a message.
+"""Texts of others, such as names of VMs, made fit for a terminal, a log line, a label and a message.
 
-Whoever may start a VM chooses them: bytes that are no UTF-8, which no protobuf takes; control characters, which drive
-a terminal; marks that turn the reading direction; letters without a shape; any length. The standard library is all
-that is needed here.
+Whoever may start a VM chooses them: bytes that are no UTF-8, which no protobuf takes; control characters; marks that
+turn the reading direction; characters without a shape; any length. Needs only the standard library.
 """
 
 import re
@@ -46,7 +45,7 @@ def clean_name(text: str) -> str:
 
 
 def several_named(name: str, listed: Sequence[str]) -> str:
-    """Say that a name is that of several VMs, and what to give instead; `listed` has their UUIDs."""
+    """Say that several VMs have a name, and what to give instead; `listed` has their UUIDs."""
     more = ", ..." if len(listed) > _MAX_LISTED else ""
     return f"{len(listed)} VMs are named {name[:80]!r}: {', '.join(listed[:_MAX_LISTED])}{more}; give the UUID"
 
@@ -58,5 +57,5 @@ def _escaped(char: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return how many of what: 1 tick, 2 ticks."""
+    """Return a number and its noun: 1 tick, 2 ticks."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,7 +1,7 @@
 """mTLS material: three PEM files, checked before they are used, with errors that name the file and the remedy.
 
-gRPC tells nobody what is wrong with a side's own certificate: the other side breaks off, and that is all. So we
-look first, with nothing but the standard library: a handshake in memory against a verifier like the other side's.
+gRPC does not report what is wrong with a side's own certificate: the other side just breaks off. So it is checked
+first, with the standard library: a handshake in memory against a verifier like the other side's.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import msgspec
 
 from whitepanda.common.errors import TlsError
 
-#: From when on people are told that a certificate expires, and that it does so soon. The alerts have the same days.
+#: When a certificate's end becomes a warning, and when critical. The alerts have the same days.
 CERTIFICATE_WARN_DAYS, CERTIFICATE_CRITICAL_DAYS = 30, 7
 
 _FILES = ("ca", "certificate", "key")
@@ -39,16 +39,16 @@ class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """`certain`: it cannot work like this. Else it may: the other side may know another CA, or have another clock."""
+    """`certain`: it cannot work. Else it may: the other side may know another CA, or have another clock."""
 
     text: str
     certain: bool = True
 
 
 class OwnCertificate:
-    """When a side's own certificate ends: the one in its file now, which is read again when it changes.
+    """The end of a side's own certificate; its file is read again when it changes.
 
-    A certificate without its key is in use nowhere; until its key is there too the one before is the answer.
+    A new certificate counts once its key is there too.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -57,7 +57,7 @@ class OwnCertificate:
         self._expiry_unix_s: float | None = None
 
     def expiry_unix_s(self) -> float | None:
-        """Return the end in seconds since 1970; None where no file has told it yet. Some microseconds."""
+        """Return the end in seconds since 1970; None where none could be read yet. Some microseconds."""
         now = stamps(self._files)
         if now != self._known:
             self._known = now
@@ -78,19 +78,19 @@ def setting(prefix: str, what: str) -> str:
 
 
 def problems(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
-    """Say what is wrong with the three files, one line each; what another side may yet accept included.
+    """Return what is or may be wrong with the three files, one line each; unset ones too.
 
     Args:
-        files: unset and missing files are problems too.
-        server: whether they are central's; else a client's.
-        prefix: what their settings are called: "uplink.tls", "central.tls", or "--" for a tool's options.
+        files: of central or of a client.
+        server: whether they are central's.
+        prefix: of their settings' names: "uplink.tls", "central.tls", or "--" for a tool's options.
 
     """
     return [problem.text for problem in _examine(files, server=server, prefix=prefix)]
 
 
 def warnings(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
-    """Return those of `problems` that only the other side can decide on; connecting may work in spite of them."""
+    """Return those of `problems` that only the other side can decide on; connecting may work all the same."""
     return [problem.text for problem in _examine(files, server=server, prefix=prefix) if not problem.certain]
 
 
@@ -110,16 +110,15 @@ def server_credentials(
 ) -> grpc.ServerCredentials:
     """Credentials of central: clients must present a certificate of the CA.
 
-    Files that change are taken up by the next handshake, without a restart; those that cannot work are not, and the
-    ones before stay in force.
+    The next handshake uses changed files, without a restart; the old ones stay in force where the new cannot work.
 
     Args:
-        files: as they are now, they must work.
-        prefix: what their settings are called.
-        on_change: told, in a thread of gRPC's, after each change: "" or why it was not taken up.
+        files: they must work now.
+        prefix: of their settings' names.
+        on_change: called in a thread of gRPC's after each change: "" or why the files were not taken.
 
     Raises:
-        TlsError: as of `channel_credentials`; here a client's certificate is the wrong one.
+        TlsError: as of `channel_credentials`; here a client's certificate is wrong.
 
     """
     current = stamps(files)
@@ -147,7 +146,7 @@ def server_credentials(
 
 
 def not_grpc(details: str) -> str:
-    """Say that a port is not one of gRPC, from what gRPC or OpenSSL says of the handshake; "" where it may be one."""
+    """Say that a port is not gRPC's, from a handshake's error of gRPC or OpenSSL; "" where it may be."""
     details = details.lower().replace("_", " ")
     if "wrong version number" in details:
         how = "without TLS"
@@ -159,20 +158,17 @@ def not_grpc(details: str) -> str:
 
 
 def is_of_another_ca(details: str) -> bool:
-    """Whether the handshake failed because the other side's certificate is not of our CA, by OpenSSL's words."""
+    """Whether a handshake failed because the other side's certificate is of another CA, by OpenSSL's message."""
     details = details.lower().replace("-", " ")
     return "unable to get local issuer certificate" in details or "self signed certificate" in details
 
 
 def certificate_names(address: str, files: TlsFiles) -> list[str]:
-    """Return the names in the certificate of who answers at host:port; none where it is not of our CA or is away."""
+    """Return the names in the certificate at host:port; none where nobody answers or the CA is another."""
     host, _, port = address.rpartition(":")
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # what it is called is what we ask
-        context.set_alpn_protocols(["h2"])
-        context.load_verify_locations(files.ca)
-        context.load_cert_chain(files.certificate, files.key, password="")
+        context = client_context(files)
+        context.check_hostname = False  # the name is the question
         with (
             socket.create_connection((host.strip("[]"), int(port)), _ASK_S) as plain,
             context.wrap_socket(plain) as stream,
@@ -183,13 +179,22 @@ def certificate_names(address: str, files: TlsFiles) -> list[str]:
     return [name for kind, name in found.get("subjectAltName", ()) if kind in {"DNS", "IP Address"}]
 
 
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context for gRPC over TLS with the three files; OSError or ValueError where they cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(files.ca)
+    context.load_cert_chain(files.certificate, files.key, password="")
+    return context
+
+
 def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
     ca, certificate, key = material
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
 
 def stamps(files: TlsFiles) -> list[tuple[int, int, int]]:
-    """Return what changes when a file is written or replaced; nothing for one that is not there."""
+    """Return what changes when a file is written or replaced; nothing for a missing one."""
     found = []
     for path in filter(None, (getattr(files, what) for what in _FILES)):
         with contextlib.suppress(OSError):
@@ -236,7 +241,7 @@ def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem
         return
     try:
         yield from _verify(files, server=server, prefix=prefix)
-    except OSError as error:  # TLS errors are among them; the files may be changing under our hands
+    except OSError as error:  # TLS errors too; the files may be changing now
         yield _Problem(f"{certificate} cannot be verified ({_reason(error)})", certain=False)
 
 
@@ -302,16 +307,16 @@ def _own(
 
 
 def _refusal(files: TlsFiles, trusted: str, *, server: bool) -> ssl.SSLCertVerificationError | None:
-    """Present our certificate to a verifier that trusts `trusted`, in memory; return why it refuses."""
+    """Return why a verifier that trusts `trusted` refuses our certificate, in a handshake in memory."""
     kinds = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
     ours, verifying = (ssl.SSLContext(kind) for kind in (kinds if server else reversed(kinds)))
     for context in (ours, verifying):
         context.check_hostname = False
-    ours.verify_mode = ssl.CERT_NONE  # the verifier's certificate is nobody's concern
+    ours.verify_mode = ssl.CERT_NONE  # the verifier's certificate does not matter
     ours.load_cert_chain(files.certificate, files.key, password="")
     verifying.load_verify_locations(trusted)
     verifying.verify_mode = ssl.CERT_REQUIRED
-    verifying.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA may be all that is trusted
+    verifying.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # only an intermediate CA may be trusted
     if not server:
         verifying.load_cert_chain(files.certificate, files.key, password="")  # a server has to have one
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -338,9 +343,9 @@ def _reason(error: Exception) -> str:
 
 
 def _validity(path: str) -> tuple[dt.datetime, dt.datetime] | None:
-    """Return from when to when the first certificate of a PEM file is valid; None where we cannot tell.
+    """Return the validity of the first certificate in a PEM file; None where it cannot be read.
 
-    The standard library shows these times only of certificates that pass.
+    The standard library shows it only for certificates that pass verification.
     """
     try:
         signed = _signed(Path(path).read_text(encoding="ascii", errors="replace"))
@@ -351,9 +356,9 @@ def _validity(path: str) -> tuple[dt.datetime, dt.datetime] | None:
 
 
 def _signed(pem: str) -> list[tuple[int, bytes]]:
-    """Return what is signed in the first certificate of a PEM text: serial, algorithm, issuer, validity, and so on.
+    """Return the signed parts of the first certificate in a PEM text: serial, algorithm, issuer, validity, ...
 
-    RFC 5280, 4.1: they are the parts of the first part, after a version that may be left out.
+    RFC 5280, 4.1: the parts of TBSCertificate, after an optional version.
     """
     first = pem[pem.index("-----BEGIN CERTIFICATE-----") : pem.index("-----END CERTIFICATE-----") + 25]
     signed = _parts(_parts(_parts(ssl.PEM_cert_to_DER_cert(first))[0][1])[0][1])
@@ -388,16 +393,16 @@ def _time(tag: int, value: bytes) -> dt.datetime:
 
 
 def serial_text(serial: int | str) -> str:
-    """Return a serial number as `whitepanda pki show` has it: hexadecimal, lower case, no zeros before it."""
+    """Return a serial number as `whitepanda pki show` prints it: hexadecimal, lower case, no leading zeros."""
     return f"{int(serial, 16) if isinstance(serial, str) else serial:x}"
 
 
 def peer_certificate(context: grpc.ServicerContext | grpc.aio.ServicerContext[Any, Any]) -> tuple[frozenset[str], str]:
-    """Return the client's verified certificate: its DNS alternative names, and its serial as `serial_text` has it.
+    """Return the DNS alternative names of the client's verified certificate, and its serial (`serial_text`).
 
     Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
-    gRPC ends a name at its first NUL, so names are read from the certificate; those with control characters or
-    others than ASCII's do not count. Without TLS there are no names, and the serial is "".
+    gRPC ends a name at its first NUL, so names are read from the certificate; those that are not printable ASCII do
+    not count. Without TLS there are no names, and the serial is "".
     """
     for pem in context.auth_context().get("x509_pem_cert") or ():
         if isinstance(pem, bytes):
@@ -405,7 +410,7 @@ def peer_certificate(context: grpc.ServicerContext | grpc.aio.ServicerContext[An
             serial = serial_text(int.from_bytes(signed[0][1]))
             try:
                 names = [name.decode() for name in _alternative_names(signed) if name.isascii()]
-            except (IndexError, ValueError):  # the CA signed what are no names
+            except (IndexError, ValueError):  # the CA signed malformed names
                 names = []
             return frozenset(name for name in names if name and name.isprintable()), serial
     return frozenset(), ""

@@ -52,16 +52,16 @@ def asked_of(
     cert: Path | None,
     key: Path | None,
 ) -> Asked:
-    """Return whom a command asks, of its options; see `whitepanda.common.fleets.resolve`."""
+    """Return whom a command asks, from its options; see `whitepanda.common.fleets.resolve`."""
     tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
     return resolve(Fleet(central, tls, name, server_name, *given), fleet)
 
 
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
-    """Return the three files of a tool that is no operator: of the flags, else of the environment's folder.
+    """Return the three files of a tool that is no operator, from the flags or the environment's folder.
 
     Raises:
-        TlsError: one is not given, and no folder is, or not in it.
+        TlsError: one is not given, or not in its folder.
 
     """
     tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))

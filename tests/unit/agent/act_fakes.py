@@ -47,7 +47,7 @@ class FakeClock:
 
 
 class FakeBackend:
-    """`agent.act.backends.Backend` over a dict, which outlives the service as VMs do."""
+    """`agent.act.records.Backend` over a dict, which outlives the service as VMs do."""
 
     settles_s = 0.0
 

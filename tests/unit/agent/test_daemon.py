@@ -178,7 +178,7 @@ async def test_a_failing_analysis_costs_only_itself_and_is_logged_once(config, m
 
 def test_each_part_that_can_fail_says_what_follows():
     code = (ROOT / "agent" / "daemon.py").read_text()
-    named = set(re.findall(r'(?:guard|note|_keep_running)\("(.+?)"', code))
+    named = set(re.findall(r'(?:guard|note|kept_running)\("(.+?)"', code))
     assert named | {CLOUD_WHITE, f"start of {CLOUD_WHITE}"} == EFFECTS.keys()
 
 
@@ -193,7 +193,7 @@ async def test_a_local_api_that_fails_is_tried_again_and_stops_no_tick(config, m
         await plain(self)
 
     monkeypatch.setattr(LocalApi, "start", fails)
-    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.05)
+    monkeypatch.setattr("agent.failures._RETRY_MIN_S", 0.05)
     async with Running(config) as daemon:
         await until(Path(config.agent.socket).is_socket)
         assert (len(calls), daemon.state.counters.sink_errors) == (4, 3)
@@ -232,8 +232,8 @@ async def test_an_uplink_that_never_works_is_logged_once(config, monkeypatch):
         raise RuntimeError("no")
 
     monkeypatch.setattr(Uplink, "run", fails)
-    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.01)
-    monkeypatch.setattr("agent.daemon._RETRY_MAX_S", 0.05)
+    monkeypatch.setattr("agent.failures._RETRY_MIN_S", 0.01)
+    monkeypatch.setattr("agent.failures._RETRY_MAX_S", 0.05)
     config = msgspec.structs.replace(config, uplink=UplinkSection(address="localhost:1"))
     with structlog.testing.capture_logs() as logs:
         async with Running(config) as daemon:
@@ -367,9 +367,9 @@ def test_plans_follow_the_configuration(config, tmp_path, monkeypatch):
     scenario = tmp_path / "scenario.toml"
     sources = Sources(simulated=SimulatedSection(mode="required", scenario=str(scenario)))
     plans = {p.name: p for p in make_plans(msgspec.structs.replace(config, sources=sources))}
-    assert (plans["simulated"].mode, plans["recorded"].mode) == ("required", "off")
+    assert (plans["simulated"].mode, plans["pqos"].mode) == ("required", "off")
     assert plans["simulated"].source is not None
-    assert plans["recorded"].source is None
+    assert plans["pqos"].source is None
     assert plans["libvirt"].deadline_ns == 2 * S
 
     def lacking(*_args, **_options):

@@ -23,7 +23,7 @@ def _sections(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[st
 def test_the_shipped_file_has_every_section_and_true_defaults():
     text = _SHIPPED.read_text()
     shown = tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
-    left_out = {"sources", "sources.simulated", "sources.recorded"}  # of no use on a hypervisor
+    left_out = {"sources", "sources.simulated"}  # of no use on a hypervisor
     for name, kind in _sections(AgentConfig):
         assert name in left_out or f"\n[{name}]" in text, name
         section = shown

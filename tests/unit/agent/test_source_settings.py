@@ -85,7 +85,7 @@ def test_a_database_of_this_host_is_taken(tmp_path, address):
 
 
 def test_an_agent_that_would_measure_nothing_is_refused(tmp_path):
-    names = [name for name in Sources.__struct_fields__ if name not in {"pqos", "simulated", "recorded"}]
+    names = [name for name in Sources.__struct_fields__ if name not in {"pqos", "simulated"}]
     off = "".join(f"[sources.{name}]\nmode = 'off'\n" for name in names)
     path = written(tmp_path, MINIMAL + off)
     with pytest.raises(ConfigError) as error:

@@ -4,15 +4,7 @@ import sys
 import msgspec
 import pytest
 
-from agent.config import (
-    LibvirtSection,
-    PerfSection,
-    PqosSection,
-    ProcfsSection,
-    RecordedSection,
-    SimulatedSection,
-    Sources,
-)
+from agent.config import LibvirtSection, PerfSection, PqosSection, ProcfsSection, SimulatedSection, Sources
 from collector.base import Reason, Source
 from collector.inventory.coverage import source_of
 from collector.registry import SOURCES, build_sources, make_inventory
@@ -30,7 +22,6 @@ def test_every_row_makes_a_source_of_its_name(tmp_path):
         perf=PerfSection(mode="auto"),
         procfs=ProcfsSection(mode="auto"),
         simulated=SimulatedSection(mode="required", scenario=str(tmp_path / "s.toml")),
-        recorded=RecordedSection(mode="auto", file=str(tmp_path / "r.jsonl")),
     )
     built = build_sources(on)
     assert [(source.name, mode) for source, mode in built] == [
@@ -43,7 +34,6 @@ def test_every_row_makes_a_source_of_its_name(tmp_path):
         ("resctrl", "auto"),
         ("pqos", "required"),
         ("simulated", "required"),
-        ("recorded", "auto"),
     ]
     assert all(isinstance(source, Source) for source, _ in built)
 
@@ -59,7 +49,7 @@ def test_what_is_off_is_neither_made_nor_imported():
         "off.pop('procfs')\n"
         "built = build_sources(Sources(**off))\n"
         "assert [s.name for s, _ in built] == ['procfs'], built\n"
-        "off = ('libvirt_domains', 'perf.source', 'recorded', 'cgroups', 'ovs', 'qemu', 'resctrl', 'pqos')\n"
+        "off = ('libvirt_domains', 'perf.source', 'cgroups', 'ovs', 'qemu', 'resctrl', 'pqos')\n"
         "loaded = {*(f'collector.{name}' for name in off), 'libvirt', 'ovs', 'pqos'}\n"
         "assert not loaded & set(sys.modules), loaded & set(sys.modules)\n"
     )

@@ -1,7 +1,7 @@
 """TOML into typed structs: every refusal is one line with file, key, value and what was expected."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...] = ()
     points: tuple[tuple[float, str], ...] = ()
     mode: Literal["off", "auto"] = "off"
-    limit: int | None = None
+    limit: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
     on: bool = False
     must: Needed | None = None
 
@@ -96,24 +96,24 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
     file.write_text("ratio = 'x'\ncolour = 1\nlimit = 99\n[inner]\nsize = 'y'\nname = ''\n[must]\nname = 1\n")
 
     def check(config, wrong):
-        assert (config.ratio, config.limit) == (0.5, 99)  # a wrong type stands at its default
+        assert (config.ratio, config.limit) == (0.5, None)  # the defaults in place of wrong values
         yield f"ratio must not be {config.ratio}"  # said already
         yield "inner.name must be something"
         if "limit" not in wrong:
             yield "on must go with the limit"
 
     with pytest.raises(ConfigError) as error:
-        load_toml(file, Outer, (("limit", 0, 9),), check)
+        load_toml(file, Outer, check)
     assert error.value.problems == (
         f"{file}: ratio must be a number, got 'x'",
         f"{file}: unknown key 'colour' (value 1); known here: inner, limit, mode, must, names, on, points, ratio, rows",
+        f"{file}: limit must be 0 to 9 (value 99)",
         f"{file}: inner.size must be a whole number, got 'y'",
         f"{file}: must.name must be text in quotes, got 1",
         f"""{file}: must.mode is missing; it must be "off" or "auto\"""",
         f"{file}: must.size is missing; it must be a whole number",
         f"{file}: must.pair is missing; it must be a list of 2: a number, text in quotes",
         f"{file}: [must.inner] is missing; it must be a table",
-        f"{file}: limit must be 0 to 9 (value 99)",
         f"{file}: inner.name must be something",
     )
 

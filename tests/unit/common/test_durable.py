@@ -11,7 +11,7 @@ import pytest
 from agent.antagonists.coefficients import CoefficientStore
 from agent.detection.baseline_file import BaselineFile
 from central.degradation.rows import write_model
-from whitepanda.common.durable import replacing
+from whitepanda.common.files.durable import replacing
 from whitepanda.v1 import agent_pb2
 
 OLD = b"the whole old file"

@@ -14,8 +14,8 @@ from agent.act.journal import Journal
 from agent.act.records import ActError, RefusedError, Undo
 from collector.base import SourceError
 from tests.unit.agent.act_fakes import LIMITS, OPERATOR, OTHER, VM, FakeBackend, FakeClock, Victims, asked, make
-from whitepanda.common import durable
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.files import durable
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from agent.act import client
 from agent.act import server as server_module
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
-from agent.act.records import ActError, Apply, Ask, RefusedError, Undo
-from agent.act.server import Server, limits_of, make_actor
+from agent.act.records import ActError, Apply, Ask, Limits, RefusedError, Undo
+from agent.act.server import Server, make_actor
 from agent.act.victims import degradation_of
 from agent.api.client import connect
 from agent.api.server import LocalApi
@@ -347,7 +347,7 @@ def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_
 
 
 def test_the_limits_are_the_configurations_and_nothing_is_enabled_by_default(tmp_path):
-    limits = limits_of(ActSection())
+    limits = msgspec.convert(ActSection(), Limits, from_attributes=True)
     assert (limits.enabled, limits.dry_run) == (False, True)
     for name in limits.__struct_fields__:
         assert getattr(limits, name) == getattr(ActSection(), name)

@@ -763,7 +763,7 @@ async def test_a_running_agent_is_scraped(config):
 
 
 async def test_a_port_in_use_costs_the_metrics_not_the_agent(config, monkeypatch):
-    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.05)
+    monkeypatch.setattr("agent.failures._RETRY_MIN_S", 0.05)
     host, _, port = config.metrics.listen.rpartition(":")
     with socket.create_server((host, int(port)), reuse_port=False):
         async with running(config) as daemon:
@@ -795,7 +795,7 @@ async def test_a_running_agent_tells_when_its_certificate_expires(config, tmp_pa
 
 
 async def test_a_port_that_comes_free_is_taken(config, monkeypatch):
-    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.05)
+    monkeypatch.setattr("agent.failures._RETRY_MIN_S", 0.05)
     host, _, port = config.metrics.listen.rpartition(":")
     blocker = socket.create_server((host, int(port)))
     async with running(config) as daemon:

@@ -122,16 +122,16 @@ def test_all_that_is_wrong_with_an_agents_file_is_said_at_once(run, write):
     assert said[0] == "agent.tick_s must be a number, got 'abc'"
     assert [line.replace("unknown key ", "").split()[0].strip("':") for line in said] == [
         "agent.tick_s",
+        "agent.window_s",
         "agent.hots",
+        "uplink.batch_rows",
         "sources.perf.mode",
         "cloud_white.models[0]",
         "jobs[0].pattern",
-        "agent.window_s",
-        "uplink.batch_rows",
+        "jobs[1].workers",
         "agent.host",
         "uplink.reconnect_max_s",
         "uplink.address",
-        "jobs[1].workers",
         "jobs[1]",
     ]
 
@@ -145,9 +145,9 @@ def test_all_that_is_wrong_with_centrals_file_is_said_at_once(run, write):
     _, _, err = run("c.toml")
     assert err.splitlines() == [
         "error: c.toml: central.operators must be a list, got 'me'",
+        "error: c.toml: build.slot_s must be 1 to 86400 (value 0.0)",
         "error: c.toml: build.days must be a whole number, got 'x'",
         "error: c.toml: webhooks.urls[0] must be text in quotes, got 1",
-        "error: c.toml: build.slot_s must be 1 to 86400 (value 0.0)",
         "error: c.toml: central.listen must be host:port (value 'nowhere')",
         "error: c.toml: central.replica must be 1 to 64 letters, digits and '-' (value 'a/b')",
         "error: c.toml: webhooks.urls[1] must be https://host[:port]/path (value begins with 'ftp')",
@@ -158,18 +158,14 @@ SIMULATED = "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 's.toml'\n"
 
 
 def test_files_that_are_not_there_are_warned_of_with_a_remedy(run, write):
-    write("a.toml", SIMULATED + "[sources.recorded]\nmode = 'auto'\nfile = 'r.jsonl'\n")
+    write("a.toml", SIMULATED)
     code, out, err = run("a.toml")
     assert (code, out) == (0, "a.toml: ok (agent)\n")
     assert err.splitlines() == [
         (
             "warning: a.toml: sources.simulated.scenario: s.toml does not exist; write it "
             '(docs/simulated.md has an example), or set sources.simulated.mode = "off"'
-        ),
-        (
-            "warning: a.toml: sources.recorded.file: r.jsonl does not exist; make it with `whitepanda record`, "
-            'or set sources.recorded.mode = "off"'
-        ),
+        )
     ]
 
 
@@ -229,7 +225,7 @@ def test_tls_files_that_are_needed_and_not_set_are_warned_of(run, write):
 
 
 def test_files_of_sources_that_are_off_are_not_asked_for(run, write):
-    write("a.toml", "[agent]\n[sources.recorded]\nmode = 'off'\nfile = 'none'\n")
+    write("a.toml", "[agent]\n[sources.simulated]\nmode = 'off'\nscenario = 'none'\n")
     assert run("a.toml") == (0, "a.toml: ok (agent)\n", "")
 
 
@@ -286,7 +282,7 @@ def test_json(run, write):
 
 def test_a_kind_that_is_not_installed_here_is_named(run, write, monkeypatch):
     point = metadata.EntryPoint("central", "nosuchmodule.config:load", "whitepanda.config")
-    monkeypatch.setattr(command, "_kinds", lambda: [point])
+    monkeypatch.setattr(command, "_kind_of", lambda _file: point)
     write("c.toml", "[central]\n")
     code, _, err = run("c.toml")
     assert code == 2

@@ -307,7 +307,9 @@ def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     file = BaselineFile(tmp_path / "baselines.json", "paper")
     file.write({"old": 1}, 1)
-    monkeypatch.setattr("whitepanda.common.durable.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(
+        "whitepanda.common.files.durable.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full"))
+    )
     with pytest.raises(OSError, match="full"):
         file.write({"new": 1}, 2)
     assert file.read() == {"old": 1}

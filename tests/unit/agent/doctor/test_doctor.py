@@ -108,7 +108,6 @@ def test_a_whole_host(host, monkeypatch):
         "source pqos": "off",
         "source qemu": "off",
         "source simulated": "off",
-        "source recorded": "off",
         "perf_event_paranoid": "ok",
         "PMU": "ok",
         "KVM": "ok",

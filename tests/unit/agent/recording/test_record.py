@@ -16,9 +16,9 @@ from rich.console import Console
 from agent.cli import record as module
 from agent.cli.record import record
 from agent.recording import record as recording
+from agent.recording.format import Reader, Recorder
 from agent.sampling.runner import SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
-from collector.recorded.source import Reader, Recorder
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -93,7 +93,7 @@ def at_tick(monkeypatch):
             if len(ticks) == number:
                 what()
 
-        monkeypatch.setattr(module.Progress, "update", update)
+        monkeypatch.setattr("rich.progress.Progress.update", update)
 
     return at_tick
 
@@ -316,7 +316,7 @@ def test_without_any_source_nothing_is_recorded(plans, config, file):
 @pytest.mark.parametrize(("seconds", "terminal", "shown"), [(3, True, True), (2, True, False), (3, False, False)])
 def test_the_bar_is_for_people_and_what_takes_long(monkeypatch, seconds, terminal, shown):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    monkeypatch.setattr(module, "errors", console)
+    monkeypatch.setattr("agent.cli._options.errors", console)
     with module._bar(seconds) as show:
         show(1.0)
     assert ("recording" in console.file.getvalue()) == shown

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import agent.cli.replay as command
 from agent.config import AgentConfig, AgentSection, JobRule
+from agent.recording.format import Header, RecordedTick, Recorder
 from agent.recording.replay import RecordedRows, ReplayResult, TraceRows, is_recording, read_all, send, spool_id_of
 from collector.base import HostCounters, PerfCounters, PerfGroup, SourceSample, ThreadCounters, VmIdentity, VmSample
-from collector.recorded.source import Header, RecordedTick, Recorder
 from collector.traces.google import TraceLimits, read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError

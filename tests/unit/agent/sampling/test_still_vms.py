@@ -82,7 +82,7 @@ class Feed:
             self.vcpus = 5 - self.vcpus
         self.epoch += event == "restart"
         if event == "source":
-            self.source = "recorded" if self.source == "simulated" else "simulated"
+            self.source = "procfs" if self.source == "simulated" else "simulated"
         told, absent = {}, {}
         for part, doing in zip(PARTS, does, strict=True):
             if doing == "moves":

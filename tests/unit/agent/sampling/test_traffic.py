@@ -184,10 +184,10 @@ def test_devices_that_come_and_go_take_nothing_and_bring_no_past(host):
 
 def test_another_sources_counters_are_begun_anew(host):
     host.disks = {"vda": DiskCounters(10**9, 0, 0, 0)}
-    host.tick(source="recorded")
+    host.tick(source="qemu")
     assert host.scrape()["disk_read_bytes"] == 0
     host.moves(7)
-    host.tick(source="recorded")
+    host.tick(source="qemu")
     assert host.scrape()["disk_read_bytes"] == 7
 
 

@@ -30,7 +30,6 @@ class Host:
             "procfs": Reason.SOURCE_OFF,
             "perf": Reason.SOURCE_OFF,
             "libvirt": Reason.SOURCE_OFF,
-            "recorded": Reason.SOURCE_OFF,
         }
         self.table = VmTable(JobRules(rules), Limits(), 5 * S, self.troubles.get, slow or {})
 

@@ -16,7 +16,7 @@ from central.tables.csv_files import read_texts, write_csv
 from central.tables.user_files import UserTable
 from central.traces.generator.write import SCHEMA
 from central.upgrades.tables import read_machines, write_machines
-from whitepanda.common.csv_cells import csv_cell, csv_line, csv_text
+from whitepanda.common.files.csv_cells import csv_cell, csv_line, csv_text
 
 ROOT = Path(__file__).resolve().parents[4]
 STARTS = "=+-@\t\r"
@@ -139,5 +139,5 @@ def test_every_csv_file_is_written_by_the_two_modules():
         if writing.search(path.read_text(encoding="utf-8"))
     }
     numbers_alone = {"central/traces/generator/write.py"}
-    assert found == {"proto/whitepanda/common/csv_cells.py", "central/tables/csv_files.py", *numbers_alone}
+    assert found == {"proto/whitepanda/common/files/csv_cells.py", "central/tables/csv_files.py", *numbers_alone}
     assert all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in SCHEMA.types)

@@ -13,7 +13,7 @@ from collector.inventory.inventory import Inventory
 from collector.inventory.process_watch import ProcessWatch
 from collector.inventory.status_file import StatusError, parse_status
 from collector.qemu.qmp import parse_blockstats, parse_devices, parse_state, parse_tids
-from whitepanda.common.bounded_files import read_bounded
+from whitepanda.common.files.bounded import read_bounded
 
 STATUS = (
     "<domstatus pid='{pid}'><vcpus><vcpu id='0' pid='{tid}'/></vcpus>"

@@ -1,10 +1,10 @@
 r"""Cells of CSV files that people may open in a spreadsheet.
 
-A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula. Whoever may start a VM
-chooses names that do. Such texts are written with a quote (') before them, and what reads such a file takes it away.
-In many countries a spreadsheet splits lines at `;` instead, and takes the quotes around a cell for a part of it: so a
-quote is also written after a `;`, a tab or the end of a line within a text, where a formula would begin. Every file is
-written by this module or `central.tables.csv_files`.
+A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula, and whoever may start
+a VM can choose such a name. Such texts are written with a quote (') before them, which readers remove. In many
+countries a spreadsheet splits lines at `;` and takes the quotes around a cell as part of it: so a quote is also written
+after a `;`, a tab or a line end within a text, where a formula would begin. Every file is written by this module or
+`central.tables.csv_files`.
 """
 
 import csv
@@ -12,10 +12,10 @@ import io
 import re
 from collections.abc import Iterable
 
-#: What is written with one more quote, unless it is a `NUMBER`: quotes are counted, so that no two texts become one.
+#: Written with one more quote, unless it is a `NUMBER`; quotes are counted, so that no two texts become one.
 FORMULA = r"^'*[=+\-@\t\r]"
 NUMBER = r"^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
-#: What was; its group is the text without.
+#: Such a text as it was written; its group is the text without the quote.
 QUOTED = r"^'('*[=+\-@\t\r])"
 #: The same after each separator within a text; its groups are what is around the quote.
 WITHIN = r"""([;\t\r\n])(["']*[=+\-@])"""

@@ -1,42 +1,23 @@
-"""Files with names in them that are nobody else's to read."""
+"""Sockets for a group, and files with secrets."""
 
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from whitepanda.common.errors import ConfigError
 
 _SOCKET_MODE = 0o660
-_MIN_SECRET_BYTES = 16
-_MAX_SECRET_BYTES = 4096
-
-
-def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
-    """Make a new file in the folder of `file`, to be given its name once it is whole.
-
-    Only its owner may read it, its name cannot be foretold, and no link that lies there is followed.
-
-    Returns:
-        The new file, `.NAME.RANDOM.part`, and a stream that writes it.
-
-    Raises:
-        OSError: it cannot be made.
-
-    """
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
-    return Path(name), os.fdopen(descriptor, "wb")
+_MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 16, 4096
 
 
 @contextmanager
 def group_socket(path: Path) -> Iterator[None]:
-    """Let the unix socket that is bound at `path` inside be its folder's group's only, from the first moment on.
+    """Restrict the unix socket that is bound at `path` inside to its folder's group, from the first moment on.
 
     Raises:
-        OSError: it cannot be given to them.
+        OSError: its mode cannot be set.
 
     """
     umask = os.umask(0o777 & ~_SOCKET_MODE)
@@ -45,7 +26,7 @@ def group_socket(path: Path) -> Iterator[None]:
     finally:
         os.umask(umask)
     path.chmod(_SOCKET_MODE)
-    with suppress(PermissionError):  # not root: then it is our own group, which is as well
+    with suppress(PermissionError):  # not root: then it has our own group, which is as well
         os.chown(path, -1, path.parent.stat().st_gid)
 
 

@@ -2,32 +2,49 @@
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from whitepanda.common.errors import InputError
-from whitepanda.common.private_files import create_beside
+
+
+def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
+    """Make a new file in the folder of `file`, to be renamed to it once it is whole.
+
+    Only its owner may read it, its name cannot be predicted, and no link at its place is followed.
+
+    Returns:
+        The new file, `.NAME.RANDOM.part`, and a stream that writes it.
+
+    Raises:
+        OSError: it cannot be made.
+
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
+    return Path(name), os.fdopen(descriptor, "wb")
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[bytes]]:
-    """Write a file anew: what is written takes the place of `path` at the end, once it is on the disk.
+    """Write a file anew: the new content takes the place of `path` at the end, once it is on the disk.
 
-    After any error, also one of the caller's, `path` is as it was, and nothing lies beside it. A device, a pipe and
-    what links into /proc (/dev/stdout) are no files to be replaced: they are opened and written as they are.
+    After any error, also the caller's, `path` is as before and nothing is left beside it. A device, a pipe and
+    a link into /proc (/dev/stdout) are opened and written in place.
 
     Args:
-        path: the file; its folder must be there.
-        mode: its permissions, whatever the umask: 0o600 for what names VMs, jobs or hosts, 0o644 for what is shared.
-        fresh: refuse to replace a file, also one that somebody makes meanwhile.
+        path: the file; its folder must exist.
+        mode: its permissions, whatever the umask: 0o600 for files with names of VMs, jobs or hosts, 0o644 for shared
+            ones. Until the end only its owner can read it.
+        fresh: refuse to replace a file, also one that is made meanwhile.
 
     Yields:
-        A stream that writes it; until the end only its owner can read it.
+        A stream that writes it.
 
     Raises:
-        OSError: it cannot be written; FileExistsError: it is there, and was to be fresh.
+        OSError: it cannot be written; FileExistsError: it exists and `fresh` is set.
 
     """
     if not fresh and _is_written_in_place(path):
@@ -52,7 +69,7 @@ def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[byte
 
 @contextmanager
 def writing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
-    """Write a file that somebody asked for, as `replacing` does.
+    """Write a file that a user asked for, as `replacing` does.
 
     Raises:
         InputError: it is a folder, or cannot be written.
@@ -68,7 +85,7 @@ def writing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
 
 
 def _is_written_in_place(path: Path) -> bool:
-    """Whether something is there that is no regular file; a folder too, whose opening then says so at once."""
+    """Whether `path` exists and is no regular file. A folder counts too: opening it then raises the right error."""
     try:
         if path.is_symlink() and path.readlink().is_relative_to("/proc"):
             return True
@@ -81,7 +98,7 @@ def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk.
 
     Raises:
-        OSError: it is not there, or the disk fails.
+        OSError: it does not exist, or the disk fails.
 
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

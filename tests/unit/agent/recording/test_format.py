@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.recording import format as recorded
+from agent.recording.format import Header, Reader, RecordedTick, Recorder, unfinished
 from collector.base import (
     CgroupCounters,
     DiskCounters,
@@ -21,15 +23,12 @@ from collector.base import (
     RdtCounters,
     RdtDomain,
     Reason,
-    SourceError,
     SourceSample,
     Stamp,
     ThreadCounters,
     VmIdentity,
     VmSample,
 )
-from collector.recorded import source as recorded
-from collector.recorded.source import Header, Reader, RecordedSource, RecordedTick, Recorder, unfinished
 
 S = 1_000_000_000
 count = st.integers(0, 2**63 - 1)
@@ -164,7 +163,7 @@ def test_what_is_no_recording_of_this_format_is_refused_in_one_line(tmp_path, li
         (b'{"tick":{"mono_ns":-1,"unix_ns":1,"samples":[],"sources":{}}}', "a clock is negative"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_named(replay, tmp_path, line, why):
+def test_a_line_that_makes_no_sense_is_named(tmp_path, line, why):
     file = write(tmp_path, tick(0), line + b"\n", tick(1))
     with Reader(file) as reader:
         reader.next()
@@ -209,27 +208,6 @@ def test_a_name_that_is_no_utf8_costs_no_recording(tmp_path):
     assert sample.vms == seen.vms
 
 
-# -- the source
-
-
-class Clock:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.ns = 500 * S
-        self.slept = []
-
-    def mono_ns(self):
-        return self.ns
-
-    def unix_ns(self):
-        return self.ns + 1_000_000 * S
-
-    def sleep_s(self, seconds):
-        self.slept.append(seconds)
-        self.ns += round(seconds * 1e9)
-
-
 def sample(source, at_s, **vm):
     parts = {"a": VmSample("e1", **vm)} if vm else {}
     return SourceSample(source, round(at_s * S), round((at_s + 7000) * S), parts)
@@ -239,16 +217,11 @@ def threads(count):
     return {1: ThreadCounters(count, count, count, 5)}
 
 
-def disks(count):
-    return {"vda": DiskCounters(count, count, count, count)}
-
-
-def tick(number, *also, why=None, **parts):
+def tick(number, *also, **parts):
     """The tick at 100 + number seconds: it sees what each source said, by name, at the tick before."""
     asked_s = 99 + number
     new = tuple(sample(name, asked_s, **values) for name, values in parts.items())
-    names = dict.fromkeys([*parts, *(s.source for s in also)])
-    sources = {**names, **(why or {})}
+    sources = dict.fromkeys([*parts, *(s.source for s in also)])
     return RecordedTick((asked_s + 1) * S, (asked_s + 7001) * S, (*new, *also), sources)
 
 
@@ -261,187 +234,6 @@ def write(folder, *lines):
             else:
                 recorder.write(line)
     return folder / "r"
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def replay(tmp_path, clock):
-    opened = []
-
-    def replay(*lines):
-        file = write(tmp_path, *lines)
-        source = RecordedSource(file, mono_ns=clock.mono_ns, unix_ns=clock.unix_ns, sleep_s=clock.sleep_s)
-        assert source.probe().available
-        source.open()
-        opened.append(source)
-        return source
-
-    yield replay
-    for source in opened:
-        source.close()
-
-
-def test_replay_keeps_the_spacing_and_begins_now(replay, clock):
-    source = replay(tick(0), *(tick(n, procfs={"threads": threads(n)}) for n in (1, 2, 3)))
-    times = []
-    for _ in range(3):
-        got = source.sample()
-        assert got.source == "recorded"
-        assert got.unix_ns - got.mono_ns == 1_000_000 * S
-        times.append((got.mono_ns - 500 * S) / S)
-    assert times == [0, 1, 2]
-    # Each is given out at the moment at which it was asked for.
-    assert clock.slept == [1, 1]
-
-
-def test_what_a_tick_saw_is_one_sample_and_each_part_keeps_its_moment(replay, clock):
-    libvirt = sample("libvirt", 100.25, disks=disks(1))
-    source = replay(tick(0), tick(1, libvirt, procfs={"threads": threads(1)}))
-    got = source.sample()
-    vm = got.vms["a"]
-    assert (vm.threads, vm.disks, vm.perf) == (threads(1), disks(1), None)
-    assert got.mono_ns == 500 * S
-    assert dict(vm.stamps) == {"disks": Stamp(500 * S + S // 4, 1_000_500 * S + S // 4)}
-
-
-def test_a_source_that_missed_a_tick_is_seen_again_as_the_agent_sees_it(replay):
-    libvirt = sample("libvirt", 100, disks=disks(1))
-    source = replay(tick(0), *(tick(n, libvirt, procfs={"threads": threads(n)}) for n in range(1, 8)))
-    for number in range(1, 7):
-        vm = source.sample().vms["a"]
-        assert vm.threads == threads(number)
-        if number < 6:
-            assert vm.disks == disks(1)
-            assert number == 1 or vm.stamps["disks"].mono_ns == 500 * S
-        else:
-            assert (vm.disks, vm.absent["disks"]) == (None, Reason.STALE)
-
-
-def test_a_part_that_nobody_told_has_its_reason(replay):
-    why = {"perf": Reason.PARANOID, "libvirt": None, "ovs": Reason.NOT_PRESENT}
-    source = replay(tick(0), tick(1, procfs={"threads": threads(1)}, why=why))
-    assert dict(source.sample().vms["a"].absent) == {
-        "perf": Reason.PARANOID,
-        "cgroup": Reason.SOURCE_OFF,
-        "rdt": Reason.SOURCE_OFF,
-        "numa": Reason.SOURCE_OFF,
-        # libvirt works and has not told of this VM yet; procfs has, and of its process nothing.
-        "disks": Reason.VM_STARTING,
-        "interfaces": Reason.VM_STARTING,
-        "process": Reason.NOT_PRESENT,
-    }
-
-
-def test_the_word_of_a_source_about_a_vm_goes_before_that_about_the_host(replay):
-    source = replay(
-        tick(
-            0,
-            procfs={"absent": {"threads": Reason.FD_LIMIT, "disks": Reason.STALE}},
-            libvirt={"disks": disks(1), "absent": {"perf": Reason.VPMU_CONFLICT}},
-            why={"perf": Reason.NO_PMU},
-        )
-    )
-    absent = source.sample().vms["a"].absent
-    assert (absent["threads"], absent["perf"]) == (Reason.FD_LIMIT, Reason.VPMU_CONFLICT)
-    assert "disks" not in absent
-
-
-def test_of_two_epochs_the_inventorys_counts(replay):
-    known = VmIdentity("a", "vm", 1, "e2")
-    old = sample("procfs", 100, threads=threads(1))
-    new = SourceSample("libvirt", 100 * S, 7100 * S, {"a": VmSample("e2", disks=disks(1))}, None, (known,))
-    got = replay(tick(1, old, new)).sample()
-    vm = got.vms["a"]
-    assert (vm.epoch, vm.threads, vm.disks) == ("e2", None, disks(1))
-    assert got.inventory == (known,)
-
-
-def test_inventories_are_joined_the_first_word_counts(replay):
-    one, two = (VmIdentity("a", name, 1, "e") for name in ("one", "two"))
-    more = VmIdentity("b", "more", 2, "e")
-    first = SourceSample("procfs", 100 * S, 1, inventory=(one,))
-    second = SourceSample("libvirt", 100 * S, 1, inventory=(two, more))
-    assert replay(tick(1, first, second)).sample().inventory == (one, more)
-
-
-def test_the_hosts_counters_keep_their_moment(replay):
-    host = HostCounters(2, 1, 1, 1, 1, 1, 1)
-    first = sample("libvirt", 100, disks=disks(1))
-    second = SourceSample("procfs", 100 * S + 5, 7100 * S + 5, {}, host)
-    got = replay(tick(1, first, second)).sample()
-    assert (got.host, got.mono_ns) == (host, 500 * S - S + 5)  # the only tick is its own beginning
-    assert got.vms["a"].stamps["disks"].mono_ns == 499 * S
-
-
-def test_a_tick_that_saw_nothing_new_for_long_is_an_error_and_the_next_is_given(replay, clock):
-    old = sample("procfs", 100, threads=threads(1))
-    source = replay(tick(0), tick(1, old), tick(9, old), tick(10, procfs={"threads": threads(10)}))
-    source.sample()
-    with pytest.raises(SourceError, match="no source of the recorded host had anything new here") as caught:
-        source.sample()
-    assert caught.value.reason is Reason.STALE
-    assert source.sample().vms["a"].threads == threads(10)
-
-
-def test_a_slow_consumer_gets_the_latest_tick_that_is_due(replay, clock):
-    source = replay(tick(0), *(tick(n, procfs={"threads": threads(n)}) for n in range(1, 7)))
-    source.sample()
-    clock.ns += round(3.2 * S)
-    assert source.sample().vms["a"].threads == threads(4)
-    assert clock.slept == []
-
-
-def test_bad_lines_are_named_and_cost_only_themselves(replay):
-    source = replay(
-        tick(0),
-        tick(1, procfs={"threads": threads(1)}),
-        b"\n",
-        b"{broken\n",
-        b"two\n",
-        tick(2, procfs={"threads": threads(7)}),
-    )
-    source.sample()
-    for number in (6, 7):
-        with pytest.raises(SourceError, match=rf"r:{number}: not a line of a recording: ") as caught:
-            source.sample()
-        assert caught.value.reason is Reason.INVALID_VALUE
-    assert source.sample().vms["a"].threads == threads(7)
-    with pytest.raises(SourceError, match=r"r: the recording has ended at line 9$") as caught:
-        source.sample()
-    assert caught.value.reason is Reason.STALE
-
-
-def test_the_end_tells_of_a_line_that_is_cut_off(replay):
-    source = replay(tick(1, procfs={"threads": threads(1)}), b'{"sample":{"sour')
-    source.sample()
-    with pytest.raises(SourceError, match=r"ended at line 4; .*r:4: the last line is cut off and left out$"):
-        source.sample()
-
-
-def test_open_begins_anew(replay):
-    source = replay(tick(1, procfs={"threads": threads(1)}))
-    source.sample()
-    source.open()
-    assert source.sample().vms["a"].threads == threads(1)
-
-
-def test_a_recording_that_cannot_be_read(tmp_path):
-    source = RecordedSource(tmp_path / "none")
-    assert source.probe().detail.endswith(
-        "none: No such file or directory; sources.recorded.file must name a recording"
-    )
-    with pytest.raises(SourceError, match="No such file or directory"):
-        source.open()
-    (tmp_path / "none").write_text("nonsense\n")
-    probe = source.probe()
-    assert (probe.available, probe.reason) == (False, Reason.INVALID_VALUE)
-    assert probe.detail.startswith(f"{tmp_path / 'none'}:1: not a recording: ")
-    with pytest.raises(SourceError, match="none:1: not a recording: "):
-        source.open()
 
 
 # -- the file
@@ -504,7 +296,7 @@ def test_on_a_full_disk_a_recording_ends_at_its_last_whole_tick(tmp_path, room):
 
 
 def test_a_header_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("collector.recorded.source.MAX_LINE_BYTES", 5)
+    monkeypatch.setattr("agent.recording.format.MAX_LINE_BYTES", 5)
     with pytest.raises(OSError, match="longer than a line may be"):
         Recorder(tmp_path / "host.jsonl", HEADER)
     assert list(tmp_path.iterdir()) == []

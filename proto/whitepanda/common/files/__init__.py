@@ -1,0 +1,1 @@
+"""Files: read within bounds, written whole or not at all, kept from others' eyes, and cells of CSV files."""
