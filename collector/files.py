@@ -55,10 +55,8 @@ class KeptFile:
     def read(self, size: int = _READ_BYTES) -> bytes:
         """Read the file from its start, at most `size` bytes.
 
-        Raises:
-            OSError: as the kernel says; its `errno` is one of `GONE` where what it tells of has ended.
-            NoFdError: it had to be opened and no descriptor is left.
-
+        Raises OSError: as the kernel says; its `errno` is one of `GONE` where what it tells of has ended. Raises
+        NoFdError if it had to be opened and no descriptor is left.
         """
         if self.fd is not None:
             return os.pread(self.fd, size, 0)
@@ -81,10 +79,7 @@ class KeptFiles:
     def open(self, path: str, flags: int = 0) -> KeptFile:
         """Open a file, for reading and with `flags` beside that. Beyond the bound it is only tried.
 
-        Raises:
-            OSError: it cannot be opened.
-            NoFdError: no descriptor is left.
-
+        Raises OSError if it cannot be opened. Raises NoFdError if no descriptor is left.
         """
         fd = _open(path, flags)
         if self.count < self._most:
@@ -105,10 +100,7 @@ class KeptFiles:
 def read_once(path: str, size: int = _READ_BYTES) -> bytes:
     """Read at most `size` bytes of a file that is not kept open.
 
-    Raises:
-        OSError: it cannot be read.
-        NoFdError: no descriptor is left.
-
+    Raises OSError if it cannot be read. Raises NoFdError if no descriptor is left.
     """
     fd = _open(path)
     try:

@@ -37,9 +37,7 @@ class TaskStat:
 def parse_task_stat(text: bytes) -> TaskStat:
     """Parse a stat line. The command name may itself hold spaces, parentheses and line ends.
 
-    Raises:
-        ValueError: the text is not a stat line.
-
+    Raises ValueError if the text is not a stat line.
     """
     opened, closed = text.find(b"("), text.rfind(b")")
     if opened < 0 or closed < opened:
@@ -63,11 +61,8 @@ def parse_task_stat(text: bytes) -> TaskStat:
 def parse_life(text: bytes) -> tuple[bool, bytes]:
     """Return of a stat line whether the process lives, and when it started: the digits of the ticks after boot.
 
-    What `parse_task_stat` tells of that, for a tenth of its cost: this is read for each VM at each tick.
-
-    Raises:
-        ValueError: the text is not a stat line.
-
+    What `parse_task_stat` tells of that, for a tenth of its cost: this is read for each VM at each tick. Raises
+    ValueError if the text is not a stat line.
     """
     # Fields 3 to 22 of proc(5); the command name may hold spaces and parentheses.
     rest = text[text.rfind(b")") + 2 :].split(b" ", _LIFE_FIELDS)
@@ -79,9 +74,7 @@ def parse_life(text: bytes) -> tuple[bool, bytes]:
 def parse_runs(text: bytes) -> bool:
     """Return of what a stat line begins with whether the task runs, or waits for a CPU (state R).
 
-    Raises:
-        ValueError: there is no state in the text.
-
+    Raises ValueError if there is no state in the text.
     """
     # The command name may itself hold spaces and parentheses.
     at = text.rfind(b") ")
@@ -94,9 +87,7 @@ def parse_runs(text: bytes) -> bool:
 def parse_schedstat(text: bytes) -> tuple[int, int]:
     """Return a task's (time on a CPU, time waiting on a run queue) in nanoseconds, from /proc/PID/schedstat.
 
-    Raises:
-        ValueError: the text is not three numbers.
-
+    Raises ValueError if the text is not three numbers.
     """
     cpu_ns, wait_ns, _slices = text.split()
     return int(cpu_ns), int(wait_ns)
@@ -105,9 +96,7 @@ def parse_schedstat(text: bytes) -> tuple[int, int]:
 def parse_host_stat(text: bytes) -> HostCounters:
     """Parse /proc/stat. `user_ns` is without the guests' time, which the kernel counts into user time too.
 
-    Raises:
-        ValueError: there is no "cpu" line, or it is malformed.
-
+    Raises ValueError if there is no "cpu" line, or it is malformed.
     """
     cpus = 0
     total: list[int] | None = None
@@ -143,9 +132,7 @@ class Pressure(NamedTuple):
 def parse_pressure(text: bytes) -> Pressure:
     """Parse a file of pressures (PSI): /proc/pressure/* or a control group's.
 
-    Raises:
-        ValueError: a line has no total.
-
+    Raises ValueError if a line has no total.
     """
     times: dict[bytes, int] = {}
     for line in text.splitlines():
@@ -159,9 +146,7 @@ def parse_pressure(text: bytes) -> Pressure:
 def parse_flat(text: bytes) -> dict[bytes, int]:
     """Parse lines of a name and a number, such as a control group's cpu.stat.
 
-    Raises:
-        ValueError: a line is not that.
-
+    Raises ValueError if a line is not that.
     """
     pairs = (line.split() for line in text.splitlines())
     return {name: int(value) for name, value in pairs}
@@ -170,9 +155,7 @@ def parse_flat(text: bytes) -> dict[bytes, int]:
 def parse_process_io(text: bytes) -> tuple[int, int]:
     """Return a process's (read_bytes, write_bytes) from /proc/PID/io.
 
-    Raises:
-        ValueError: the text is not that file's.
-
+    Raises ValueError if the text is not that file's.
     """
     words = text.split()
     if len(words) < _IO_WORDS or words[8] != b"read_bytes:" or words[10] != b"write_bytes:":
@@ -183,9 +166,7 @@ def parse_process_io(text: bytes) -> tuple[int, int]:
 def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
     """Return (read, written) bytes by device ("8:0") from a control group's io.stat.
 
-    Raises:
-        ValueError: the text is not that file's.
-
+    Raises ValueError if the text is not that file's.
     """
     devices = {}
     for line in text.splitlines():
@@ -199,9 +180,7 @@ def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
 def parse_cpu_list(text: str) -> list[int]:
     """Return the numbers of a list such as "0-3,8"; none of an empty one (a node of memory only).
 
-    Raises:
-        ValueError: it is malformed.
-
+    Raises ValueError if it is malformed.
     """
     cpus: list[int] = []
     for part in text.strip().split(","):

@@ -165,9 +165,7 @@ class CgroupSource:
     def open(self) -> None:
         """Read the mounts and the host's NUMA nodes; groups are opened as VMs are sampled.
 
-        Raises:
-            SourceError: the mounts cannot be read.
-
+        Raises SourceError if the mounts cannot be read.
         """
         try:
             self._tree.mounts()
@@ -176,12 +174,7 @@ class CgroupSource:
         self._numa = Numa(self._inventory.proc_root, self._sys_root)
 
     def sample(self) -> SourceSample:
-        """Read all VMs' groups.
-
-        Raises:
-            SourceError: the VMs cannot be listed.
-
-        """
+        """Read all VMs' groups. Raises SourceError if the VMs cannot be listed."""
         inventory = self._inventory.vms()
         stamp = Stamp(monotonic_ns(), time_ns())
         if inventory is not self._listed:
@@ -354,16 +347,13 @@ class CgroupSource:
 def quota_of(folder: str, vcpu_groups: Sequence[str], *, is_v1: bool) -> Quota:
     """Find the CPU quota of a VM.
 
-    It is the group's own or the sum of its vCPUs', where each of them has one (libvirt's vcpu_quota); the lesser of
-    the two.
+    It is the group's own or the sum of its vCPUs', where each of them has one (libvirt's vcpu_quota); the lesser of the
+    two. Raises ValueError if a quota is malformed.
 
     Args:
         folder: the VM's own group.
         vcpu_groups: `vcpu_groups_of` it.
         is_v1: in the hierarchy of v1.
-
-    Raises:
-        ValueError: a quota is malformed.
 
     """
     read = _quota_v1 if is_v1 else _quota_v2

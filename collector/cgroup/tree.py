@@ -64,33 +64,25 @@ class CgroupTree:
     def mounts(self) -> tuple[Mount, ...]:
         """Return the mounted hierarchies; none where there are no control groups.
 
-        Raises:
-            OSError: the list of mounts cannot be read.
-
+        Raises OSError if the list of mounts cannot be read.
         """
         found = parse_mounts(Path(self._proc_root, "self/mountinfo").read_bytes())
         self._mounts = tuple(m for m in found if f"{m.point}/".startswith(f"{self._root}/"))
         return self._mounts
 
     def membership(self, pid: int) -> bytes:
-        """Return the text of /proc/PID/cgroup.
-
-        Raises:
-            OSError: the process has ended.
-
-        """
+        """Return the text of /proc/PID/cgroup. Raises OSError if the process has ended."""
         return read_once(f"{self._proc_root}/{pid}/cgroup", _MEMBERSHIP_BYTES)
 
     def find(self, pid: int, membership: bytes | None = None) -> VmGroups:
         """Find the groups that are a VM's own.
 
+        Raises OSError if the process has ended or the list of mounts cannot be read, ValueError if
+        /proc/PID/cgroup is malformed.
+
         Args:
             pid: its process.
             membership: what `membership(pid)` returned, where that is known already.
-
-        Raises:
-            OSError: the process has ended, or the list of mounts cannot be read.
-            ValueError: /proc/PID/cgroup is malformed.
 
         """
         text = self.membership(pid) if membership is None else membership
@@ -135,9 +127,7 @@ def parse_mounts(text: bytes) -> list[Mount]:
 def parse_cgroups(text: bytes) -> dict[str, str]:
     """Return the group by controller from /proc/PID/cgroup; that of v2 is "".
 
-    Raises:
-        ValueError: a line is malformed.
-
+    Raises ValueError if a line is malformed.
     """
     groups = {}
     for line in text.decode("utf-8", "surrogateescape").splitlines():

@@ -159,11 +159,7 @@ class Inventory:
         """Return the VMs whose QEMU process lives: libvirt's by name, then the others.
 
         The list is the same object until it changes. One VM's malformed file costs only that VM (and one line in the
-        log).
-
-        Raises:
-            SourceError: the folder of the status files cannot be listed.
-
+        log). Raises SourceError if the folder of the status files cannot be listed.
         """
         with self._lock:
             now_ns = time.monotonic_ns()

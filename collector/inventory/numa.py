@@ -91,9 +91,7 @@ class Numa:
 def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
     """Return anonymous and shared memory in bytes by node from a v2 memory.numa_stat. The page cache is left out.
 
-    Raises:
-        ValueError: there is neither in it.
-
+    Raises ValueError if there is neither in it.
     """
     lines = [line for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))]
     return _sum_nodes(lines, 1)
@@ -102,9 +100,7 @@ def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
 def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
     """Return memory in bytes by node, page cache included, from a v1 memory.numa_stat.
 
-    Raises:
-        ValueError: there is no total in it.
-
+    Raises ValueError if there is no total in it.
     """
     lines = text.splitlines()
     total = [line for line in lines if line.startswith(b"hierarchical_total=")]
@@ -114,9 +110,7 @@ def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
 def parse_numa_maps(text: bytes) -> dict[int, int]:
     """Return a process's resident memory in bytes by node from /proc/PID/numa_maps.
 
-    Raises:
-        ValueError: no line tells of a node.
-
+    Raises ValueError if no line tells of a node.
     """
     memory: dict[int, int] = {}
     seen = False

@@ -47,9 +47,7 @@ class VmStatus:
 def parse_status(text: bytes) -> VmStatus:
     """Parse a status file of libvirt's QEMU driver (`<domstatus>`).
 
-    Raises:
-        StatusError: says what is wrong or missing.
-
+    Raises StatusError: says what is wrong or missing.
     """
     try:
         root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion

@@ -64,12 +64,7 @@ class Connection:
 
     @property
     def module(self) -> Any:
-        """The binding.
-
-        Raises:
-            SourceError: it is not installed.
-
-        """
+        """The binding. Raises SourceError if it is not installed."""
         if self._libvirt is None:
             try:
                 self._libvirt = importlib.import_module("libvirt")
@@ -80,9 +75,7 @@ class Connection:
     def version(self) -> str:
         """Ask for libvirt's version on a connection of its own. May block for ever.
 
-        Raises:
-            SourceError: libvirt cannot be reached.
-
+        Raises SourceError if libvirt cannot be reached.
         """
         module = self.module
         module.registerErrorHandler(_quiet, None)
@@ -99,9 +92,7 @@ class Connection:
     def open(self) -> None:
         """Connect where there is no connection, or the one there was has ended. Asks a living one nothing.
 
-        Raises:
-            SourceError: libvirt cannot be reached, or its daemon stopped answering.
-
+        Raises SourceError if libvirt cannot be reached, or its daemon stopped answering.
         """
         if self._raw is not None and not self._alive():
             silent = self._silent
@@ -136,12 +127,7 @@ class Connection:
         return found
 
     def running(self) -> int:
-        """Return how many domains run.
-
-        Raises:
-            SourceError: libvirt does not tell.
-
-        """
+        """Return how many domains run. Raises SourceError if libvirt does not tell."""
         try:
             return int(self._ask(lambda raw: raw.numOfDomains()))
         except self.module.libvirtError as error:
@@ -150,7 +136,8 @@ class Connection:
     def statistics(self, uuids: Collection[str], group: str) -> dict[str, Answer | None]:
         """Ask for statistics of several domains in one call, without waiting for any that is busy.
 
-        A domain that fails costs nobody else's record.
+        A domain that fails costs nobody else's record. Raises SourceError if libvirt cannot be asked, or each of
+        several domains fails.
 
         Args:
             uuids: whose.
@@ -158,9 +145,6 @@ class Connection:
 
         Returns:
             The answer by UUID, None where that domain could not be asked; domains that libvirt does not know have none.
-
-        Raises:
-            SourceError: libvirt cannot be asked, or each of several domains fails.
 
         """
         try:
@@ -201,10 +185,7 @@ class Connection:
     def _ask(self, call: Callable[[Any], _T]) -> _T:
         """Call libvirt; where the connection had ended, connect anew and call once more.
 
-        Raises:
-            SourceError: libvirt cannot be reached.
-            libvirtError: the call failed, and the connection lives.
-
+        Raises SourceError if libvirt cannot be reached. libvirtError: the call failed, and the connection lives.
         """
         for attempt in (1, 2):
             self.open()

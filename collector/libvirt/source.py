@@ -144,9 +144,7 @@ class LibvirtSource:
     def sample(self) -> SourceSample:
         """Read what is due; connects anew where needed.
 
-        Raises:
-            SourceError: libvirt cannot be reached, or knows VMs that the status files do not name.
-
+        Raises SourceError if libvirt cannot be reached, or knows VMs that the status files do not name.
         """
         now = self._clocks()
         self._connection.open()

@@ -89,9 +89,7 @@ class BridgeClient:
     def stats(self, deadline_s: float) -> dict[int, PortStats]:
         """Return the statistics of all ports but the reserved ones, by number.
 
-        Raises:
-            SourceError: nobody listens, no answer in time, or not OpenFlow. The next call connects anew.
-
+        Raises SourceError if nobody listens, no answer in time, or not OpenFlow. The next call connects anew.
         """
         bodies = self._ask(_PORT_STATS, deadline_s)
         version, found = self._version, {}
@@ -105,9 +103,7 @@ class BridgeClient:
     def names(self, deadline_s: float) -> dict[int, str]:
         """Return the names of all ports but the reserved ones, by number; longer ones are cut at 15 bytes.
 
-        Raises:
-            SourceError: as for `stats`.
-
+        Raises SourceError: as for `stats`.
         """
         bodies = self._ask(_PORT_DESC, deadline_s)
         version, found = self._version, {}
@@ -121,9 +117,7 @@ class BridgeClient:
     def hello(self, deadline_s: float) -> str:
         """Connect where that is not done and return the version that both speak, such as "1.4".
 
-        Raises:
-            SourceError: as for `stats`.
-
+        Raises SourceError: as for `stats`.
         """
         try:
             self._connect(deadline_s)

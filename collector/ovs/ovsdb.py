@@ -76,9 +76,7 @@ class PortsDatabase:
     def open(self) -> None:
         """Connect and wait for the contents.
 
-        Raises:
-            SourceError: the library or the database is not there, refuses, or does not answer in time.
-
+        Raises SourceError if the library or the database is not there, refuses, or does not answer in time.
         """
         if self._idl is not None:
             return
@@ -112,11 +110,8 @@ class PortsDatabase:
     def ports(self) -> tuple[Port, ...]:
         """Take what the server sent, without waiting, and return the ports that have a number.
 
-        The same object until something changes. Reconnects by itself.
-
-        Raises:
-            SourceError: as `open`, where there is no replica yet; or the connection is lost.
-
+        The same object until something changes. Reconnects by itself. Raises SourceError: as `open`, where there is no
+        replica yet; or the connection is lost.
         """
         self.open()
         self._idl.run()

@@ -118,9 +118,7 @@ class OvsSource:
     def sample(self) -> SourceSample:
         """Read the counters of all ports of VMs.
 
-        Raises:
-            SourceError: the database is not there, the VMs are not known, or no bridge of theirs answers.
-
+        Raises SourceError if the database is not there, the VMs are not known, or no bridge of theirs answers.
         """
         mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()
         vms: dict[str, VmSample] = {}

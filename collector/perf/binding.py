@@ -100,9 +100,7 @@ class Kernel:
     def perf_event_open(self, attr: bytes, pid: int, cpu: int, group_fd: int, flags: int) -> int:
         """Open one event and return its file descriptor.
 
-        Raises:
-            OSError: the kernel's errno; ENOSYS on a machine whose number for the call is not known here.
-
+        Raises OSError with the kernel's errno; ENOSYS on a machine whose number for the call is not known here.
         """
         if self._number is None:
             raise OSError(errno.ENOSYS, f"perf_event_open: not known for {os.uname().machine}")
@@ -194,6 +192,8 @@ def open_group(
 ) -> Group:
     """Open `events` as one real group (counted together or not at all).
 
+    Raises PerfError; nothing stays open then.
+
     Args:
         events: the first is the leader.
         pid: a thread's id (0 is the calling thread), or, with FLAG_PID_CGROUP, an open control group's folder.
@@ -201,9 +201,6 @@ def open_group(
         kernel: the system calls.
         flags: FLAG_PID_CGROUP or 0.
         on: whether it counts at once.
-
-    Raises:
-        PerfError: nothing stays open then.
 
     """
     fds: list[int] = []
@@ -231,20 +228,13 @@ def open_group(
 def read_group(group: Group, *, kernel: Kernel) -> GroupReading:
     """Read all counters of a group in one system call.
 
-    Raises:
-        PerfError: the group cannot be read, or is in the kernel's error state (a read of nothing).
-
+    Raises PerfError if the group cannot be read, or is in the kernel's error state (a read of nothing).
     """
     return unpack_reading(group, read_raw(group, kernel=kernel))
 
 
 def read_raw(group: Group, *, kernel: Kernel) -> bytes:
-    """Read a group as `unpack_reading` takes it; equal bytes are equal readings.
-
-    Raises:
-        PerfError: as `read_group`.
-
-    """
+    """Read a group as `unpack_reading` takes it; equal bytes are equal readings. Raises PerfError: as `read_group`."""
     size_bytes = 24 + 16 * len(group.fds)
     try:
         data = kernel.read(group.fds[0], size_bytes)
@@ -256,12 +246,7 @@ def read_raw(group: Group, *, kernel: Kernel) -> bytes:
 
 
 def unpack_reading(group: Group, data: bytes) -> GroupReading:
-    """Take a reading apart.
-
-    Raises:
-        PerfError: it is not of this group.
-
-    """
+    """Take a reading apart. Raises PerfError if it is not of this group."""
     count = len(group.fds)
     words = _READINGS[count].unpack(data)
     if words[0] != count or words[4::2] != group.ids:

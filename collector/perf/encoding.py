@@ -33,12 +33,7 @@ class Field(NamedTuple):
 
 
 def parse_field(text: str) -> Field:
-    """Parse a file of sysfs's `format/`, such as "config:0-7,32-35".
-
-    Raises:
-        ValueError: it is not one.
-
-    """
+    """Parse a file of sysfs's `format/`, such as "config:0-7,32-35". Raises ValueError if it is not one."""
     match = _FIELD.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"not the layout of a field: {text.strip()!r}")
@@ -54,9 +49,7 @@ def parse_field(text: str) -> Field:
 def parse_terms(text: str) -> dict[str, int]:
     """Parse an event of sysfs's `events/`, such as "event=0x3c,umask=0x01". A flag's value is 1.
 
-    Raises:
-        ValueError: it is not one, or it has a parameter ("?").
-
+    Raises ValueError if it is not one, or it has a parameter ("?").
     """
     terms: dict[str, int] = {}
     for term in text.strip().split(","):
@@ -73,9 +66,7 @@ def parse_terms(text: str) -> dict[str, int]:
 def encode(fields: Mapping[str, int], layout: Mapping[str, Field]) -> tuple[int, int, int]:
     """Return (config, config1, config2) of an event given by its fields.
 
-    Raises:
-        ValueError: the PMU has no such field, or the value does not fit.
-
+    Raises ValueError if the PMU has no such field, or the value does not fit.
     """
     words = [0, 0, 0]
     for name, value in fields.items():

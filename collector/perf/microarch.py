@@ -75,12 +75,7 @@ def load_microarchs() -> Mapping[str, Microarch]:
 
 
 def parse_microarch(data: Mapping[str, Any]) -> Microarch:
-    """Return a data file's content.
-
-    Raises:
-        KeyError, TypeError: it is not as it must be.
-
-    """
+    """Return a data file's content. Raises KeyError, TypeError if it is not as it must be."""
     counters = data["counters"]
     rules = (
         CpuRule(row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ())))

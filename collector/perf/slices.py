@@ -20,7 +20,7 @@ class Slices:
     """Opens the groups of a plan, of which the one of number `turn` counts.
 
     `counters` are the last readings, one per group. A group that is off is not read again: its counts and clocks stand
-    still, and its last reading was taken after it was switched off.
+    still, and its last reading was taken after it was switched off. Raises PerfError; nothing stays open then.
 
     Args:
         plan: the groups.
@@ -30,9 +30,6 @@ class Slices:
         turn: which group is on.
         kernel: the system calls.
         flags: FLAG_PID_CGROUP or 0.
-
-    Raises:
-        PerfError: nothing stays open then.
 
     """
 
@@ -58,11 +55,10 @@ class Slices:
     def advance(self, turn: int) -> bool:
         """Read the group that was on, and let the one of number `turn` be on from now.
 
+        Raises PerfError if a group cannot be read or switched.
+
         Returns:
             Whether the group that was on has moved, its clocks included, since it was read last.
-
-        Raises:
-            PerfError: a group cannot be read or switched.
 
         """
         if turn == self.turn:

@@ -126,9 +126,7 @@ class PerfSource:
     def open(self) -> None:
         """Check that counting is possible and plan the groups; they are opened as VMs are sampled.
 
-        Raises:
-            SourceError: what `probe` said, with its reason.
-
+        Raises SourceError: what `probe` said, with its reason.
         """
         found = self.probe()
         if not found.available:
@@ -138,9 +136,7 @@ class PerfSource:
     def sample(self) -> SourceSample:
         """Read the groups of all VMs, after opening and closing what the inventory asks for.
 
-        Raises:
-            SourceError: the inventory failed.
-
+        Raises SourceError if the inventory failed.
         """
         try:
             inventory = self._inventory()

@@ -34,9 +34,7 @@ class Library(NamedTuple):
 def load() -> Library:
     """Load the package and the library, without starting it.
 
-    Raises:
-        SourceError: one of them is missing; says where to get it.
-
+    Raises SourceError if one of them is missing; says where to get it.
     """
     try:
         from pqos import Pqos  # noqa: PLC0415 - only who wants this source needs the package

@@ -123,12 +123,7 @@ class PqosSource:
         return Probe(available=True, detail=detail)
 
     def open(self) -> None:
-        """Start the library.
-
-        Raises:
-            SourceError: it is missing, or says no.
-
-        """
+        """Start the library. Raises SourceError if it is missing, or says no."""
         self.close()
         library = load()
         # Without its registers it does not say no but ends the process.
@@ -155,9 +150,7 @@ class PqosSource:
     def sample(self) -> SourceSample:
         """Bring the groups into step with the VMs, and read them.
 
-        Raises:
-            SourceError: the VMs are not known, or the library is not started.
-
+        Raises SourceError if the VMs are not known, or the library is not started.
         """
         if self._library is None:
             self.open()

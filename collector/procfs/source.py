@@ -125,9 +125,7 @@ class ProcfsSource:
     def sample(self) -> SourceSample:
         """Read all vCPU threads, processes and the host.
 
-        Raises:
-            SourceError: the VMs or the host's file cannot be read at all.
-
+        Raises SourceError if the VMs or the host's file cannot be read at all.
         """
         inventory = self._inventory.vms()
         begun = Stamp(monotonic_ns(), time_ns())  # not before: a new VM may have kept the list waiting

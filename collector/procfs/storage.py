@@ -73,9 +73,7 @@ class StorageBytes:
     def read(self, identity: VmIdentity) -> tuple[int | None, int | None, Reason]:
         """Return the bytes read and written, cumulative; None and why where they are not known.
 
-        Raises:
-            ValueError: the text is not what the kernel writes.
-
+        Raises ValueError if the text is not what the kernel writes.
         """
         if self._seen is None or self._seen[0] is not identity:
             self._seen = identity, seen_by_kernel(identity)

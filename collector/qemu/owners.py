@@ -38,11 +38,7 @@ class Owners:
 def real_uid(status: bytes) -> int:
     """Return the real user id of /proc/PID/status.
 
-    Not the owner of /proc/PID, which is root for processes that may not be traced.
-
-    Raises:
-        ValueError: it is not told.
-
+    Not the owner of /proc/PID, which is root for processes that may not be traced. Raises ValueError if it is not told.
     """
     match = _UID.search(status)
     if match is None:

@@ -48,6 +48,9 @@ class QmpError(Exception):
 def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
     r"""Ask a QEMU, on a connection of its own that is closed before this returns.
 
+    Raises QmpError if nobody is there, nobody answers in time (another client holds the socket, QEMU hangs), or what
+    answers is not that QEMU's QMP.
+
     Args:
         path: the socket ("\0..." is an abstract one).
         commands: of `ALLOWED`.
@@ -57,10 +60,6 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
 
     Returns:
         The answers by command, without those to which this QEMU said no.
-
-    Raises:
-        QmpError: nobody is there, nobody answers in time (another client holds the socket, QEMU hangs), or what
-            answers is not that QEMU's QMP.
 
     """
     wanted = list(commands)
@@ -86,9 +85,7 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
 def check_socket(path: str, uid: int) -> None:
     """Look whether `ask` may connect to a socket, as far as the file tells; nobody is connected to.
 
-    Raises:
-        QmpError: why not, as `ask` would say it.
-
+    Raises QmpError: why not, as `ask` would say it.
     """
     if path.startswith("\0"):
         return  # no file
@@ -225,9 +222,7 @@ def parse_tids(answer: Any) -> tuple[int, ...]:
 def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
     """Return the counters of a query-blockstats, as the guest sees the devices. An empty drive has none.
 
-    Raises:
-        ValueError: it is not what QEMU says.
-
+    Raises ValueError if it is not what QEMU says.
     """
     found = {}
     try:

@@ -88,9 +88,7 @@ class QemuSource:
     def sample(self) -> SourceSample:
         """Read the tap devices; disks and state are those of each VM's last poll.
 
-        Raises:
-            SourceError: the VMs or the tap devices cannot be read at all.
-
+        Raises SourceError if the VMs or the tap devices cannot be read at all.
         """
         now = self._clocks()
         inventory = self._inventory.vms()
@@ -220,9 +218,7 @@ class _Taps:
 def parse_tap(line: bytes) -> InterfaceCounters:
     """Parse a device's numbers of /proc/net/dev. What the host receives from a tap the guest has transmitted.
 
-    Raises:
-        ValueError: they are not sixteen numbers.
-
+    Raises ValueError if they are not sixteen numbers.
     """
     numbers = [int(number) for number in line.split()]
     if len(numbers) != _FIELDS:

@@ -24,16 +24,13 @@ class GroupReader:
     """The value files of one group.
 
     Only the files of a domain itself are read: those of its sub-NUMA nodes (mon_sub_L3_YY) are in its sums already.
+    Raises GroupGoneError if there is no such group. Raises OSError: EMFILE: no file descriptor is left.
 
     Args:
         folder: the group's.
         features: the events that the kernel says it has; a file of another one is not missed.
         kept: keeps the files open.
         settled_ns: from when on the occupancy is that of the threads here; see `SETTLE_NS`.
-
-    Raises:
-        GroupGoneError: there is no such group.
-        OSError: EMFILE: no file descriptor is left.
 
     """
 
@@ -48,13 +45,11 @@ class GroupReader:
     def read(self, domains: tuple[str, ...], now_ns: int) -> dict[str, RdtDomain]:
         """Read all values.
 
+        Raises GroupGoneError if the group was removed. Raises OSError: EMFILE: no file descriptor is left.
+
         Args:
             domains: those that the kernel shows now; CPUs that go offline or come take domains with them.
             now_ns: the time, by the clock of `settled_ns`.
-
-        Raises:
-            GroupGoneError: the group was removed.
-            OSError: EMFILE: no file descriptor is left.
 
         """
         if tuple(self._files) != domains:

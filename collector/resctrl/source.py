@@ -133,9 +133,7 @@ class ResctrlSource:
     def sample(self) -> SourceSample:
         """Bring the groups into step with the VMs, and read them.
 
-        Raises:
-            SourceError: the VMs are not known, or resctrl was unmounted.
-
+        Raises SourceError if the VMs are not known, or resctrl was unmounted.
         """
         if not self._tree.is_current():
             self.open()

@@ -13,16 +13,14 @@ _LINKS_OF_EMPTY = 2
 class Threads:
     """The threads of one process, kept in step.
 
-    A listing costs ten times a look at the link count, so it is done when that count changed, and when told so:
-    a thread may end and another begin between two looks. (Such a one is already where the thread is that made it.)
+    A listing costs ten times a look at the link count, so it is done when that count changed, and when told so: a
+    thread may end and another begin between two looks. (Such a one is already where the thread is that made it.) Raises
+    OSError: ENOENT, ESRCH: the process has ended. EMFILE: no file descriptor is left.
 
     Args:
         pid: the process.
         proc_root: where /proc is.
         files: keeps the folder and a thread's file open; None: these two are kept.
-
-    Raises:
-        OSError: ENOENT, ESRCH: the process has ended. EMFILE: no file descriptor is left.
 
     """
 
@@ -89,9 +87,7 @@ def parse_groups(text: bytes) -> Place | None:
 def read_groups(folder: str) -> Place | None:
     """Read in which groups the thread of a /proc folder is. None: resctrl is not mounted.
 
-    Raises:
-        OSError: the thread has ended, or this kernel does not tell.
-
+    Raises OSError if the thread has ended, or this kernel does not tell.
     """
     fd = os.open(f"{folder}/cpu_resctrl_groups", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -65,12 +65,7 @@ class Tree:
         self._owned: int | None = None
 
     def monitoring(self) -> Monitoring:
-        """Read what can be monitored.
-
-        Raises:
-            SourceError: nothing, or not here; says why and the remedy.
-
-        """
+        """Read what can be monitored. Raises SourceError: nothing, or not here; says why and the remedy."""
         folder = self.root / "info" / "L3_MON"
         try:
             features = (folder / "mon_features").read_text().split()
@@ -112,10 +107,7 @@ class Tree:
     def open(self) -> None:
         """Open the root for locking, and become the one who has groups here until `close`.
 
-        Raises:
-            OSError: it cannot be opened.
-            SourceError: another process has groups of this product here.
-
+        Raises OSError if it cannot be opened. Raises SourceError if another process has groups of this product here.
         """
         self.close()
         for _ in range(_OWN_TRIES):
@@ -135,10 +127,7 @@ class Tree:
     def check_owner(self) -> None:
         """Look whether this process could `open`, or has.
 
-        Raises:
-            OSError: it cannot be looked at.
-            SourceError: another process has groups of this product here.
-
+        Raises OSError if it cannot be looked at. Raises SourceError if another process has groups of this product here.
         """
         if self._owned is None:
             os.close(self._own())
@@ -217,21 +206,14 @@ class Tree:
         return {int(tid) for tid in Path(self.path(place), "tasks").read_bytes().split()}
 
     def make(self, place: Place) -> None:
-        """Make a monitoring group.
-
-        Raises:
-            OSError: ENOSPC or EBUSY where no monitoring id is free.
-
-        """
+        """Make a monitoring group. Raises OSError: ENOSPC or EBUSY where no monitoring id is free."""
         with self._writable(place):
             Path(self.path(place)).mkdir()
 
     def remove(self, place: Place) -> None:
         """Remove a monitoring group of ours; its threads go back to its control group. Gone already is fine.
 
-        Raises:
-            ValueError: the group is not ours.
-
+        Raises ValueError if the group is not ours.
         """
         if not place.ours:
             raise ValueError(f"{place.name} is not ours")
@@ -258,11 +240,8 @@ class Tree:
     def move(self, place: Place, tids: Iterable[int]) -> set[int]:
         """Put threads into a monitoring group; returns those that are there now.
 
-        A thread that has ended (ESRCH), or is in another control group (EINVAL), is left out.
-
-        Raises:
-            OSError: EPERM where the kernel forbids it: only euid 0 or the thread's owner may.
-
+        A thread that has ended (ESRCH), or is in another control group (EINVAL), is left out. Raises OSError: EPERM
+        where the kernel forbids it: only euid 0 or the thread's owner may.
         """
         moved = set()
         fd = os.open(f"{self.path(place)}/tasks", os.O_WRONLY | os.O_CLOEXEC)
