@@ -8,29 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from collector.base import NumaPlacement
+from collector.inventory.numa import node_cpus
 from collector.proc_parse import parse_cpu_list
 
-#: A node that holds at least this share of a VM's memory is one where the VM is: its traffic goes through there.
+# A VM is on each node that holds at least this share of its memory: its traffic goes through there.
 _MEMORY_SHARE = 0.1
 
 
 def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
     """Return the domain of each node that has CPUs, named by its first node. Read once: it does not change.
 
-    Empty where the kernel does not tell the caches of some CPU (many guests, some arm64), or there are no nodes.
-
-    Args:
-        sys_root: where /sys is.
-
+    Empty where some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
     """
     nodes: dict[int, list[int]] = {}
-    for folder in sorted(Path(sys_root, "devices/system/node").glob("node[0-9]*")):
-        try:
-            cpus = parse_cpu_list((folder / "cpulist").read_text())
-        except (OSError, ValueError):
+    for number, cpus in node_cpus(sys_root):
+        if cpus is None:
             return {}
         if cpus:
-            nodes[int(folder.name.removeprefix("node"))] = cpus
+            nodes[number] = cpus
     domain = {node: node for node in nodes}
     node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
     seen: set[int] = set()
@@ -50,7 +45,7 @@ def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
 def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> frozenset[int]:
     """Return the domains that a VM is in now: where its vCPUs ran last, and where a tenth of its memory or more is.
 
-    Empty where that is not known. Nodes without CPUs have no cache, so memory there tells nothing.
+    Empty where that is unknown. Nodes without CPUs have no cache, so memory there does not count.
     """
     nodes = {node for node, count in placement.vcpus.items() if count}
     if not nodes or not nodes <= domain_of_node.keys():
@@ -61,7 +56,7 @@ def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> f
 
 
 def _sharing(caches: Path) -> set[int]:
-    """Return the CPUs that share the outermost cache; none where that is not told."""
+    """Return the CPUs that share the outermost cache; empty where that is unknown."""
     best, shared = 0, set[int]()
     for index in caches.glob("index[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Intel's libpqos as it is: how it is loaded, what it makes in resctrl, and what it leaves there."""
+"""Intel's libpqos: how it is loaded, what it makes in resctrl, and what it leaves there."""
 
 import contextlib
 import logging
@@ -32,10 +32,7 @@ class Library(NamedTuple):
 
 
 def load() -> Library:
-    """Load the package and the library, without starting it.
-
-    Raises SourceError if one of them is missing; says where to get it.
-    """
+    """Load the package and the library, without starting it. Raises SourceError with the remedy if one is missing."""
     try:
         from pqos import Pqos  # noqa: PLC0415 - only who wants this source needs the package
         from pqos.capability import PqosCap  # noqa: PLC0415 - the same
@@ -62,13 +59,7 @@ def monitored(library: Library) -> tuple[str, ...]:
 
 
 class Leftovers:
-    """What libpqos makes in resctrl: control groups COS1, COS2, ... while it starts, `pqos-<process>-<n>` per VM.
-
-    Args:
-        tree: where resctrl is mounted.
-        proc_root: where /proc is.
-
-    """
+    """What libpqos makes in resctrl: control groups COS1, COS2, ... while it starts, `pqos-<process>-<n>` per VM."""
 
     def __init__(self, tree: Tree, proc_root: str) -> None:
         self._tree = tree
@@ -76,7 +67,7 @@ class Leftovers:
         self._before: frozenset[str] | None = None
 
     def note(self) -> None:
-        """Note which control groups there are; those of the library that come later are its."""
+        """Note which control groups there are; later ones with the library's names are its."""
         self._before = self.control_groups()
 
     def control_groups(self) -> frozenset[str]:
@@ -104,9 +95,9 @@ class Leftovers:
         self._before = None
 
     def remove_stale(self, pids: Iterable[int]) -> None:
-        """Remove the groups of a killed agent: their maker is dead, and of threads they have our VMs' only.
+        """Remove the groups of a killed agent: their maker is dead, and all their threads are our VMs'.
 
-        Another user of libpqos who was killed may have made such a group too; nobody would ever use it again.
+        A killed user of libpqos may have made such a group too; nobody would ever use it again.
         """
         threads: set[int] = set()
         for pid in pids:
@@ -134,7 +125,7 @@ class Leftovers:
                 return True
             return any(Path(self._tree.path(control_group), "mon_groups").iterdir())
         except OSError:
-            return True  # not to be judged
+            return True  # unknown
 
     def _remove(self, place: Place) -> None:
         path = self._tree.path(place)
