@@ -1,8 +1,8 @@
 """Which events are counted together: groups within a budget of counters, the most telling events first.
 
-Every group begins with cycles and instructions, so that each event has its own denominator, counted at the same time
-(a quotient of counters that ran at different times is no quotient). What does not fit beside them in one group goes
-into further groups, which are on in turns; that takes longer to tell but takes nothing from the guests' virtual PMUs.
+Every group begins with cycles and instructions, so that each event has a denominator that was counted at the same time.
+What does not fit beside them in one group goes into further groups, which are on in turns; that measures less often but
+takes nothing from the guests' virtual PMUs.
 """
 
 import enum
@@ -13,11 +13,10 @@ from collector.base import Reason
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog
 
-#: The events beside cycles and instructions, the most telling first. What a VM loses to its neighbours it loses in
-#: the shared cache and on the way to memory: last-level misses say that, stalls on memory say what it costs. L2 misses
-#: are the load that the VM puts on the shared cache. Total stalls complete the picture but correlate with CPI, which is
-#: known already. Reference cycles tell frequency changes from load, slowly enough for a later turn where they are not
-#: free; core stalls are mostly the VM's own code.
+#: The events beside cycles and instructions, the most useful first. A VM loses to its neighbours in the shared cache
+#: and on the way to memory: last-level misses show that, stalls on memory its cost. L2 misses are the VM's load on the
+#: shared cache. Total stalls correlate with CPI, which is known already. Reference cycles separate frequency changes,
+#: which are slow, from load; core stalls are mostly the VM's own code.
 RANK = ("llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles", "reference_cycles", "core_stall_cycles")
 
 
@@ -25,8 +24,8 @@ RANK = ("llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles", 
 class Budget:
     """The counters of a hardware thread and who else wants some.
 
-    `programmable` counters take any event, `fixed` are the events that have a counter of their own; `reserved` are left
-    to the guests' virtual PMUs, and the kernel's NMI watchdog has one.
+    `programmable` counters take any event, `fixed` events have a counter of their own; `reserved` are left to the
+    guests' virtual PMUs, and the kernel's NMI `watchdog` takes one.
     """
 
     programmable: int
@@ -60,7 +59,7 @@ class Plan:
 
 
 class Trial(enum.Enum):
-    """What came of trying a group on the CPU: it counts, it waits for counters, or the kernel refuses it."""
+    """The result of trying a group on the CPU: it counts, it waits for counters, or the kernel refuses it."""
 
     RUNS = "runs"
     WAITS = "waits"
@@ -73,16 +72,10 @@ def basic_plan(reason: Reason) -> Plan:
 
 
 def make_plan(events: Mapping[str, Event], beside_base: int, fixed: frozenset[str] = frozenset()) -> Plan:
-    """Put events into groups. Pure.
+    """Put the CPU's events into groups; `missing` of the plan are those without a counter. Pure.
 
-    Args:
-        events: what the CPU has beside cycles and instructions.
-        beside_base: programmable counters that a group may use beside them; 0 leaves room for `fixed` ones only.
-        fixed: events that have a counter of their own: they are in every group, at no cost.
-
-    Returns:
-        The plan; `missing` has the events for which there is no counter.
-
+    A group may use `beside_base` programmable counters beside cycles and instructions (0 leaves room for `fixed` events
+    only). `fixed` events have a counter of their own: they are in every group, at no cost.
     """
     free = tuple(events[name] for name in RANK if name in events and name in fixed)
     wanted = [events[name] for name in RANK if name in events and name not in fixed]
@@ -96,19 +89,14 @@ def make_plan(events: Mapping[str, Event], beside_base: int, fixed: frozenset[st
 def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
     """Make a plan and try it on the CPU, with fewer events per group until each group runs.
 
-    The kernel refuses a group that can never be on as a whole; one that it takes but never runs asks for counters that
-    others hold for good. Where even cycles and instructions wait at this moment, waiting says nothing of a group.
-
-    Args:
-        catalog: the events.
-        budget: the counters.
-        attempt: opens a group, lets it count for a moment and closes it.
-
+    The kernel refuses a group that can never be on as a whole. A group that it takes but never runs needs counters that
+    others hold; but if even cycles and instructions wait at this moment, waiting says nothing about a group. `attempt`
+    opens a group, lets it count for a moment and closes it.
     """
     missing = dict(catalog.missing)
     events: dict[str, Event] = {}
     for name, event in catalog.events.items():
-        if attempt((event,)) is Trial.REFUSED:  # such as a hypervisor below us that offers only some
+        if attempt((event,)) is Trial.REFUSED:  # by a hypervisor below us that offers only some, for example
             missing[name] = Reason.NO_EVENT
         else:
             events[name] = event
@@ -129,7 +117,7 @@ def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event
 
     fixed = budget.fixed & events.keys()
     plan = fitted(fixed)
-    if plan is None and fixed:  # the fixed counters may not be to be had (a virtual machine's PMU)
+    if plan is None and fixed:  # the fixed counters may be unavailable (a virtual machine's PMU)
         plan = fitted(frozenset())
     if plan is None:
         plan = make_plan(events, 0, fixed)

@@ -13,9 +13,9 @@ from collector.base import (
     Reason,
     SourceError,
     SourceSample,
-    Stamp,
     VmIdentity,
     VmSample,
+    clocks_now,
 )
 from collector.files import fd_share
 from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
@@ -28,7 +28,7 @@ from collector.perf.slices import Slices
 from collector.timestamps import read_in_turn
 
 _MAX_BACKOFF_TICKS = 64
-_LOOK_AGAIN_TICKS = 30  # how often a VM's control group is looked up again
+_LOOK_AGAIN_TICKS = 30  # how often a VM's control group is found again
 _TRIAL_SPINS = 20  # of a millisecond or less each: longer than the kernel's turn of a group on HZ=250 and up
 
 
@@ -46,10 +46,10 @@ class PerfSource:
     """The perf source (`collector.base.Source`).
 
     Each vCPU thread has groups of its own (pid = thread id, cpu = -1), or each VM's control group on each CPU
-    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since the sum
-    over some of its vCPUs would look like a slower VM. Where the events need several groups, one of them is on at a
-    time, the same for all VMs, and the next one from tick to tick. Values are raw: `collector.perf.scale` scales their
-    deltas. Not safe for use by several threads at once.
+    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since a sum over
+    some of its vCPUs would look like a slower VM. If the events need several groups, one of them is on per tick, the
+    same for all VMs. Values are raw: `collector.perf.scale` scales their deltas. Not safe for use by several threads at
+    once.
 
     Args:
         inventory: the VMs that there are now; called once per sample.
@@ -61,7 +61,7 @@ class PerfSource:
         opens_per_tick: at most this many groups are opened per sample (but one target's at least).
         max_fds: at most this many file descriptors; None: this source's share (`collector.files.fd_share`).
         kernel: the system calls.
-        catalog: what the CPU can count; None: found out.
+        catalog: what the CPU can count; None: read from the host.
 
     """
 
@@ -100,7 +100,7 @@ class PerfSource:
         self._budget = 0
 
     def probe(self) -> Probe:
-        """Try the groups on the calling thread, and say what came of it."""
+        """Try the groups on the calling thread, and report the result."""
         conflict = self._host.mediated_vpmu()
         if conflict:
             return Probe(
@@ -126,7 +126,7 @@ class PerfSource:
     def open(self) -> None:
         """Check that counting is possible and plan the groups; they are opened as VMs are sampled.
 
-        Raises SourceError: what `probe` said, with its reason.
+        Raises SourceError with the probe's reason.
         """
         found = self.probe()
         if not found.available:
@@ -141,7 +141,7 @@ class PerfSource:
         try:
             inventory = self._inventory()
         except (OSError, LookupError, ValueError) as error:
-            raise SourceError(f"perf: the list of VMs is not to be had: {error}") from error
+            raise SourceError(f"perf: the list of VMs is not available: {error}") from error
         conflict = self._host.mediated_vpmu()
         if self._plan is None and not conflict:
             self._plan = self._make_plan()
@@ -151,7 +151,7 @@ class PerfSource:
         self._budget = self._opens_per_tick
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         self._scope.begin()
-        begun = Stamp(time.monotonic_ns(), time.time_ns())  # not before: all that may have taken long
+        begun = clocks_now()  # only now: all that may have taken long
         read = partial(self._sample_vm, plan=plan, open_new=not conflict)
         vms = read_in_turn(inventory, read, begun, time.monotonic_ns)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
@@ -181,7 +181,7 @@ class PerfSource:
         return VmSample(identity.epoch, absent={"perf": reason})
 
     def _keep_up(self, vm: _Vm, identity: VmIdentity) -> None:
-        """Close what is not the VM's any more (a vCPU was unplugged, a CPU went offline, its group changed)."""
+        """Close what is no longer the VM's (a vCPU was unplugged, a CPU went offline, its group changed)."""
         keys = self._scope.keys(identity)
         if keys is not vm.keys:
             for key in vm.targets.keys() - set(keys):
@@ -203,8 +203,7 @@ class PerfSource:
         failure: PerfError | None = None
         for key, target in vm.targets.items():
             try:
-                # The events' clock moves only while the thread runs, and an ended thread's counters stand still
-                # for ever: without this look it would pass for an idle one.
+                # The clock of events moves only while the thread runs: without `ended` a dead thread would look idle.
                 if target.slices.advance(turn) or not ended(target):
                     counters[key] = target.slices.counters
                     continue
@@ -262,7 +261,7 @@ class PerfSource:
         return plan.events + self._scope.guards
 
     def _failed(self, vm: _Vm, error: SourceError) -> Reason:
-        """Note a failure. Retries thin out to one in 64 ticks, so a hopeless VM takes no other's opens."""
+        """Note a failure. Retries thin out to one in 64 ticks, so that a hopeless VM takes no other's opens."""
         vm.failure = self._host.refine(error) if isinstance(error, PerfError) else error.reason
         vm.retry_tick = self._tick + vm.backoff_ticks
         vm.backoff_ticks = min(2 * vm.backoff_ticks, _MAX_BACKOFF_TICKS)
@@ -285,7 +284,7 @@ class PerfSource:
     # -- the plan ----------------------------------------------------------------------------------
 
     def _make_plan(self) -> Plan:
-        """Plan the groups and try them on the calling thread. Never raises; what is refused is left out."""
+        """Plan the groups and try them on the calling thread. Never raises; refused events are left out."""
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
         catalog = self._known()
@@ -318,7 +317,7 @@ class PerfSource:
             close_group(group, kernel=self._kernel)
 
     def _describe(self, plan: Plan, *, busy: bool) -> str:
-        """Say in one line what is counted, and why not more."""
+        """Describe in one line what is counted, and why not more."""
         names = list(dict.fromkeys(name for group in plan.layout for name in group))
         where = "vCPU thread" if self._scope.name == "thread" else "VM's control group and CPU"
         text = f"{', '.join(names[:-1])} and {names[-1]} per {where}"
