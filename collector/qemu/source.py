@@ -1,33 +1,43 @@
 """VMs without libvirt: state and disk counters by QMP, network counters of their tap devices.
 
-Tap devices are read in one file per network namespace and tick. A tap is looked for in the namespace of its QEMU
-process, where QEMU made it; one that was handed to QEMU also in the agent's own. Elsewhere it is not visible. Where one
-of a VM's interfaces is not visible (or has no device on the host: vhost-user, user networking) the VM's network is
-absent, because a sum over the others would look like a quieter VM.
+Tap devices are read from one file per network namespace and tick. A tap is in the namespace of its QEMU process, where
+QEMU made it; one that was handed to QEMU may be in the agent's own. Elsewhere it is not visible. If one of a VM's
+interfaces is not visible (or has no device on the host: vhost-user, user networking) the VM's network is absent,
+because a sum over the others would look like a quieter VM.
 """
 
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
+from collector.base import (
+    InterfaceCounters,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+    clocks_now,
+)
 from collector.inventory.inventory import Inventory
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch, network_namespace
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
+from whitepanda.common.texts import counted
 
 _log = logging.getLogger("whitepanda.qemu")
 
 _MANAGERS = {"proxmox", "qemu"}
-# A reading is handed on until it is this many polls old.
+# A reading is repeated until it is this many polls old.
 _STALE_POLLS = 2.5
 _MIN_STALE_NS = 5_000_000_000
 _PROXMOX_TAP = re.compile(rb"tap(\d+)i\d+")
 _FIELDS = 16
-# QEMU names its vCPU threads some time after it started others, and when it ends they go before it.
+# QEMU names its vCPU threads some time after it started others, and they end before it.
 _UNNAMED_NS = 10_000_000_000
 
 _Lines = Mapping[bytes, bytes]
@@ -38,9 +48,9 @@ class QemuSource:
 
     Args:
         inventory: the VMs; its `QemuFinder` knows how they were started.
-        disk_poll_s: how often each VM is asked for its disk counters and its state.
-        config_dir: Proxmox' configuration.
-        poller: asks the VMs; None: one of its own, with a thread.
+        disk_poll_s: how often each VM's disk counters and state are polled.
+        proxmox_config_dir: Proxmox' configuration.
+        poller: polls the VMs; None: one of its own, with a thread.
         clocks: both clocks.
 
     """
@@ -52,9 +62,9 @@ class QemuSource:
         inventory: Inventory,
         *,
         disk_poll_s: float = 10.0,
-        config_dir: str = "/etc/pve",
+        proxmox_config_dir: str = "/etc/pve",
         poller: Poller | None = None,
-        clocks: Callable[[], Stamp] = lambda: Stamp(time.monotonic_ns(), time.time_ns()),
+        clocks: Callable[[], Stamp] = clocks_now,
     ) -> None:
         self._inventory = inventory
         self._clocks = clocks
@@ -65,31 +75,28 @@ class QemuSource:
             raise SourceError("the inventory has no finder of QEMU processes; please report this")
         self._finder = finder
         self._proc = finder.proc_root
-        self._poller = poller or Poller(finder, ProxmoxConfig(config_dir), poll_ns)
-        self._untold_ns: dict[str, int] = {}  # since when no vCPU thread is known, by epoch
+        self._poller = poller or Poller(finder, ProxmoxConfig(proxmox_config_dir), poll_ns)
+        self._unnamed_ns: dict[str, int] = {}  # since when no vCPU thread is known, by epoch
         self._warned: set[str] = set()
 
     def probe(self) -> Probe:
-        """Say whether VMs can be found, and how many of ours there are now."""
+        """Say whether VMs can be found, and how many there are without libvirt."""
         probe = self._inventory.probe()
         if not probe.available:
             return probe
         try:
             count = sum(vm.manager in _MANAGERS for vm in self._inventory.vms())
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
-        vms = "VM" if count == 1 else "VMs"
-        return Probe(available=True, detail=f"{count} {vms} without libvirt now; {self._finder.probe().detail}")
+            return error.as_probe()
+        vms = counted(count, "VM")
+        return Probe(available=True, detail=f"{vms} without libvirt now; {self._finder.probe().detail}")
 
     def open(self) -> None:
-        """Start asking VMs."""
+        """Start polling VMs."""
         self._poller.start()
 
     def sample(self) -> SourceSample:
-        """Read the tap devices; disks and state are those of each VM's last poll.
-
-        Raises SourceError if the VMs or the tap devices cannot be read at all.
-        """
+        """Read the tap devices; disks and state are each VM's last poll's. Raises SourceError."""
         now = self._clocks()
         inventory = self._inventory.vms()
         mine = [vm for vm in inventory if vm.manager in _MANAGERS]
@@ -99,11 +106,11 @@ class QemuSource:
             taps = _Taps(self._proc, self._clocks)
             vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
         self._warned &= {vm.epoch for vm in mine}
-        self._untold_ns = {vm.epoch: self._untold_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids}
+        self._unnamed_ns = {vm.epoch: self._unnamed_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids}
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
     def close(self) -> None:
-        """Stop asking VMs."""
+        """Stop polling VMs."""
         self._poller.stop()
 
     def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: "_Taps") -> VmSample:
@@ -123,10 +130,13 @@ class QemuSource:
                 absent["interfaces"] = found
             else:
                 stamps["interfaces"], interfaces = found
-        untold_ns = now.mono_ns - self._untold_ns.get(vm.epoch, now.mono_ns)
-        if not vm.vcpu_tids and reading is not Reason.VM_STARTING and untold_ns >= _UNNAMED_NS:
+        unnamed_ns = now.mono_ns - self._unnamed_ns.get(vm.epoch, now.mono_ns)
+        if not vm.vcpu_tids and reading is not Reason.VM_STARTING and unnamed_ns >= _UNNAMED_NS:
             absent["threads"] = Reason.NOT_VISIBLE
-            self._warn_untold(vm)
+            if vm.epoch not in self._warned:
+                self._warned.add(vm.epoch)
+                remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
+                _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
         return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
 
     def _interfaces(self, vm: VmIdentity, taps: "_Taps") -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
@@ -135,7 +145,7 @@ class QemuSource:
             return Reason.VM_STARTING  # it ended since the inventory was made
         lines = taps.of(launch)
         if launch.vmid:
-            # By their names, which tell of plugged ones too.
+            # By their names, which include plugged ones.
             names = taps.proxmox(lines, launch.vmid)
             if not names:
                 return Reason.NOT_VISIBLE if launch.command.netdevs else Reason.NOT_PRESENT
@@ -155,12 +165,6 @@ class QemuSource:
             except ValueError:
                 return Reason.INVALID_VALUE
         return taps.stamp_of(launch), found
-
-    def _warn_untold(self, vm: VmIdentity) -> None:
-        if vm.epoch not in self._warned:
-            self._warned.add(vm.epoch)
-            remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
-            _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
 
 
 class _Taps:
@@ -208,7 +212,7 @@ class _Taps:
                 text = b""  # the process of that namespace ended
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
-            # Not the tick's beginning: finding the VMs took its time, and so did the reading.
+            # Not the tick's beginning: finding the VMs and reading took time.
             self._stamps[namespace] = self._clocks()
             pairs = (line.partition(b":") for line in text.splitlines()[2:])
             self._lines[namespace] = {name.strip(): rest for name, _, rest in pairs}
@@ -216,10 +220,7 @@ class _Taps:
 
 
 def parse_tap(line: bytes) -> InterfaceCounters:
-    """Parse a device's numbers of /proc/net/dev. What the host receives from a tap the guest has transmitted.
-
-    Raises ValueError if they are not sixteen numbers.
-    """
+    """Parse a device's numbers in /proc/net/dev. The guest transmits what the host receives. Raises ValueError."""
     numbers = [int(number) for number in line.split()]
     if len(numbers) != _FIELDS:
         raise ValueError(f"{len(numbers)} numbers of a network device, {_FIELDS} are needed: {line[:60]!r}")
@@ -234,6 +235,6 @@ def parse_tap(line: bytes) -> InterfaceCounters:
 
 
 def _handed_in(launch: Launch, index: int) -> bool:
-    """Whether somebody else than QEMU opened this tap, perhaps in another namespace than QEMU's."""
+    """Whether another process than QEMU opened this tap, perhaps in another namespace."""
     netdev = launch.command.netdevs[index]
     return bool(netdev.fds) or netdev.kind == "bridge"
