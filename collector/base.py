@@ -11,7 +11,7 @@ import enum
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from whitepanda.common.texts import clean_name
 
@@ -346,6 +346,13 @@ class VmSample:
     rdt: RdtCounters | None = None
     numa: NumaPlacement | None = None
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
+
+
+def vm_sample(epoch: str, stamps: Mapping[str, Stamp] | None = None, **parts: Any) -> VmSample:
+    """Make a VM's sample of its parts, of which those that are a `Reason` are absent."""
+    absent = {name: part for name, part in parts.items() if isinstance(part, Reason)}
+    known = {name: part for name, part in parts.items() if name not in absent}
+    return VmSample(epoch, absent=absent, stamps=stamps or {}, **known)
 
 
 @dataclass(frozen=True, slots=True)

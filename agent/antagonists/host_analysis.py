@@ -26,7 +26,7 @@ from agent.config import AnalysisSection
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
-from collector.inventory.llc import domains_of
+from collector.inventory.numa import domains_of
 
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
 _SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
@@ -130,7 +130,7 @@ class HostAnalysis:
         section: thresholds and history length.
         platform: CPU model of this host; statistics are per platform.
         store: what central sent.
-        domain_of_node: as from `collector.inventory.llc.llc_domains`; nothing, or a single domain: all VMs may hurt
+        domain_of_node: as from `collector.inventory.numa.llc_domains`; nothing, or a single domain: all VMs may hurt
             all.
 
     """

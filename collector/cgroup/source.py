@@ -23,6 +23,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
     clocks_now,
+    vm_sample,
 )
 from collector.cgroup.tree import CgroupTree, VmGroups
 from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_once, reason_of
@@ -296,19 +297,9 @@ class CgroupSource:
         parts = (cgroup, vm.numa, vm.numa_stamp)
         if vm.sample is not None and parts == vm.parts:
             return vm.sample
-        absent = {}
-        if isinstance(cgroup, Reason):
-            absent["cgroup"] = cgroup
-        if isinstance(vm.numa, Reason):
-            absent["numa"] = vm.numa
         vm.parts = parts
-        vm.sample = VmSample(
-            identity.epoch,
-            cgroup=None if isinstance(cgroup, Reason) else cgroup,
-            numa=None if isinstance(vm.numa, Reason) else vm.numa,
-            absent=absent,
-            stamps={} if isinstance(vm.numa, Reason) else {"numa": vm.numa_stamp},
-        )
+        stamps = {} if isinstance(vm.numa, Reason) else {"numa": vm.numa_stamp}
+        vm.sample = vm_sample(identity.epoch, stamps, cgroup=cgroup, numa=vm.numa)
         return vm.sample
 
     def _counters_or_reason(self, vm: _Vm) -> CgroupCounters | Reason:

@@ -95,12 +95,8 @@ class Finder(Protocol):
 class Inventory:
     """The VMs of this host. One is shared by all sources; `vms` may be called from any thread.
 
-    Args:
-        state_dir: where libvirt's status files are.
-        proc_root: where /proc is.
-        finders: they find other VMs. Of two VMs with one UUID libvirt's is returned.
-        fresh_s: a list this young is returned again: the sources of one tick ask for it together.
-
+    Libvirt's status files are in `state_dir`; `finders` find other VMs, and of two VMs with one UUID libvirt's is
+    returned. A list up to `fresh_s` old is returned again, because the sources of one tick ask for it together.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
     clocks_now,
+    vm_sample,
 )
 from collector.inventory.inventory import Inventory
 from collector.libvirt.connection import Answer, Connection
@@ -89,14 +90,8 @@ class LibvirtSource:
 
     Directions of the interfaces are the guest's: libvirt itself swaps what the host sees of a tap device.
 
-    Args:
-        uri: libvirt's address of the hypervisor, such as "qemu:///system".
-        inventory: the VMs and their epochs.
-        deadline_s: how long `probe` waits for libvirt's answer.
-        disk_poll_s: how often disk counters are polled.
-        binding: the module `libvirt`; None: imported when first used.
-        clocks: both clocks; only the monotonic one decides anything.
-
+    `probe` waits `deadline_s` for libvirt's answer; disk counters are polled every `disk_poll_s`. Of `clocks` only the
+    monotonic one decides anything. The other arguments are `Connection`'s.
     """
 
     name = "libvirt"
@@ -316,12 +311,9 @@ class LibvirtSource:
         return made[1]
 
     def _make(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_told: bool) -> VmSample:
-        absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)
-        if isinstance(disks, Reason):
-            absent["disks"] = disks
-        elif vm.disks:
+        if vm.disks and not isinstance(disks, Reason):
             stamps["disks"] = self._polls[vm.uuid].stamp
         interfaces = _interfaces(vm, answers)
         answer = answers.get(vm.uuid)
@@ -331,16 +323,8 @@ class LibvirtSource:
             else:
                 interfaces = Reason.STALE
         if interfaces is None and not is_told:
-            absent["interfaces"] = Reason.VM_STARTING
-        elif isinstance(interfaces, Reason):
-            absent["interfaces"] = interfaces
-        return VmSample(
-            vm.epoch,
-            disks=None if isinstance(disks, Reason) else disks,
-            interfaces=None if isinstance(interfaces, Reason) else interfaces,
-            absent=absent,
-            stamps=stamps,
-        )
+            interfaces = Reason.VM_STARTING
+        return vm_sample(vm.epoch, stamps, disks=disks, interfaces=interfaces)
 
     def _disks(self, vm: VmIdentity, mono_ns: int) -> _Disks | Reason:
         if not vm.disks:
@@ -359,31 +343,27 @@ def _has_counted_disks(vm: VmIdentity) -> bool:
 
 def parse_disks(record: Mapping[str, Any]) -> dict[str, DiskCounters]:
     """Return a record's disks with counters, by target name (`vda`). An empty drive has none."""
+    keys = ("rd.bytes", "wr.bytes", "rd.reqs", "wr.reqs")
+    disks = [f"block.{index}" for index in range(record.get("block.count", 0))]
     return {
-        record[f"block.{index}.name"]: DiskCounters(
-            read_bytes=record[f"block.{index}.rd.bytes"],
-            write_bytes=record[f"block.{index}.wr.bytes"],
-            read_ops=record[f"block.{index}.rd.reqs"],
-            write_ops=record[f"block.{index}.wr.reqs"],
-        )
-        for index in range(record.get("block.count", 0))
-        if f"block.{index}.rd.bytes" in record
+        record[f"{disk}.name"]: DiskCounters(*(record[f"{disk}.{key}"] for key in keys))
+        for disk in disks
+        if f"{disk}.rd.bytes" in record
     }
 
 
 def parse_interfaces(record: Mapping[str, Any]) -> dict[str, InterfaceCounters]:
     """Return a record's interfaces with counters, by host device (`vnet0`)."""
+    keys = ("rx.bytes", "tx.bytes", "rx.pkts", "tx.pkts")
+    devices = [f"net.{index}" for index in range(record.get("net.count", 0))]
     return {
-        record[f"net.{index}.name"]: InterfaceCounters(
-            receive_bytes=record[f"net.{index}.rx.bytes"],
-            transmit_bytes=record[f"net.{index}.tx.bytes"],
-            receive_packets=record[f"net.{index}.rx.pkts"],
-            transmit_packets=record[f"net.{index}.tx.pkts"],
-            receive_drops=record.get(f"net.{index}.rx.drop"),
-            transmit_drops=record.get(f"net.{index}.tx.drop"),
+        record[f"{device}.name"]: InterfaceCounters(
+            *(record[f"{device}.{key}"] for key in keys),
+            receive_drops=record.get(f"{device}.rx.drop"),
+            transmit_drops=record.get(f"{device}.tx.drop"),
         )
-        for index in range(record.get("net.count", 0))
-        if f"net.{index}.rx.bytes" in record
+        for device in devices
+        if f"{device}.rx.bytes" in record
     }
 
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import NamedTuple
 
-from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
+from collector.base import (
+    InterfaceCounters,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+    vm_sample,
+)
 from collector.inventory.inventory import Inventory
 from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
@@ -57,12 +67,8 @@ class OvsSource:
     Receive is what the guest receives, which is what the bridge transmits. Interfaces are named by libvirt's target
     device, or where there is none by the port.
 
-    Args:
-        inventory: the VMs; its `interfaces_told` learns which are covered here.
-        database: OVSDB's address, such as "unix:/run/openvswitch/db.sock".
-        run_dir: folder of the bridges' management sockets, BRIDGE.mgmt.
-        deadline_s: how long `probe` waits for answers; a sampling waits half as long.
-
+    OVSDB is at `database`, such as "unix:/run/openvswitch/db.sock"; the bridges' management sockets are
+    `run_dir`/BRIDGE.mgmt. `probe` waits `deadline_s` for answers; a sampling waits half as long.
     """
 
     name = "ovs"
@@ -181,22 +187,22 @@ class OvsSource:
         own = []
         for device, port in vm.ports.items():
             if port.bridge in failures:
-                return _absent(vm, failures[port.bridge].reason)
+                return vm_sample(vm.epoch, interfaces=failures[port.bridge].reason)
             bridge, answer = self._bridges[port.bridge], answers[port.bridge]
             stats = answer.stats.get(port.number)
             if stats is None or bridge.names.get(port.number) != self._names[port.name]:
                 # The port just came, went or was renumbered: read the names again.
                 bridge.named_on = 0
-                return _absent(vm, Reason.VM_STARTING)
+                return vm_sample(vm.epoch, interfaces=Reason.VM_STARTING)
             key = (port.row, port.renewed, port.number, bridge.client.connections)
             counters = self._counters((vm.uuid, device), key, stats)
             if counters is None:
-                return _absent(vm, Reason.NOT_PRESENT)
+                return vm_sample(vm.epoch, interfaces=Reason.NOT_PRESENT)
             interfaces[device] = counters
             own.append(answer)
         asked_ns, stamp = min(answer.asked_ns for answer in own), max(answer.stamp for answer in own)
         if not self._moments.accept(vm.uuid, asked_ns, stamp.mono_ns):
-            return _absent(vm, Reason.STALE)
+            return vm_sample(vm.epoch, interfaces=Reason.STALE)
         last = self._interfaces.get(vm.uuid)
         if last is not None and list(last) == list(interfaces) and all(map(is_, last.values(), interfaces.values())):
             interfaces = last  # the same object says that nothing has moved
@@ -247,19 +253,7 @@ def _guests(stats: PortStats, opened: int) -> InterfaceCounters | None:
     rx_packets, tx_packets, rx_bytes, tx_bytes, rx_dropped, tx_dropped, _ = stats
     if rx_packets is None or tx_packets is None or rx_bytes is None or tx_bytes is None:
         return None
-    return InterfaceCounters(
-        receive_bytes=tx_bytes,
-        transmit_bytes=rx_bytes,
-        receive_packets=tx_packets,
-        transmit_packets=rx_packets,
-        receive_drops=tx_dropped,
-        transmit_drops=rx_dropped,
-        opened=opened,
-    )
-
-
-def _absent(vm: VmPorts, reason: Reason) -> VmSample:
-    return VmSample(vm.epoch, absent={"interfaces": reason})
+    return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_dropped, rx_dropped, opened)
 
 
 def _cut(name: str) -> str:

@@ -180,16 +180,9 @@ def open_group(
 ) -> Group:
     """Open `events` as one real group (counted together or not at all), the leader first.
 
-    Raises PerfError; nothing stays open then.
-
-    Args:
-        events: of `PERF_EVENTS`.
-        pid: a thread's id (0 is the calling thread), or, with FLAG_PID_CGROUP, an open control group's folder.
-        cpu: -1 follows the thread over all CPUs; a control group is counted on one CPU.
-        kernel: the system calls.
-        flags: FLAG_PID_CGROUP or 0.
-        on: whether it counts at once.
-
+    `pid` is a thread's id (0 is the calling thread), with FLAG_PID_CGROUP in `flags` an open control group's folder.
+    `cpu` -1 follows the thread over all CPUs; a control group is counted on one CPU. `on`: it counts at once. Raises
+    PerfError; nothing stays open then.
     """
     fds: list[int] = []
     try:

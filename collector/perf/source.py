@@ -51,18 +51,10 @@ class PerfSource:
     same for all VMs. Values are raw: `collector.perf.scale` scales their deltas. Not safe for use by several threads at
     once.
 
-    Args:
-        inventory: the VMs that there are now; called once per sample.
-        scope: what counters are bound to.
-        events: "basic" counts cycles and instructions only.
-        reserve_counters: programmable counters per hardware thread that are left to the guests' virtual PMUs.
-        proc_root: where /proc is.
-        sys_root: where /sys is.
-        opens_per_tick: at most this many groups are opened per sample (but one target's at least).
-        max_fds: at most this many file descriptors; None: this source's share (`collector.files.fd_share`).
-        kernel: the system calls.
-        catalog: what the CPU can count; None: read from the host.
-
+    `inventory` returns the VMs that there are now; it is called once per sample. `events` "basic" counts cycles and
+    instructions only. `reserve_counters` programmable counters per hardware thread are left to the guests' virtual
+    PMUs. At most `opens_per_tick` groups are opened per sample (but one target's at least), and `max_fds` file
+    descriptors in all (None: this source's `fd_share`). `catalog` is what the CPU can count (None: read from the host).
     """
 
     name = "perf"

@@ -32,6 +32,7 @@ from collector.base import (
     Stamp,
     VmIdentity,
     VmSample,
+    vm_sample,
 )
 from collector.inventory.inventory import Inventory
 from collector.pqos.library import EVENTS, Leftovers, Library, load, monitored
@@ -74,17 +75,9 @@ class _Vm:
 class PqosSource:
     """The pqos source (`collector.base.Source`). Not safe for use by several threads at once; one per process.
 
-    Args:
-        inventory: the VMs; called once per sample.
-        interface: "os" or "msr", as above.
-        max_groups: VMs that are monitored at once; the others have no monitoring id.
-        root: where resctrl is mounted; like `proc_root` fixed in the library, so another one is for tests.
-        proc_root: where /proc is.
-        msr: the registers of one CPU.
-        lock: the library's lock file.
-        affinity: on which CPUs a thread may run.
-        clock: monotonic, in nanoseconds.
-
+    `interface` is "os" or "msr", as above. `max_groups` VMs are monitored at once; the others have no monitoring id.
+    `root`, `proc_root` and `lock` are fixed in the library, so other values are for tests; `msr` is the registers of
+    one CPU. `affinity` returns on which CPUs a thread may run; `clock` is monotonic, in nanoseconds.
     """
 
     name = "pqos"
@@ -126,10 +119,9 @@ class PqosSource:
         """Say whether the library is there and finds what it needs, without starting it."""
         try:
             load()
-            detail = self._check_host()
+            return Probe(available=True, detail=self._check_host())
         except SourceError as error:
             return error.as_probe()
-        return Probe(available=True, detail=detail)
 
     def open(self) -> None:
         """Start the library. Raises SourceError if it is missing, or says no."""
@@ -408,14 +400,13 @@ class PqosSource:
 
     def _tell(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
         vm = self._vms.get(identity.uuid)
+        rdt: RdtCounters | Reason
         if vm is None or identity.uuid in absent:
-            reason = absent.get(identity.uuid, Reason.VM_STARTING)
+            rdt = absent.get(identity.uuid, Reason.VM_STARTING)
         else:
             found = self._read(identity.uuid, vm, now_ns)
-            if isinstance(found, RdtDomain):
-                return VmSample(identity.epoch, rdt=RdtCounters(vm.opened, {_DOMAIN: found}))
-            reason = found
-        return VmSample(identity.epoch, absent={"rdt": reason})
+            rdt = found if isinstance(found, Reason) else RdtCounters(vm.opened, {_DOMAIN: found})
+        return vm_sample(identity.epoch, rdt=rdt)
 
     def _read(self, uuid: str, vm: _Vm, now_ns: int) -> RdtDomain | Reason:
         """Read one group, by itself, so that its failure costs no other."""

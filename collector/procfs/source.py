@@ -28,6 +28,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
     clocks_now,
+    vm_sample,
 )
 from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_once, reason_of
 from collector.inventory.inventory import Inventory
@@ -185,18 +186,8 @@ class ProcfsSource:
             if is_same and vm.storage is not None and not vm.storage.moves_alone:
                 return made
         process = self._process_or_reason(vm, identity, slept=made is not None)
-        absent = {}
-        if isinstance(threads, Reason):
-            absent["threads"] = threads
-        if isinstance(process, Reason):
-            absent["process"] = process
-        made = VmSample(
-            identity.epoch,
-            threads=None if isinstance(threads, Reason) else threads,
-            process=None if isinstance(process, Reason) else process,
-            absent=absent,
-        )
-        is_whole = not isinstance(process, Reason) and not absent and process.storage_reason not in _PASSING
+        made = vm_sample(identity.epoch, threads=threads, process=process)
+        is_whole = isinstance(process, ProcessCounters) and not made.absent and process.storage_reason not in _PASSING
         vm.identity, vm.spent_ns, vm.made = identity, spent_ns, made if is_whole else None
         return made
 

@@ -80,13 +80,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 class QemuFinder:
     """A `collector.inventory.inventory.Finder`. May be called from any thread.
 
-    Args:
-        proc_root: where /proc is.
-        run_dir: Proxmox' process ids and sockets.
-        clock: monotonic nanoseconds.
-        users: whose QEMUs count beside the system's.
-        start: runs a look without waiting for it.
-
+    `run_dir` has Proxmox' process ids and sockets. QEMUs of `users` count beside the system's. `start` runs a look
+    without waiting for it; `clock` is monotonic, in nanoseconds.
     """
 
     def __init__(

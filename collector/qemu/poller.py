@@ -62,14 +62,7 @@ class _Vm:
 class Poller:
     """Keeps the latest disk counters per VM, and gives the finder all else that it learns.
 
-    Args:
-        finder: how to reach the VMs.
-        config: Proxmox' configuration.
-        poll_ns: how often each VM is polled.
-        deadline_s: how long one VM may take to answer.
-        asker: `qmp.ask`, or a fake.
-        clocks: both clocks.
-
+    Each VM is polled every `poll_ns` and may take `deadline_s` to answer. `asker` is `qmp.ask`, or a fake.
     """
 
     def __init__(

@@ -47,16 +47,10 @@ class QmpError(Exception):
 def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
     r"""Return a QEMU's answers by command, without refused commands, on a connection that is closed before returning.
 
-    Raises QmpError if nobody is there, nobody answers in time (another client holds the socket, QEMU hangs), or what
-    answers is not that QEMU's QMP.
-
-    Args:
-        path: the socket ("\0..." is an abstract one).
-        commands: of `ALLOWED`.
-        pid: the QEMU's process id; another process's answers are refused.
-        uid: its user; a socket of another user but root is not connected to, nor is a symbolic link.
-        deadline_s: for all of it.
-
+    `path` is the socket ("\0..." is an abstract one), `commands` are of `ALLOWED`. Answers of another process than
+    `pid` are refused. A socket of another user than `uid` or root, or behind a symbolic link, is not connected to.
+    Raises QmpError if nobody is there, nobody answers in `deadline_s` (another client holds the socket, QEMU hangs), or
+    what answers is not that QEMU's QMP.
     """
     wanted = list(commands)
     refused = set(wanted) - ALLOWED

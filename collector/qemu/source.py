@@ -21,6 +21,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
     clocks_now,
+    vm_sample,
 )
 from collector.inventory.inventory import Inventory
 from collector.qemu.discovery import QemuFinder
@@ -46,13 +47,8 @@ _Lines = Mapping[bytes, bytes]
 class QemuSource:
     """The qemu source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    Args:
-        inventory: the VMs; its `QemuFinder` knows how they were started.
-        disk_poll_s: how often each VM's disk counters and state are polled.
-        proxmox_config_dir: Proxmox' configuration.
-        poller: polls the VMs; None: one of its own, with a thread.
-        clocks: both clocks.
-
+    The inventory's `QemuFinder` knows how the VMs were started; each VM's disk counters and state are polled every
+    `disk_poll_s`, by a `poller` of its own if none is given.
     """
 
     name = "qemu"
@@ -114,30 +110,28 @@ class QemuSource:
         self._poller.stop()
 
     def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: "_Taps") -> VmSample:
-        absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
-        disks = None
+        parts: dict[str, object] = {}
         reading = self._poller.reading(vm.uuid, vm.epoch, now.mono_ns - self._stale_ns)
         if isinstance(reading, DiskReading):
-            disks, stamps["disks"] = reading.disks, reading.stamp
+            parts["disks"], stamps["disks"] = reading.disks, reading.stamp
         else:
-            absent["disks"] = reading
-        interfaces: Mapping[str, InterfaceCounters] | None = None
+            parts["disks"] = reading
         if not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, now.mono_ns):
             passed = any(device.kind == "hostdev" for device in vm.interfaces)
             found = Reason.NOT_VISIBLE if passed else self._interfaces(vm, taps)
             if isinstance(found, Reason):
-                absent["interfaces"] = found
+                parts["interfaces"] = found
             else:
-                stamps["interfaces"], interfaces = found
+                stamps["interfaces"], parts["interfaces"] = found
         unnamed_ns = now.mono_ns - self._unnamed_ns.get(vm.epoch, now.mono_ns)
         if not vm.vcpu_tids and reading is not Reason.VM_STARTING and unnamed_ns >= _UNNAMED_NS:
-            absent["threads"] = Reason.NOT_VISIBLE
+            parts["threads"] = Reason.NOT_VISIBLE
             if vm.epoch not in self._warned:
                 self._warned.add(vm.epoch)
                 remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
                 _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
-        return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
+        return vm_sample(vm.epoch, stamps, **parts)
 
     def _interfaces(self, vm: VmIdentity, taps: "_Taps") -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
         launch = self._finder.launch(vm.uuid, vm.epoch)
@@ -224,14 +218,8 @@ def parse_tap(line: bytes) -> InterfaceCounters:
     numbers = [int(number) for number in line.split()]
     if len(numbers) != _FIELDS:
         raise ValueError(f"{len(numbers)} numbers of a network device, {_FIELDS} are needed: {line[:60]!r}")
-    return InterfaceCounters(
-        receive_bytes=numbers[8],
-        transmit_bytes=numbers[0],
-        receive_packets=numbers[9],
-        transmit_packets=numbers[1],
-        receive_drops=numbers[11],
-        transmit_drops=numbers[3],
-    )
+    rx_bytes, rx_packets, _, rx_drops, *_, tx_bytes, tx_packets, _, tx_drops = numbers[:12]  # as the host sees them
+    return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_drops, rx_drops)
 
 
 def _handed_in(launch: Launch, index: int) -> bool:

@@ -38,19 +38,10 @@ class ResctrlSource:
     VM whose vCPUs are in several control groups has one in each, and its values are their sums. vCPUs in somebody
     else's monitoring group are read in that group.
 
-    Args:
-        inventory: the VMs; called once per sample.
-        root: where resctrl is mounted.
-        max_groups: at most this many of whitepanda's groups at once; 0: no such bound. In any case at most as many as
-            monitoring ids, less the others' groups and `reserve_rmids`.
-        reserve_rmids: monitoring ids left to others.
-        hold_s: with more VMs than groups, how long a VM keeps its group before another's turn.
-        proc_root: where /proc is.
-        tree: the tree at `root`; another one for tests.
-        max_fds: at most this many files are kept open (three per VM and cache domain, two per VM); the others are
-            opened for each reading. None: this source's share (`collector.files.fd_share`).
-        clock: monotonic, in nanoseconds.
-
+    There are at most `max_groups` groups of whitepanda's (0: no such bound), and never more than monitoring ids, less
+    the others' groups and `reserve_rmids`. With more VMs than groups, each keeps its group for `hold_s` before
+    another's turn. At most `max_fds` files are kept open (three per VM and cache domain, two per VM; None: this
+    source's `fd_share`); the others are opened for each reading. `clock` is monotonic, in nanoseconds.
     """
 
     name = "resctrl"
@@ -187,7 +178,7 @@ class ResctrlSource:
                 if survey:
                     self._survey(now_ns)
                 if not self._kernel_knows:
-                    self._where = self._all_tasks()
+                    self._where = self._tree.all_tasks()
         for vm in due:
             self._place(vm, now_ns)
 
@@ -218,18 +209,6 @@ class ResctrlSource:
             vm.look_at_ns = 0
         vm.identity = identity
         return vm
-
-    def _all_tasks(self) -> dict[int, Place]:
-        """Return where all threads outside the root are, for kernels before 5.7."""
-        found: dict[int, Place] = {}
-        # Monitoring groups come after the control groups, whose lists have their members too.
-        for place in sorted(self._tree.places(), key=lambda place: bool(place.mon)):
-            if place != Place(""):
-                try:
-                    found.update(dict.fromkeys(self._tree.tasks(place), place))
-                except OSError:
-                    continue  # it has just gone, or is pseudo-locked
-        return found
 
     def _locate(self, vm: Vm) -> dict[int, Place]:
         if not self._kernel_knows:

@@ -196,6 +196,15 @@ class Tree:
         """Return the thread ids in a group; of a control group those in its monitoring groups, too."""
         return {int(tid) for tid in Path(self.path(place), "tasks").read_bytes().split()}
 
+    def all_tasks(self) -> dict[int, Place]:
+        """Return where all threads outside the root are, for kernels before 5.7."""
+        found: dict[int, Place] = {}
+        # Monitoring groups come after the control groups, whose lists have their members too.
+        for place in sorted(self.places()[1:], key=lambda place: bool(place.mon)):
+            with contextlib.suppress(OSError):  # it has just gone, or is pseudo-locked
+                found.update(dict.fromkeys(self.tasks(place), place))
+        return found
+
     def make(self, place: Place) -> None:
         """Make a monitoring group. Raises OSError: ENOSPC or EBUSY where no monitoring id is free."""
         with self._writable(place):
