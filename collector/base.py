@@ -8,7 +8,6 @@ frozen one costs four to six times as much.
 """
 
 import enum
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -320,11 +319,6 @@ class Stamp(NamedTuple):
 
     mono_ns: int
     unix_ns: int
-
-
-def clocks_now() -> Stamp:
-    """Read both clocks."""
-    return Stamp(time.monotonic_ns(), time.time_ns())
 
 
 @dataclass(slots=True)

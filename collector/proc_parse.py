@@ -1,6 +1,7 @@
 """Parsers of texts of /proc (proc(5)) and sysfs. Pure; a malformed text is a ValueError."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,6 +107,12 @@ def parse_host_stat(text: bytes) -> HostCounters:
         guest_ns=guest + guest_nice,
         steal_ns=steal,
     )
+
+
+def parse_capabilities(status: str) -> int | None:
+    """Return the effective capabilities of a /proc/PID/status; None where it does not have them."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return int(found[1], 16) if found else None
 
 
 class Pressure(NamedTuple):

@@ -22,7 +22,6 @@ from collector.base import (
     Stamp,
     VmIdentity,
     VmSample,
-    clocks_now,
     vm_sample,
 )
 from collector.cgroup.tree import CgroupTree, VmGroups
@@ -30,7 +29,7 @@ from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_onc
 from collector.inventory.inventory import Inventory
 from collector.inventory.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
-from collector.timestamps import read_in_turn
+from collector.timestamps import clocks_now, read_in_turn
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
@@ -370,7 +369,6 @@ def _links(folder: str) -> int:
 
 
 def _quota_v2(folder: str) -> float | None:
-    """Return one group's own quota in cores."""
     try:
         quota, period = read_once(f"{folder}/cpu.max").split()
     except FileNotFoundError:  # the controller is off

@@ -207,7 +207,6 @@ class Inventory:
         return [path for path in self._state_dir.iterdir() if path.suffix == ".xml"]
 
     def _refresh(self) -> None:
-        """Parse the status files that changed, forget those that vanished."""
         if self._is_unchanged(time.monotonic_ns()):
             return
         try:
@@ -245,7 +244,8 @@ class Inventory:
         entry = self._entries[name] = _Entry(stamp, status, stat_path)
         if known is not None:
             self._unwatch(known)
-            if _is_same_process(known.status, status):
+            old = known.status
+            if old is not None and status is not None and (old.pid, old.uuid) == (status.pid, status.uuid):
                 entry.start, entry.arguments = known.start, known.arguments
 
     def _drop(self, name: str) -> None:
@@ -354,7 +354,6 @@ class Inventory:
         )
 
     def _warn(self, name: str, message: str) -> None:
-        """Log a message once, and again only when it changes."""
         if self._warned.get(name) != message:
             self._warned[name] = message
             _log.warning("%s", message)
@@ -378,10 +377,6 @@ def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
         except OSError:
             pass
     return "kvm"
-
-
-def _is_same_process(old: VmStatus | None, new: VmStatus | None) -> bool:
-    return old is not None and new is not None and (old.pid, old.uuid) == (new.pid, new.uuid)
 
 
 def _mtime_ns(folder: Path) -> int | None:

@@ -43,7 +43,8 @@ class Numa:
         group, memory comes from /proc/PID/numa_maps. On a host of one node it is all there.
         """
         try:
-            resident, huge = self._sizes(pid)
+            status = b"\n" + read_once(f"{self._proc}/{pid}/status")
+            resident, huge = _size(status, b"\nVmRSS:"), _size(status, b"\nHugetlbPages:")
             if len(self._nodes) <= 1:
                 node = self._nodes[0] if self._nodes else 0
                 return NumaPlacement({node: resident + huge}, {node: sum(1 for _ in tids)})
@@ -55,11 +56,6 @@ class Numa:
             return NumaPlacement(memory, self._vcpus(pid, tids))
         except (OSError, ValueError) as error:
             return reason_of(error)
-
-    def _sizes(self, pid: int) -> tuple[int, int]:
-        """Return a process's resident memory in small and in huge pages, in bytes."""
-        text = b"\n" + read_once(f"{self._proc}/{pid}/status")
-        return _size(text, b"\nVmRSS:"), _size(text, b"\nHugetlbPages:")
 
     def _vcpus(self, pid: int, tids: Iterable[int]) -> dict[int, int]:
         """Count the vCPU threads by the node of the CPU that each ran on last."""

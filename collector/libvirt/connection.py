@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from collector.base import Reason, SourceError, Stamp, clocks_now
+from collector.base import Reason, SourceError, Stamp
+from collector.timestamps import clocks_now
 
 
 class Answer(NamedTuple):

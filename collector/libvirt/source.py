@@ -23,12 +23,11 @@ from collector.base import (
     Stamp,
     VmIdentity,
     VmSample,
-    clocks_now,
     vm_sample,
 )
 from collector.inventory.inventory import Inventory
 from collector.libvirt.connection import Answer, Connection
-from collector.timestamps import Moments
+from collector.timestamps import Moments, clocks_now
 
 _log = logging.getLogger("whitepanda.libvirt")
 
@@ -232,17 +231,13 @@ class LibvirtSource:
         """Return a VM's poll, due now if the VM is new or has changed."""
         poll = self._polls.get(vm.uuid)
         if poll is None or poll.epoch != vm.epoch:
-            return _DiskPoll(vm.epoch, vm.disks, mono_ns, self._next_phase_ns())
+            self._phase = (self._phase + _GOLDEN) % 1.0  # spreads any number of VMs evenly over the period
+            return _DiskPoll(vm.epoch, vm.disks, mono_ns, int(self._phase * self._disk_poll_ns))
         if vm.uuid in touched or poll.devices != vm.disks:
             poll.devices, poll.due_ns, poll.paused_ns = vm.disks, mono_ns, None
         if vm.state != "paused":
             poll.paused_ns = None
         return poll
-
-    def _next_phase_ns(self) -> int:
-        """Return a new VM's moment within the period: any number of VMs is spread evenly over it."""
-        self._phase = (self._phase + _GOLDEN) % 1.0
-        return int(self._phase * self._disk_poll_ns)
 
     def _poll(self, vm: VmIdentity, poll: _DiskPoll) -> None:
         if self._stands_still(vm, poll):

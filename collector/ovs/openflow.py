@@ -136,16 +136,11 @@ class BridgeClient:
             if kind == _ERROR:
                 raise self._refused(body)
             if kind == _HELLO:
-                self._version = self._negotiate(version, body)
+                theirs = _hello_versions(version, body)
+                if theirs.isdisjoint(_VERSIONS):
+                    raise self._garbage(f"it speaks no OpenFlow of 1.0 to 1.5, but version bytes {sorted(theirs)}")
+                self._version = max(theirs & _VERSIONS.keys())
                 return
-
-    def _negotiate(self, version: int, body: bytes) -> int:
-        """Return the highest common version."""
-        theirs = _hello_versions(version, body)
-        common = theirs & _VERSIONS.keys()
-        if not common:
-            raise self._garbage(f"it speaks no OpenFlow of 1.0 to 1.5, but version bytes {sorted(theirs)}")
-        return max(common)
 
     def _exchange(self, kind: int, deadline_s: float) -> list[bytes]:
         self._xid = self._xid % 0xFFFFFFFF + 1
@@ -215,7 +210,6 @@ class BridgeClient:
         return SourceError(f"{self._path}: not OpenFlow: {what}; is it a bridge's management socket?")
 
     def _explain(self, error: Exception) -> SourceError:
-        """Disconnect, and make one line with the remedy."""
         self.close()
         path = self._path
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
@@ -251,7 +245,6 @@ def _hello_versions(version: int, body: bytes) -> set[int]:
 
 
 def _request(version: int, kind: int) -> bytes:
-    """Make the body of a request for all ports."""
     if version == 1:
         return _PART.pack(kind, 0) + (struct.pack("!H6x", 0xFFFF) if kind == _PORT_STATS else b"")
     # Before 1.5 a request for descriptions has no body.

@@ -81,7 +81,8 @@ class PortsDatabase:
         except Exception as error:
             # Such as a TypeError for an address with TLS, of which the library has not been told the files.
             if idl is not None:
-                _close(idl)
+                with contextlib.suppress(Exception):
+                    idl.close()
             message = (
                 f"sources.ovs.database {self._remote!r}: the library `ovs` cannot connect to it "
                 f"({type(error).__name__}: {error}); set unix:/PATH or tcp:ADDRESS:PORT"
@@ -106,7 +107,9 @@ class PortsDatabase:
         self.open()
         self._idl.run()
         self._idl.run()  # one run reads the end of a connection, the next one knows it
-        self._check_connected()
+        connected = self._idl._session.is_connected()  # noqa: SLF001 - the library has no public way
+        if not connected or self._idl.state != self._idl.IDL_S_MONITORING:
+            raise SourceError(f"{self._remote}: the connection is lost; is ovsdb-server running?")
         if self._idl.change_seqno != self._seen:
             self._seen = self._idl.change_seqno
             self._rebuild()
@@ -117,12 +120,6 @@ class PortsDatabase:
         idl, self._idl = self._idl, None
         if idl is not None:
             idl.close()
-
-    def _check_connected(self) -> None:
-        idl = self._idl
-        connected = idl._session.is_connected()  # noqa: SLF001 - the library has no public way
-        if not connected or idl.state != idl.IDL_S_MONITORING:
-            raise SourceError(f"{self._remote}: the connection is lost; is ovsdb-server running?")
 
     def _make(self, library: Any) -> Any:
         helper = library.SchemaHelper(schema_json=_SCHEMA)
@@ -183,12 +180,6 @@ class PortsDatabase:
             port_id=str(ids.get("iface-id", "")).lower(),
             mac=str(ids.get("attached-mac", "")).lower(),
         )
-
-
-def _close(idl: Any) -> None:
-    """Close a replica that failed in the midst of connecting."""
-    with contextlib.suppress(Exception):
-        idl.close()
 
 
 def _import(name: str) -> Any:

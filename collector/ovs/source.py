@@ -166,7 +166,8 @@ class OvsSource:
         present = {(vm.uuid, device) for vm in self._vms for device in vm.ports}
         for key in self._devices.keys() - present:
             del self._devices[key]
-        self._names = {port.name: _cut(port.name) for vm in self._vms for port in vm.ports.values()}
+        names = {port.name for vm in self._vms for port in vm.ports.values()}
+        self._names = {name: name.encode()[:_NAME_BYTES].decode(errors="replace") for name in names}
         self._interfaces.clear()
         self._moments.keep({vm.uuid for vm in self._vms})
 
@@ -254,7 +255,3 @@ def _guests(stats: PortStats, opened: int) -> InterfaceCounters | None:
     if rx_packets is None or tx_packets is None or rx_bytes is None or tx_bytes is None:
         return None
     return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_dropped, rx_dropped, opened)
-
-
-def _cut(name: str) -> str:
-    return name.encode()[:_NAME_BYTES].decode(errors="replace")

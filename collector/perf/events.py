@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.base import PERF_EVENTS, Reason
-from collector.perf.cpu import CorePmu, Cpu, core_pmus, parse_cpuinfo
+from collector.perf.cpu import CorePmu, core_pmus, parse_cpuinfo
 from collector.perf.encoding import Event, encode, parse_terms
 from collector.perf.microarch import Encoding, Microarch, find_microarch
 
@@ -64,7 +64,10 @@ def read_catalog(proc_root: str = "/proc", sys_root: str = "/sys", *, smt: bool 
     cpu = next(iter(cpus), None)
     known = find_microarch(cpu) if cpu is not None else None
     if known is None:
-        return _nothing(_describe(cpu))
+        name = "that /proc/cpuinfo does not name"
+        if cpu is not None:
+            name = f"of vendor {cpu.vendor}, family {cpu.family}, model {cpu.model}, which whitepanda does not know"
+        return _nothing(f"CPU {name}")
     return resolve(known, pmus[0], smt=smt)
 
 
@@ -91,12 +94,6 @@ def _encode(name: str, encoding: Encoding, known: Microarch, pmu: CorePmu) -> Ev
         return Event(name, pmu.type, *encode(fields, pmu.formats or known.layout))
     except ValueError:
         return None
-
-
-def _describe(cpu: Cpu | None) -> str:
-    if cpu is None:
-        return "CPU that /proc/cpuinfo does not name"
-    return f"CPU of vendor {cpu.vendor}, family {cpu.family}, model {cpu.model}, which whitepanda does not know"
 
 
 def _nothing(title: str) -> Catalog:

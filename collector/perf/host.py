@@ -13,6 +13,7 @@ from typing import Literal
 from collector.base import Reason
 from collector.perf.binding import PerfError
 from collector.perf.cpu import DEVICES, core_pmus
+from collector.proc_parse import parse_capabilities
 
 CAP_SYS_ADMIN = 21
 CAP_PERFMON = 38
@@ -87,10 +88,7 @@ class PerfHost:
 
     def has_capability(self) -> bool:
         """Whether this process has CAP_PERFMON or CAP_SYS_ADMIN (unknown counts as no)."""
-        try:
-            effective = int(_read(self._proc / "self/status").partition("\nCapEff:")[2].split()[0], 16)
-        except (ValueError, IndexError):
-            return False
+        effective = parse_capabilities(_read(self._proc / "self/status")) or 0
         return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
 
     def refine(self, error: PerfError) -> Reason:

@@ -21,26 +21,6 @@ RANK = ("llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles", 
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """The counters of a hardware thread and who else wants some.
-
-    `programmable` counters take any event, `fixed` events have a counter of their own; `reserved` are left to the
-    guests' virtual PMUs, and the kernel's NMI `watchdog` takes one.
-    """
-
-    programmable: int
-    fixed: frozenset[str] = frozenset()
-    reserved: int = 0
-    watchdog: bool = False
-
-    @property
-    def beside_base(self) -> int:
-        """How many programmable counters a group may use beside cycles and instructions."""
-        base = sum(event.name not in self.fixed for event in CYCLES_AND_INSTRUCTIONS)
-        return max(0, self.programmable - self.reserved - self.watchdog - base)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The groups, in the order of their turns, and why an event is in none of them."""
 
@@ -71,24 +51,34 @@ def basic_plan(reason: Reason) -> Plan:
     return Plan((CYCLES_AND_INSTRUCTIONS,), dict.fromkeys(RANK, reason))
 
 
-def make_plan(events: Mapping[str, Event], beside_base: int, fixed: frozenset[str] = frozenset()) -> Plan:
+def make_plan(events: Mapping[str, Event], beside: int, fixed: frozenset[str] = frozenset()) -> Plan:
     """Put the CPU's events into groups; `missing` of the plan are those without a counter. Pure.
 
-    A group may use `beside_base` programmable counters beside cycles and instructions (0 leaves room for `fixed` events
+    A group may use `beside` programmable counters beside cycles and instructions (0 leaves room for `fixed` events
     only). `fixed` events have a counter of their own: they are in every group, at no cost.
     """
     free = tuple(events[name] for name in RANK if name in events and name in fixed)
     wanted = [events[name] for name in RANK if name in events and name not in fixed]
     base = CYCLES_AND_INSTRUCTIONS + free
-    if beside_base <= 0 or not wanted:
+    if beside <= 0 or not wanted:
         return Plan((base,), {event.name: Reason.NO_COUNTER for event in wanted})
-    starts = range(0, len(wanted), beside_base)
-    return Plan(tuple((*base, *wanted[start : start + beside_base]) for start in starts), {})
+    starts = range(0, len(wanted), beside)
+    return Plan(tuple((*base, *wanted[start : start + beside]) for start in starts), {})
 
 
-def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
+def beside_base(catalog: Catalog, reserved: int, *, watchdog: bool) -> int:
+    """Return how many programmable counters a group may use beside cycles and instructions.
+
+    `reserved` ones are left to the guests' virtual PMUs, and the kernel's NMI watchdog takes one.
+    """
+    base = sum(event.name not in catalog.fixed for event in CYCLES_AND_INSTRUCTIONS)
+    return max(0, catalog.programmable - reserved - watchdog - base)
+
+
+def fit_plan(catalog: Catalog, most_beside: int, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
     """Make a plan and try it on the CPU, with fewer events per group until each group runs.
 
+    A group begins with `most_beside` events beside cycles and instructions, see `beside_base`.
     The kernel refuses a group that can never be on as a whole. A group that it takes but never runs needs counters that
     others hold; but if even cycles and instructions wait at this moment, waiting says nothing about a group. `attempt`
     opens a group, lets it count for a moment and closes it.
@@ -109,13 +99,13 @@ def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event
         return found is Trial.RUNS or (found is Trial.WAITS and waiting)
 
     def fitted(fixed: frozenset[str]) -> Plan | None:
-        for beside_base in range(min(budget.beside_base, len(events)), 0, -1):
-            plan = make_plan(events, beside_base, fixed)
+        for beside in range(min(most_beside, len(events)), 0, -1):
+            plan = make_plan(events, beside, fixed)
             if all(fits(group) for group in plan.groups):
                 return plan
         return None
 
-    fixed = budget.fixed & events.keys()
+    fixed = catalog.fixed & events.keys()
     plan = fitted(fixed)
     if plan is None and fixed:  # the fixed counters may be unavailable (a virtual machine's PMU)
         plan = fitted(frozenset())

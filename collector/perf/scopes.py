@@ -166,7 +166,6 @@ class CgroupScope:
                 os.close(folder.fd)
 
     def _path_of(self, vm: VmIdentity) -> str:
-        """Return the folder of the VM's own group."""
         try:
             found = self._tree.find(vm.pid)
         except OSError as error:

@@ -6,26 +6,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from collector.base import (
-    PerfCounters,
-    PerfGroup,
-    Probe,
-    Reason,
-    SourceError,
-    SourceSample,
-    VmIdentity,
-    VmSample,
-    clocks_now,
-)
+from collector.base import PerfCounters, PerfGroup, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
 from collector.files import fd_share
 from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
 from collector.perf.host import REMEDIES, PerfHost
-from collector.perf.plan import Budget, Plan, Trial, basic_plan, fit_plan
+from collector.perf.plan import Plan, Trial, basic_plan, beside_base, fit_plan
 from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
 from collector.perf.slices import Slices
-from collector.timestamps import read_in_turn
+from collector.timestamps import clocks_now, read_in_turn
 
 _MAX_BACKOFF_TICKS = 64
 _LOOK_AGAIN_TICKS = 30  # how often a VM's control group is found again
@@ -269,7 +259,6 @@ class PerfSource:
         self._scope.forget(uuid)
 
     def _forget(self, epochs: Mapping[str, str]) -> None:
-        """Close the groups of VMs that are gone or in another epoch."""
         for uuid in [uuid for uuid, vm in self._vms.items() if epochs.get(uuid) != vm.epoch]:
             self._close_vm(uuid, self._vms.pop(uuid))
 
@@ -280,8 +269,8 @@ class PerfSource:
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
         catalog = self._known()
-        budget = Budget(catalog.programmable, catalog.fixed, self._reserve_counters, bool(self._host.watchdog()))
-        return fit_plan(catalog, budget, self._attempt)
+        most_beside = beside_base(catalog, self._reserve_counters, watchdog=bool(self._host.watchdog()))
+        return fit_plan(catalog, most_beside, self._attempt)
 
     def _known(self) -> Catalog:
         if self._catalog is None:
@@ -309,7 +298,6 @@ class PerfSource:
             close_group(group, kernel=self._kernel)
 
     def _describe(self, plan: Plan, *, busy: bool) -> str:
-        """Describe in one line what is counted, and why not more."""
         names = list(dict.fromkeys(name for group in plan.layout for name in group))
         where = "vCPU thread" if self._scope.name == "thread" else "VM's control group and CPU"
         text = f"{', '.join(names[:-1])} and {names[-1]} per {where}"

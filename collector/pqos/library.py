@@ -1,4 +1,4 @@
-"""Intel's libpqos: how it is loaded, what it makes in resctrl, and what it leaves there."""
+"""Intel's libpqos: how it is loaded, what it needs, what it makes in resctrl, and what it leaves there."""
 
 import contextlib
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collector.base import Reason, SourceError
+from collector.proc_parse import parse_capabilities
 from collector.resctrl.tree import Place, Tree
 from whitepanda.common.extras import how_to_install
 
@@ -17,6 +18,8 @@ _log = logging.getLogger("whitepanda.pqos")
 #: The library's names of its events, and their bits.
 EVENTS = {"l3_occup": 1, "lmem_bw": 2, "tmem_bw": 4}
 
+_CAPABILITIES = 1 << 1 | 1 << 5  # CAP_DAC_OVERRIDE, CAP_KILL
+_CONTROL_GROUP = re.compile(r"COS[0-9]+")
 _GROUP = re.compile(r"pqos-([0-9]+)-[0-9]+")
 
 
@@ -139,3 +142,57 @@ def _maker(place: Place) -> int:
     """Return the process whose libpqos made a monitoring group; 0: none did."""
     found = _GROUP.fullmatch(place.mon)
     return int(found[1]) if found else 0
+
+
+def check_host(tree: Tree, leftovers: Leftovers | None, proc_root: str, lock: str, msr: str) -> str:
+    """Describe the host; raises SourceError where the library would not work, or would do harm.
+
+    Without `leftovers` the library is to use the registers, of which `msr` is one CPU's; `lock` is its lock file.
+    """
+    if os.geteuid() != 0:
+        raise SourceError("libpqos works for root only; run the agent by its unit", Reason.NO_PERMISSION)
+    folder = Path(lock).parent
+    if not os.access(folder, os.W_OK):
+        message = f"{lock}: libpqos cannot lock; ReadWritePaths={folder.resolve()} in the unit"
+        raise SourceError(message, Reason.NO_PERMISSION)
+    if leftovers is None:
+        return _check_registers(tree, msr)
+    monitoring = tree.monitoring()
+    if not _capable(proc_root):
+        message = (
+            "libpqos makes folders where the mode forbids it, and sends signal 0 to see whether a thread lives; "
+            "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit"
+        )
+        raise SourceError(message, Reason.NO_PERMISSION)
+    if tree.read_only:
+        raise SourceError(f"{tree.root}: read-only here; ReadWritePaths={tree.root} in the unit", Reason.NO_PERMISSION)
+    others = sorted(name for name in leftovers.control_groups() if not _CONTROL_GROUP.fullmatch(name))
+    if others:
+        message = (
+            f"{tree.root}/{others[0]}: libpqos wants all control groups for itself, this one is another's; "
+            "use [sources.resctrl] instead"
+        )
+        raise SourceError(message, Reason.NO_RDT)
+    return f"libpqos on {tree.root}; {monitoring.num_rmids} monitoring ids"
+
+
+def _capable(proc_root: str) -> bool:
+    """Whether this process has the capabilities that the library expects of root."""
+    try:
+        found = parse_capabilities(Path(proc_root, "self/status").read_text())
+    except OSError:
+        return True
+    return found is None or found & _CAPABILITIES == _CAPABILITIES
+
+
+def _check_registers(tree: Tree, msr: str) -> str:
+    if (tree.root / "info").exists():
+        message = (
+            f"{tree.root}: resctrl is mounted, and its groups would be spoilt by writing the registers; "
+            'interface = "os" in [sources.pqos], or use [sources.resctrl]'
+        )
+        raise SourceError(message, Reason.NO_RDT)
+    if not os.access(msr, os.R_OK | os.W_OK):
+        message = f"{msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
+        raise SourceError(message, Reason.NO_PERMISSION)
+    return f"libpqos on the registers, {msr}"

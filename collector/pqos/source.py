@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from collector.base import (
     vm_sample,
 )
 from collector.inventory.inventory import Inventory
-from collector.pqos.library import EVENTS, Leftovers, Library, load, monitored
+from collector.pqos.library import EVENTS, Leftovers, Library, check_host, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import Place, Tree
@@ -47,8 +46,6 @@ _log = logging.getLogger("whitepanda.pqos")
 _DOMAIN = "all"
 _UNREAD = (1 << 64) - 1  # no counter's value; one that is still there was not read
 _LOCK = "/var/lock/libpqos"
-_CAPABILITIES = 1 << 1 | 1 << 5  # CAP_DAC_OVERRIDE, CAP_KILL
-_CONTROL_GROUP = re.compile(r"COS[0-9]+")
 #: A thread may end and another begin between two checks of their number, so all are listed this often.
 _LIST_NS = 5 * NS_PER_S
 #: How long no monitoring id is requested after none was free.
@@ -119,7 +116,8 @@ class PqosSource:
         """Say whether the library is there and finds what it needs, without starting it."""
         try:
             load()
-            return Probe(available=True, detail=self._check_host())
+            detail = check_host(self._tree, self._leftovers, self._proc, self._lock, self._msr)
+            return Probe(available=True, detail=detail)
         except SourceError as error:
             return error.as_probe()
 
@@ -128,7 +126,7 @@ class PqosSource:
         self.close()
         library = load()
         # Without its registers the library would end the process.
-        self._check_host()
+        check_host(self._tree, self._leftovers, self._proc, self._lock, self._msr)
         if self._leftovers is not None:
             self._leftovers.note()
         self._log_file = Path(os.devnull).open("w")  # noqa: SIM115 - the library writes to it until its end
@@ -171,59 +169,6 @@ class PqosSource:
                 library.pqos.fini()
             self._clean_up()
         self._close_log()
-
-    # --- what the library needs, and what it leaves ---
-
-    def _check_host(self) -> str:
-        """Describe the host; raises SourceError where the library would not work, or would do harm."""
-        if os.geteuid() != 0:
-            raise SourceError("libpqos works for root only; run the agent by its unit", Reason.NO_PERMISSION)
-        folder = Path(self._lock).parent
-        if not os.access(folder, os.W_OK):
-            message = f"{self._lock}: libpqos cannot lock; ReadWritePaths={folder.resolve()} in the unit"
-            raise SourceError(message, Reason.NO_PERMISSION)
-        if self._leftovers is None:
-            return self._check_registers()
-        monitoring = self._tree.monitoring()
-        if not self._capable():
-            message = (
-                "libpqos makes folders where the mode forbids it, and sends signal 0 to see whether a thread lives; "
-                "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit"
-            )
-            raise SourceError(message, Reason.NO_PERMISSION)
-        if self._tree.read_only:
-            message = f"{self._tree.root}: read-only here; ReadWritePaths={self._tree.root} in the unit"
-            raise SourceError(message, Reason.NO_PERMISSION)
-        names = self._leftovers.control_groups()
-        others = sorted(name for name in names if not _CONTROL_GROUP.fullmatch(name))
-        if others:
-            message = (
-                f"{self._tree.root}/{others[0]}: libpqos wants all control groups for itself, this one is another's; "
-                "use [sources.resctrl] instead"
-            )
-            raise SourceError(message, Reason.NO_RDT)
-        return f"libpqos on {self._tree.root}; {monitoring.num_rmids} monitoring ids"
-
-    def _capable(self) -> bool:
-        """Whether this process has the capabilities that the library expects of root."""
-        try:
-            text = Path(self._proc, "self/status").read_text()
-        except OSError:
-            return True
-        found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
-        return found is None or int(found[1], 16) & _CAPABILITIES == _CAPABILITIES
-
-    def _check_registers(self) -> str:
-        if (self._tree.root / "info").exists():
-            message = (
-                f"{self._tree.root}: resctrl is mounted, and its groups would be spoilt by writing the registers; "
-                'interface = "os" in [sources.pqos], or use [sources.resctrl]'
-            )
-            raise SourceError(message, Reason.NO_RDT)
-        if not os.access(self._msr, os.R_OK | os.W_OK):
-            message = f"{self._msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
-            raise SourceError(message, Reason.NO_PERMISSION)
-        return f"libpqos on the registers, {self._msr}"
 
     def _clean_up(self) -> None:
         if self._leftovers is not None:
@@ -456,7 +401,7 @@ class PqosSource:
         )
 
     def _warn(self, identity: VmIdentity, message: str) -> None:
-        """Log a message once per VM and life of the VM."""
+        """Log a message once per VM."""
         said = self._warned.setdefault(identity.uuid, set())
         if message not in said:
             said.add(message)

@@ -27,7 +27,6 @@ from collector.base import (
     ThreadCounters,
     VmIdentity,
     VmSample,
-    clocks_now,
     vm_sample,
 )
 from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_once, reason_of
@@ -36,7 +35,7 @@ from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_r
 from collector.procfs.host_totals import HostTotals
 from collector.procfs.process_time import ProcessTime
 from collector.procfs.storage import StorageBytes
-from collector.timestamps import read_in_turn
+from collector.timestamps import clocks_now, read_in_turn
 
 _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
 _STATE_BYTES = 128  # its number, name and state have at most 80
@@ -148,7 +147,6 @@ class ProcfsSource:
         self._totals.close()
 
     def _forget(self, present: dict[str, VmIdentity]) -> None:
-        """Close the files of VMs and threads that are gone."""
         for uuid, vm in list(self._vms.items()):
             identity = present.get(uuid)
             if identity is None or identity.epoch != vm.epoch:

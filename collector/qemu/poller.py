@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from collector.base import NS_PER_S, DiskCounters, Reason, Stamp, VmIdentity, clocks_now
+from collector.base import NS_PER_S, DiskCounters, Reason, Stamp, VmIdentity
 from collector.files import read_once
 from collector.proc_parse import parse_task_stat
 from collector.qemu.discovery import QemuFinder
@@ -17,6 +17,7 @@ from collector.qemu.launch import Launch
 from collector.qemu.process import Learned
 from collector.qemu.proxmox import ProxmoxConfig
 from collector.qemu.qmp import QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
+from collector.timestamps import clocks_now
 
 _log = logging.getLogger("whitepanda.qemu")
 

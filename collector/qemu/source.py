@@ -20,7 +20,6 @@ from collector.base import (
     Stamp,
     VmIdentity,
     VmSample,
-    clocks_now,
     vm_sample,
 )
 from collector.inventory.inventory import Inventory
@@ -28,6 +27,7 @@ from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch, network_namespace
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
+from collector.timestamps import clocks_now
 from whitepanda.common.texts import counted
 
 _log = logging.getLogger("whitepanda.qemu")

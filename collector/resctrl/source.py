@@ -166,7 +166,6 @@ class ResctrlSource:
         vm.last = {}
 
     def _follow(self, inventory: tuple[VmIdentity, ...], now_ns: int) -> None:
-        """Find where the threads are, as far as something may have changed."""
         due = [vm for identity in inventory if (vm := self._look(identity, now_ns)) is not None]
         survey = now_ns >= self._survey_at_ns
         if survey or (due and not self._kernel_knows):
@@ -224,7 +223,6 @@ class ResctrlSource:
         return found
 
     def _place(self, vm: Vm, now_ns: int) -> None:
-        """Find where a VM is now, and let its groups follow it."""
         first = not vm.look_at_ns
         # Not all VMs in the same tick, unless one walk through the whole tree finds all of them.
         spread_ns = hash(vm.identity.uuid) % _SURVEY_NS if self._kernel_knows else 0
@@ -337,7 +335,6 @@ class ResctrlSource:
                 self._not_filled(vm, error, now_ns)
 
     def _release(self, uuid: str) -> None:
-        """Take a VM's groups away: its turn is over."""
         vm = self._vms[uuid]
         self._turns.released(uuid)
         self._close_readers(vm, all_groups=False)
@@ -363,7 +360,6 @@ class ResctrlSource:
         return None
 
     def _not_filled(self, vm: Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
-        """Note why a VM has no group now, and when to try again."""
         uuid = vm.identity.uuid
         if isinstance(error, GroupGoneError):
             vm.reason = Reason.VM_STARTING
@@ -398,7 +394,6 @@ class ResctrlSource:
         return True
 
     def _let_go(self) -> None:
-        """Remove whitepanda's groups and close all files."""
         for vm in list(self._vms.values()):
             self._drop(vm)
         for _ in range(_CLOSE_TRIES if self._doomed else 0):
@@ -451,7 +446,6 @@ class ResctrlSource:
         return RdtCounters(vm.opened, found, ", ".join(owners))
 
     def _warn(self, message: str) -> None:
-        """Log a message about the tree once. Not for VMs: `_warned` is never emptied."""
         if message not in self._warned:
             self._warned.add(message)
             _log.warning("%s", message)
