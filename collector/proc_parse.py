@@ -116,7 +116,7 @@ def parse_capabilities(status: str) -> int | None:
 
 
 class Pressure(NamedTuple):
-    """Cumulative times in which some, and all, tasks that had work to do waited. None: the kernel does not tell."""
+    """Cumulative times in which some, and all, tasks that had work to do waited. None: unknown."""
 
     some_ns: int | None = None
     full_ns: int | None = None

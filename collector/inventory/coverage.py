@@ -28,16 +28,16 @@ class Coverage:
 
     def __init__(self) -> None:
         # Replaced as a whole, never changed: readers need no lock.
-        self._told: tuple[int, Mapping[str, str]] = (0, {})
+        self._covered: tuple[int, Mapping[str, str]] = (0, {})
 
-    def tell(self, mono_ns: int, epochs: Mapping[str, str]) -> None:
+    def replace(self, mono_ns: int, epochs: Mapping[str, str]) -> None:
         """Replace what is covered, as of `mono_ns`: the epoch by UUID."""
-        self._told = (mono_ns, dict(epochs))
+        self._covered = (mono_ns, dict(epochs))
 
     def covers(self, uuid: str, epoch: str, mono_ns: int) -> bool:
         """Whether a source covers this VM in this epoch."""
-        told_ns, epochs = self._told
-        return mono_ns - told_ns <= _MAX_AGE_NS and epochs.get(uuid) == epoch
+        covered_ns, epochs = self._covered
+        return mono_ns - covered_ns <= _MAX_AGE_NS and epochs.get(uuid) == epoch
 
 
 def why_absent(part: str, trouble: Callable[[str], Reason | None]) -> Reason | None:
@@ -51,8 +51,8 @@ def why_absent(part: str, trouble: Callable[[str], Reason | None]) -> Reason | N
         return Reason.SOURCE_OFF
     troubles = [reason for reason in on if reason is not None]
     # A source with nothing on this host (no Open vSwitch, no Proxmox) says nothing about the others.
-    telling = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
-    return (telling or troubles)[0] if telling or len(troubles) == len(on) else None
+    usable = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
+    return (usable or troubles)[0] if usable or len(troubles) == len(on) else None
 
 
 def source_of(part: str, manager: str, reason: Reason, trouble: Callable[[str], Reason | None]) -> str:

@@ -126,7 +126,7 @@ class Inventory:
         self._warned: dict[str, str] = {}
         self._twins: set[int] = set()  # processes left out because libvirt's VM has their UUID
         #: VMs whose interfaces Open vSwitch covers, so that libvirt is not asked for them.
-        self.interfaces_told = Coverage()
+        self.interfaces_covered = Coverage()
 
     def probe(self) -> Probe:
         """Say whether VMs can be found. A host where libvirt has not run yet has none of libvirt's."""

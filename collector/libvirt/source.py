@@ -188,7 +188,7 @@ class LibvirtSource:
 
     def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Answer | None]:
         """Read the interfaces of all VMs that no other source covers and the host can count."""
-        covers = self._inventory.interfaces_told.covers
+        covers = self._inventory.interfaces_covered.covers
         wanted = [vm.uuid for vm in mine if vm.interfaces and not covers(vm.uuid, vm.epoch, mono_ns) and _countable(vm)]
         return self._connection.statistics(wanted, "INTERFACE") if wanted else {}
 
@@ -296,16 +296,18 @@ class LibvirtSource:
     def _vm(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int) -> VmSample:
         """Return a VM's sample: the last one again if all that it is made of is the same."""
         poll = self._polls[vm.uuid]
-        is_told = self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, mono_ns)
+        is_covered = self._inventory.interfaces_covered.covers(vm.uuid, vm.epoch, mono_ns)
         if answers or poll.is_old(mono_ns, self._stale_ns):
-            return self._make(vm, answers, mono_ns, is_told=is_told)
-        parts = (vm, poll, poll.disks, poll.stamp, poll.reason, is_told)
+            return self._make(vm, answers, mono_ns, is_covered=is_covered)
+        parts = (vm, poll, poll.disks, poll.stamp, poll.reason, is_covered)
         made = self._made.get(vm.uuid)
         if made is None or made[0] != parts:
-            made = self._made[vm.uuid] = (parts, self._make(vm, answers, mono_ns, is_told=is_told))
+            made = self._made[vm.uuid] = (parts, self._make(vm, answers, mono_ns, is_covered=is_covered))
         return made[1]
 
-    def _make(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_told: bool) -> VmSample:
+    def _make(
+        self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_covered: bool
+    ) -> VmSample:
         stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)
         if vm.disks and not isinstance(disks, Reason):
@@ -317,7 +319,7 @@ class LibvirtSource:
                 stamps["interfaces"] = answer.stamp
             else:
                 interfaces = Reason.STALE
-        if interfaces is None and not is_told:
+        if interfaces is None and not is_covered:
             interfaces = Reason.VM_STARTING
         return vm_sample(vm.epoch, stamps, disks=disks, interfaces=interfaces)
 
@@ -354,8 +356,8 @@ def parse_interfaces(record: Mapping[str, Any]) -> dict[str, InterfaceCounters]:
     return {
         record[f"{device}.name"]: InterfaceCounters(
             *(record[f"{device}.{key}"] for key in keys),
-            receive_drops=record.get(f"{device}.rx.drop"),
-            transmit_drops=record.get(f"{device}.tx.drop"),
+            record.get(f"{device}.rx.drop"),
+            record.get(f"{device}.tx.drop"),
         )
         for device in devices
         if f"{device}.rx.bytes" in record

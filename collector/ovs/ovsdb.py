@@ -79,7 +79,7 @@ class PortsDatabase:
         except SourceError:
             raise
         except Exception as error:
-            # Such as a TypeError for an address with TLS, of which the library has not been told the files.
+            # Such as a TypeError for an address with TLS, because the library does not know the files.
             if idl is not None:
                 with contextlib.suppress(Exception):
                     idl.close()

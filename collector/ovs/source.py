@@ -2,7 +2,7 @@
 
 OVSDB knows which port is whose (`ovsdb`, `ports`), each bridge its ports' counters (`openflow`): OVSDB's own
 `statistics` are up to five seconds old. Only VMs that have all their interfaces here are covered; libvirt reads the
-others (`Inventory.interfaces_told`).
+others (`Inventory.interfaces_covered`).
 """
 
 import itertools
@@ -133,7 +133,7 @@ class OvsSource:
                 for uuid, vm in vms.items()
                 if vm.interfaces is not None or vm.absent.get("interfaces") is Reason.STALE
             }
-            self._inventory.interfaces_told.tell(time.monotonic_ns(), covered)
+            self._inventory.interfaces_covered.replace(time.monotonic_ns(), covered)
         return SourceSample(self.name, mono_ns, unix_ns, vms)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class OvsSource:
         for bridge in self._bridges.values():
             bridge.client.close()
         self._bridges.clear()
-        self._inventory.interfaces_told.tell(0, {})
+        self._inventory.interfaces_covered.replace(0, {})
 
     def _client(self, bridge: str) -> BridgeClient:
         return BridgeClient(f"{self._run_dir}/{bridge}.mgmt")

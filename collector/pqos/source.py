@@ -155,7 +155,7 @@ class PqosSource:
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         absent = self._follow(inventory, now_ns)
         begun = Stamp(self._clock(), time.time_ns())  # only now: listing and new groups take time
-        read = partial(self._tell, absent=absent, now_ns=begun.mono_ns)
+        read = partial(self._sample_vm, absent=absent, now_ns=begun.mono_ns)
         vms = read_in_turn(inventory, read, begun, self._clock)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
@@ -343,7 +343,7 @@ class PqosSource:
 
     # --- reading ---
 
-    def _tell(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
+    def _sample_vm(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
         vm = self._vms.get(identity.uuid)
         rdt: RdtCounters | Reason
         if vm is None or identity.uuid in absent:

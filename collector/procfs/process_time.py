@@ -22,7 +22,7 @@ class ProcessTime:
             self._works = False
 
     def read(self, pid: int) -> int | None:
-        """Return the CPU time of a process so far; None where it cannot be told (it has ended)."""
+        """Return the CPU time of a process so far; None where it is unknown (it has ended)."""
         if not self._works:
             return None
         try:

@@ -56,7 +56,7 @@ class CommandLine:
     """A QEMU's options. Missing texts are "", a missing `accelerator` is None.
 
     `qmp` are the sockets on which QEMU listens for QMP, without those to which it connects (Proxmox' qmeventd).
-    `passed` are the host's addresses of passed-through PCI devices. `networks_told`: `netdevs` are complete; otherwise
+    `passed` are the host's addresses of passed-through PCI devices. `networks_known`: `netdevs` are complete; otherwise
     QEMU's default network or a -readconfig file's may exist too.
     """
 
@@ -71,7 +71,7 @@ class CommandLine:
     vfio: bool = False
     passed: tuple[str, ...] = ()
     libvirt: bool = False
-    networks_told: bool = True
+    networks_known: bool = True
 
 
 def is_qemu(text: bytes) -> bool:
@@ -110,7 +110,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
         passed=tuple(_passed(devices)),
         libvirt=is_libvirts(text),
-        networks_told="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
+        networks_known="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
     )
 
 

@@ -117,7 +117,7 @@ class QemuSource:
             parts["disks"], stamps["disks"] = reading.disks, reading.stamp
         else:
             parts["disks"] = reading
-        if not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, now.mono_ns):
+        if not self._inventory.interfaces_covered.covers(vm.uuid, vm.epoch, now.mono_ns):
             passed = any(device.kind == "hostdev" for device in vm.interfaces)
             found = Reason.NOT_VISIBLE if passed else self._interfaces(vm, taps)
             if isinstance(found, Reason):
@@ -143,8 +143,8 @@ class QemuSource:
             names = taps.proxmox(lines, launch.vmid)
             if not names:
                 return Reason.NOT_VISIBLE if launch.command.netdevs else Reason.NOT_PRESENT
-        elif not launch.command.netdevs or not launch.command.networks_told:
-            return Reason.NOT_PRESENT if launch.command.networks_told else Reason.NOT_VISIBLE
+        elif not launch.command.netdevs or not launch.command.networks_known:
+            return Reason.NOT_PRESENT if launch.command.networks_known else Reason.NOT_VISIBLE
         else:
             names = [name.encode() for name in launch.taps]
         found = {}

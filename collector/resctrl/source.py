@@ -131,7 +131,7 @@ class ResctrlSource:
             message = f"{error.filename or self._tree.root}: {error.strerror}"
             raise SourceError(message, reason_of(error)) from error
         begun = Stamp(self._clock(), time.time_ns())  # only now: listing, locks and moves take time
-        read = partial(self._tell, domains=domains, now_ns=begun.mono_ns)
+        read = partial(self._sample_vm, domains=domains, now_ns=begun.mono_ns)
         vms = read_in_turn(inventory, read, begun, self._clock)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
@@ -411,7 +411,7 @@ class ResctrlSource:
 
     # --- reading ---
 
-    def _tell(self, identity: VmIdentity, domains: tuple[str, ...], now_ns: int) -> VmSample:
+    def _sample_vm(self, identity: VmIdentity, domains: tuple[str, ...], now_ns: int) -> VmSample:
         uuid = identity.uuid
         vm = self._vms.get(uuid)
         if vm is None:
