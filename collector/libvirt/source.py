@@ -351,11 +351,13 @@ def parse_disks(record: Mapping[str, Any]) -> dict[str, DiskCounters]:
 
 def parse_interfaces(record: Mapping[str, Any]) -> dict[str, InterfaceCounters]:
     """Return a record's interfaces with counters, by host device (`vnet0`)."""
-    keys = ("rx.bytes", "tx.bytes", "rx.pkts", "tx.pkts")
     devices = [f"net.{index}" for index in range(record.get("net.count", 0))]
     return {
         record[f"{device}.name"]: InterfaceCounters(
-            *(record[f"{device}.{key}"] for key in keys),
+            record[f"{device}.rx.bytes"],
+            record[f"{device}.tx.bytes"],
+            record[f"{device}.rx.pkts"],
+            record[f"{device}.tx.pkts"],
             record.get(f"{device}.rx.drop"),
             record.get(f"{device}.tx.drop"),
         )

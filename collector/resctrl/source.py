@@ -150,7 +150,6 @@ class ResctrlSource:
         self._absent.clear()
 
     def _drop(self, vm: Vm) -> None:
-        """Forget a VM; its groups go with the next change."""
         self._close_readers(vm, all_groups=True)
         self._turns.forget(vm.identity.uuid)
         vm.threads.close()
@@ -342,7 +341,7 @@ class ResctrlSource:
         self._remove_doomed()
 
     def _make_groups(self, vm: Vm) -> OSError | GroupGoneError | None:
-        """Give a VM its groups and put its threads there; returns why that failed."""
+        """Give a VM its groups and move its threads there; returns why that failed."""
         made = False
         try:
             for ctrl in vm.own:
