@@ -30,7 +30,7 @@ from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from collector.base import NumaPlacement
-from collector.inventory.llc import llc_domains
+from collector.inventory.numa import llc_domains
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION

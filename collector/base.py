@@ -1,21 +1,22 @@
 """What every source of the host says, and how.
 
-A source gives raw cumulative counters with both clocks; rates are made elsewhere (`agent.sampling.rates`). A value
-that is not known is absent and has a `Reason`, never a zero. Only the standard library is needed here: samples are
-also taken inside bare guests.
+A source gives raw cumulative counters with both clocks; `agent.sampling.rates` makes rates of them. An unknown value is
+absent and has a `Reason`; it is never a zero. Only the standard library is needed here: bare guests are sampled too.
 
-Counters and samples are not to be changed once made. Those of every VM and tick are not declared frozen, because that
-makes each four to six times as dear to make.
+Counters and samples are never changed once made. Those made per VM and tick are not declared frozen, because creating a
+frozen one costs four to six times as much.
 """
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from whitepanda.common.texts import clean_name
 
-#: The largest number that a process or a thread can have (PID_MAX_LIMIT of the kernel).
+#: Nanoseconds per second.
+NS_PER_S = 1_000_000_000
+#: The largest process or thread id (the kernel's PID_MAX_LIMIT).
 MAX_PID = 1 << 22
 #: What perf can count, by our names. Every group begins with the first two.
 PERF_EVENTS = (
@@ -31,11 +32,8 @@ PERF_EVENTS = (
 
 #: The parts of a VM's sample: the fields of `VmSample` that carry values, in this order everywhere.
 VM_PARTS = ("threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa")
-
-
 #: `VmIdentity.manager` of VMs that the host's libvirt runs.
 LIBVIRT_MANAGERS = ("libvirt", "nova")
-
 # The texts of a VM's identity that leave the collector.
 _SHOWN = ("uuid", "name", "epoch", "state", "accelerator", "manager")
 
@@ -78,14 +76,6 @@ class Reason(enum.IntEnum):
         return self.name.lower()
 
 
-class SourceError(Exception):
-    """A source cannot do its work now. One clear line: what, where, the value, the remedy."""
-
-    def __init__(self, message: str, reason: Reason = Reason.SOURCE_FAILED) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Whether a source can work here. `detail` says why not and the remedy, in one line."""
@@ -93,6 +83,18 @@ class Probe:
     available: bool
     detail: str
     reason: Reason = Reason.UNSPECIFIED
+
+
+class SourceError(Exception):
+    """A source cannot do its work now. One clear line: what, where, the value, the remedy."""
+
+    def __init__(self, message: str, reason: Reason = Reason.SOURCE_FAILED) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def as_probe(self) -> Probe:
+        """Return the probe of a source that cannot work for this reason."""
+        return Probe(available=False, detail=str(self), reason=self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,11 @@ class VmIdentity:
 
     `epoch` changes with every start, restore and incoming migration: no delta crosses it. `vcpu_tids` are in the order
     of the vCPU numbers. `facts` are strings for the job rules (such as `nova:flavor`, `nova:project`, `title`).
-    `manager` is who runs it: libvirt, nova (OpenStack, by libvirt), proxmox or qemu (nobody). `vfio` tells of devices
+    `manager` is who runs it: libvirt, nova (OpenStack, by libvirt), proxmox or qemu (nobody). `vfio`: it has devices
     passed through.
 
-    Whoever starts a VM names it, and this is where that comes in: the texts that are shown, logged and sent are made
-    valid, printable and of bounded length (`clean_name`), whichever source told them.
+    Whoever starts a VM chooses its texts: those that are shown, logged and sent are made valid, printable and of
+    bounded length here (`clean_name`), whatever the source.
     """
 
     uuid: str
@@ -148,7 +150,7 @@ class VmIdentity:
     vfio: bool = False
 
     def __post_init__(self) -> None:
-        """Clean what others wrote. Done once per change of a VM, not per tick."""
+        """Clean the texts. Done once per change of a VM, not per tick."""
         for field_name in _SHOWN:
             text = getattr(self, field_name)
             clean = clean_name(text)
@@ -170,9 +172,8 @@ class VmIdentity:
 class ThreadCounters:
     """One vCPU thread, cumulative since it started.
 
-    `guest_ns` is time in guest mode; None where it is told for the process only. Under software emulation, where the
-    kernel has no such mode, it is the thread's whole CPU time. `start_ticks` tells a reused thread id from the same
-    thread.
+    `guest_ns` is time in guest mode; None where only the process's is known. Under software emulation, where the kernel
+    has no such mode, it is the thread's whole CPU time. A reused thread id has other `start_ticks`.
     """
 
     guest_ns: int | None
@@ -185,12 +186,12 @@ class ThreadCounters:
 class ProcessCounters:
     """The VM's process as a whole, cumulative: vCPU threads and all that QEMU does beside them.
 
-    `guest_ns` as for threads; None where there the threads tell it. The storage bytes are what the kernel moved
-    from and to devices for the process (not what the page cache served, nor what the guest saw); where they are None
+    `guest_ns` as for threads; None where the threads have it. The storage bytes are what the kernel moved from and to
+    devices for the process (not what the page cache served, nor what the guest saw); where they are None
     `storage_reason` says why.
 
-    `vcpus_running` is no counter: how many of the vCPU threads ran at one instant, that of the sampling. On real hosts
-    those in state R, which is also a thread's that waits for a CPU. None: nobody looked.
+    `vcpus_running` is a gauge: how many vCPU threads ran at the instant of sampling. On real hosts those in state R,
+    which includes threads that wait for a CPU. None: not counted.
     """
 
     cpu_ns: int
@@ -220,10 +221,10 @@ class PerfGroup:
 class PerfCounters:
     """One VM's hardware counters.
 
-    `layout` names the events of each group; the first two of every group are cycles and instructions. Where there are
-    several groups they are on in turns, never together, so that their cycles and instructions add up; a group's clocks
-    stand still while it is off. `groups` are by thread id, or by CPU where the counters are the control group's
-    (`scope`): one `PerfGroup` per layout. `missing` says why an event of `PERF_EVENTS` is in none.
+    `layout` names the events of each group; the first two of every group are cycles and instructions. Several groups
+    are on in turns, never together, so that their cycles and instructions add up; a group's clocks stand still while it
+    is off. `groups` are by thread id, or by CPU if the counters are the control group's (`scope`): one `PerfGroup` per
+    layout. `missing` says why an event of `PERF_EVENTS` is in none.
     """
 
     layout: tuple[tuple[str, ...], ...]
@@ -261,7 +262,7 @@ class InterfaceCounters:
 
 @dataclass(slots=True)
 class CgroupCounters:
-    """The VM's control group. None: this kernel or hierarchy does not tell.
+    """The VM's control group. None: not known to this kernel or hierarchy.
 
     `opened` numbers the group: counters of another one are another epoch. Pressures are the cumulative times of
     /proc/pressure (PSI) in the group; `throttled_ns` is the time its CPU quota took away; `quota_cores` is that quota
@@ -281,7 +282,7 @@ class CgroupCounters:
 
 @dataclass(slots=True)
 class RdtDomain:
-    """What resctrl (Intel RDT, AMD QoS) tells of one VM in one cache domain.
+    """One VM's values of resctrl (Intel RDT, AMD QoS) in one cache domain.
 
     Occupancy is a gauge, bandwidth is cumulative bytes. None: `reason` says why, for all three or those that are None.
     """
@@ -322,10 +323,10 @@ class Stamp(NamedTuple):
 
 @dataclass(slots=True)
 class VmSample:
-    """What one source knows of one VM. None: not this source's to tell. `absent` has a reason per part.
+    """What one source knows of one VM. None: the source does not cover it. `absent` has a reason per part.
 
     Keys of `absent` and `stamps` are `VM_PARTS`. `stamps` has the parts that were read at another moment than the
-    sample (a part that is polled slowly is handed on until it is read again).
+    sample (a part that is polled slowly is repeated until it is read again).
     """
 
     epoch: str
@@ -341,12 +342,16 @@ class VmSample:
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
 
 
+def vm_sample(epoch: str, stamps: Mapping[str, Stamp] | None = None, **parts: Any) -> VmSample:
+    """Make a VM's sample of its parts, of which those that are a `Reason` are absent."""
+    absent = {name: part for name, part in parts.items() if isinstance(part, Reason)}
+    known = {name: part for name, part in parts.items() if name not in absent}
+    return VmSample(epoch, absent=absent, stamps=stamps or {}, **known)
+
+
 @dataclass(frozen=True, slots=True)
 class HostCounters:
-    """The host's CPU time, cumulative since boot, summed over CPUs; memory and load now; pressures (PSI), cumulative.
-
-    None: the kernel does not tell.
-    """
+    """The host's CPU time since boot, summed over CPUs; memory and load now; cumulative pressures (PSI)."""
 
     cpus: int
     user_ns: int
@@ -369,8 +374,7 @@ class HostCounters:
 class SourceSample:
     """One sampling of one source. `vms` is keyed by UUID.
 
-    Both clocks are read right before the first VM's counters are, when the VMs are known: listing them may take long.
-
+    Both clocks are read right before the first VM's counters, after the VMs were listed, which may take long.
     `inventory` is set by sources that know which VMs there are, and is then complete.
     """
 
@@ -384,10 +388,10 @@ class SourceSample:
 
 @runtime_checkable
 class Source(Protocol):
-    """One way to know something of the host. `sample` may block; it runs in a thread of its own with a deadline.
+    """One way to observe the host. `sample` may block; it runs in a thread of its own with a deadline.
 
-    `probe` has no side effects and never raises. `open`, `sample` raise `SourceError`. After an error `sample` is
-    simply called again at the next tick: reconnecting is the source's own business. `close` never raises.
+    `probe` has no side effects and never raises. `open` and `sample` raise `SourceError`. After an error `sample` is
+    called again at the next tick; the source reconnects by itself. `close` never raises.
     """
 
     name: str

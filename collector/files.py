@@ -13,19 +13,19 @@ from typing import Literal
 
 from collector.base import Reason
 
-#: What reading says when a process, thread or control group has ended.
+#: Error numbers of reading once a process, thread or control group has ended.
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV})
 
-#: What opening says when no file descriptor is left.
+#: Error numbers of opening when no file descriptor is left.
 NO_FD = frozenset({errno.EMFILE, errno.ENFILE})
 _READ_BYTES = 4096
 
 Sharer = Literal["perf", "resctrl", "procfs", "cgroup"]
-#: Eighths of what is left above the reserve. Per vCPU perf takes 7 to 9 and procfs 2; per VM resctrl takes 3 per cache
-#: domain (of which AMD's hosts have up to 32), cgroup up to 5 and procfs 2. Without its share perf and resctrl are dear
-#: or silent, the other two are but slower.
+# Eighths of what is left above the reserve. Per vCPU perf takes 7 to 9 and procfs 2; per VM resctrl takes 3 per cache
+# domain (AMD's hosts have up to 32), cgroup up to 5 and procfs 2. Without descriptors perf is silent and resctrl
+# expensive; the other two are only slower.
 _EIGHTHS: dict[Sharer, int] = {"perf": 4, "resctrl": 2, "procfs": 1, "cgroup": 1}
-#: For all else: libvirt, QMP and OVSDB sockets, the local API, /metrics, the spool, gRPC, files that are not kept.
+# For all else: libvirt, QMP and OVSDB sockets, the local API, /metrics, the spool, gRPC, files that are not kept.
 _RESERVE, _RESERVE_PART = 128, 8
 _UNLIMITED = 1 << 20
 
@@ -37,10 +37,6 @@ def fd_share(source: Sharer) -> int:
         limit = _UNLIMITED
     reserve = max(limit // _RESERVE_PART, min(_RESERVE, limit // 2))
     return (limit - reserve) * _EIGHTHS[source] // 8
-
-
-class NoFdError(Exception):
-    """No file descriptor is left."""
 
 
 class KeptFile:
@@ -55,10 +51,7 @@ class KeptFile:
     def read(self, size: int = _READ_BYTES) -> bytes:
         """Read the file from its start, at most `size` bytes.
 
-        Raises:
-            OSError: as the kernel says; its `errno` is one of `GONE` where what it tells of has ended.
-            NoFdError: it had to be opened and no descriptor is left.
-
+        Raises OSError, with an `errno` of `GONE` once the process, thread or group has ended.
         """
         if self.fd is not None:
             return os.pread(self.fd, size, 0)
@@ -66,12 +59,7 @@ class KeptFile:
 
 
 class KeptFiles:
-    """Opens files and keeps at most `most` of them open; those beyond are opened for each reading.
-
-    Args:
-        most: how many; a source's `fd_share`.
-
-    """
+    """Opens files and keeps at most `most` (a source's `fd_share`) of them open; the others are opened per reading."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -79,14 +67,8 @@ class KeptFiles:
         self.count = 0
 
     def open(self, path: str, flags: int = 0) -> KeptFile:
-        """Open a file, for reading and with `flags` beside that. Beyond the bound it is only tried.
-
-        Raises:
-            OSError: it cannot be opened.
-            NoFdError: no descriptor is left.
-
-        """
-        fd = _open(path, flags)
+        """Open a file for reading, with further `flags`. Beyond the bound it is only tried. Raises OSError."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
         if self.count < self._most:
             self.count += 1
             return KeptFile(path, fd)
@@ -103,35 +85,23 @@ class KeptFiles:
 
 
 def read_once(path: str, size: int = _READ_BYTES) -> bytes:
-    """Read at most `size` bytes of a file that is not kept open.
-
-    Raises:
-        OSError: it cannot be read.
-        NoFdError: no descriptor is left.
-
-    """
-    fd = _open(path)
+    """Read at most `size` bytes of a file that is not kept open. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, size)
     finally:
         os.close(fd)
 
 
+_REASONS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), Reason.NO_PERMISSION),
+    **dict.fromkeys(GONE, Reason.NOT_PRESENT),
+    **dict.fromkeys(NO_FD, Reason.FD_LIMIT),
+}
+
+
 def reason_of(error: Exception) -> Reason:
-    """Say why a value is not known, from what reading or parsing it raised."""
-    if isinstance(error, NoFdError):
-        return Reason.FD_LIMIT
-    if isinstance(error, PermissionError):
-        return Reason.NO_PERMISSION
+    """Return why a value is not known, from what reading (OSError) or parsing it raised."""
     if isinstance(error, OSError):
-        return Reason.NOT_PRESENT if error.errno in GONE else Reason.SOURCE_FAILED
+        return _REASONS.get(error.errno or 0, Reason.SOURCE_FAILED)
     return Reason.INVALID_VALUE
-
-
-def _open(path: str, flags: int = 0) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    except OSError as error:
-        if error.errno in NO_FD:
-            raise NoFdError(path) from error
-        raise

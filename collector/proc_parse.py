@@ -1,6 +1,7 @@
 """Parsers of texts of /proc (proc(5)) and sysfs. Pure; a malformed text is a ValueError."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,12 +36,7 @@ class TaskStat:
 
 
 def parse_task_stat(text: bytes) -> TaskStat:
-    """Parse a stat line. The command name may itself hold spaces, parentheses and line ends.
-
-    Raises:
-        ValueError: the text is not a stat line.
-
-    """
+    """Parse a stat line, whose command name may hold spaces, parentheses and line ends. Raises ValueError."""
     opened, closed = text.find(b"("), text.rfind(b")")
     if opened < 0 or closed < opened:
         raise ValueError(f"not a stat line: {text[:60]!r}")
@@ -61,13 +57,9 @@ def parse_task_stat(text: bytes) -> TaskStat:
 
 
 def parse_life(text: bytes) -> tuple[bool, bytes]:
-    """Return of a stat line whether the process lives, and when it started: the digits of the ticks after boot.
+    """Return whether a stat line's process lives, and the digits of its start in ticks after boot. Raises ValueError.
 
-    What `parse_task_stat` tells of that, for a tenth of its cost: this is read for each VM at each tick.
-
-    Raises:
-        ValueError: the text is not a stat line.
-
+    A tenth of the cost of `parse_task_stat`: this is read for each VM at each tick.
     """
     # Fields 3 to 22 of proc(5); the command name may hold spaces and parentheses.
     rest = text[text.rfind(b")") + 2 :].split(b" ", _LIFE_FIELDS)
@@ -77,13 +69,7 @@ def parse_life(text: bytes) -> tuple[bool, bytes]:
 
 
 def parse_runs(text: bytes) -> bool:
-    """Return of what a stat line begins with whether the task runs, or waits for a CPU (state R).
-
-    Raises:
-        ValueError: there is no state in the text.
-
-    """
-    # The command name may itself hold spaces and parentheses.
+    """Return whether the task of (the beginning of) a stat line runs or waits for a CPU: state R. Raises ValueError."""
     at = text.rfind(b") ")
     state = text[at + 2 : at + 3]
     if at < 0 or not state.isalpha():
@@ -92,23 +78,13 @@ def parse_runs(text: bytes) -> bool:
 
 
 def parse_schedstat(text: bytes) -> tuple[int, int]:
-    """Return a task's (time on a CPU, time waiting on a run queue) in nanoseconds, from /proc/PID/schedstat.
-
-    Raises:
-        ValueError: the text is not three numbers.
-
-    """
+    """Return a task's time on a CPU and waiting on a run queue (ns), from /proc/PID/schedstat. Raises ValueError."""
     cpu_ns, wait_ns, _slices = text.split()
     return int(cpu_ns), int(wait_ns)
 
 
 def parse_host_stat(text: bytes) -> HostCounters:
-    """Parse /proc/stat. `user_ns` is without the guests' time, which the kernel counts into user time too.
-
-    Raises:
-        ValueError: there is no "cpu" line, or it is malformed.
-
-    """
+    """Parse /proc/stat. `user_ns` excludes guest time, which the kernel also counts as user. Raises ValueError."""
     cpus = 0
     total: list[int] | None = None
     for line in text.splitlines():
@@ -133,20 +109,21 @@ def parse_host_stat(text: bytes) -> HostCounters:
     )
 
 
+def parse_capabilities(status: str) -> int | None:
+    """Return the effective capabilities of a /proc/PID/status; None where it does not have them."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return int(found[1], 16) if found else None
+
+
 class Pressure(NamedTuple):
-    """Cumulative times in which some, and all, tasks that had work to do waited. None: the kernel does not tell."""
+    """Cumulative times in which some, and all, tasks that had work to do waited. None: unknown."""
 
     some_ns: int | None = None
     full_ns: int | None = None
 
 
 def parse_pressure(text: bytes) -> Pressure:
-    """Parse a file of pressures (PSI): /proc/pressure/* or a control group's.
-
-    Raises:
-        ValueError: a line has no total.
-
-    """
+    """Parse a file of pressures (PSI): /proc/pressure/* or a control group's. Raises ValueError."""
     times: dict[bytes, int] = {}
     for line in text.splitlines():
         head, equals, total = line.rpartition(b" total=")
@@ -157,23 +134,13 @@ def parse_pressure(text: bytes) -> Pressure:
 
 
 def parse_flat(text: bytes) -> dict[bytes, int]:
-    """Parse lines of a name and a number, such as a control group's cpu.stat.
-
-    Raises:
-        ValueError: a line is not that.
-
-    """
+    """Parse lines of a name and a number, such as a control group's cpu.stat. Raises ValueError."""
     pairs = (line.split() for line in text.splitlines())
     return {name: int(value) for name, value in pairs}
 
 
 def parse_process_io(text: bytes) -> tuple[int, int]:
-    """Return a process's (read_bytes, write_bytes) from /proc/PID/io.
-
-    Raises:
-        ValueError: the text is not that file's.
-
-    """
+    """Return a process's (read_bytes, write_bytes) from /proc/PID/io. Raises ValueError."""
     words = text.split()
     if len(words) < _IO_WORDS or words[8] != b"read_bytes:" or words[10] != b"write_bytes:":
         raise ValueError(f"not a process's io: {text[:60]!r}")
@@ -183,9 +150,7 @@ def parse_process_io(text: bytes) -> tuple[int, int]:
 def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
     """Return (read, written) bytes by device ("8:0") from a control group's io.stat.
 
-    Raises:
-        ValueError: the text is not that file's.
-
+    Raises ValueError if the text is not that file's.
     """
     devices = {}
     for line in text.splitlines():
@@ -197,12 +162,7 @@ def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """Return the numbers of a list such as "0-3,8"; none of an empty one (a node of memory only).
-
-    Raises:
-        ValueError: it is malformed.
-
-    """
+    """Return the numbers of a list such as "0-3,8"; none for an empty one (a memory-only node). Raises ValueError."""
     cpus: list[int] = []
     for part in text.strip().split(","):
         if part:

@@ -1,13 +1,14 @@
-"""When counters were read: VM by VM, and those that somebody else reads for us. Pure: no I/O, no clocks of its own."""
+"""When counters were read, by us or by a daemon that answers us. No I/O; all but `clocks_now` is pure."""
 
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from collector.base import VM_PARTS, Stamp, VmIdentity, VmSample
 
-# A reading that follows the sampling's beginning this closely has its moment: VMs are read in the same order each time,
-# so that what their lateness changes by, which alone makes rates wrong, is much less than a fiftieth of the usual tick.
-# A moment of its own is not for nothing: what a sleeping VM's sample makes would be made anew each time.
+# A VM read this soon after the sampling began has the sampling's moment: VMs are read in the same order each time, so
+# their lateness varies, which alone makes rates wrong, by much less than a fiftieth of the usual tick. A moment of its
+# own would cost: the sample of a sleeping VM could not be reused.
 _LATE_NS = 20_000_000
 
 _MOST_UNCERTAIN = 0.2
@@ -15,20 +16,25 @@ _MOST_WAIT_NS = 200_000_000  # the same share of the usual tick
 _SURE_NS = 20_000_000  # so little is never too much: who samples faster than ten times a second has such noise anyway
 
 
+def clocks_now() -> Stamp:
+    """Read both clocks."""
+    return Stamp(time.monotonic_ns(), time.time_ns())
+
+
 class Moments:
     """Per VM, when its counters were last read, and whether the next moment is known well enough for a rate.
 
-    A daemon that is busy or stopped reads the counters as the last thing before it answers: the moment is that of the
-    answer's arrival. Where it waited after it had read them, the moment is wrong by up to the whole time since we
-    asked. A reading is therefore not used where that time is more than 0.2 s, or for it or the one before more than a
-    fifth of the time between them (and than 20 ms): the next reading makes its rate over the longer time.
+    A daemon that is busy or stopped usually reads the counters right before it answers, so the moment is the answer's
+    arrival. If it waited after reading them, the moment is wrong by up to the whole time since we asked. A reading is
+    therefore rejected if that time exceeds 0.2 s, or if for it or the one before it exceeds both 20 ms and a fifth of
+    the time between them. The next reading then makes its rate over the longer time.
     """
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[int, int]] = {}
 
     def accept(self, uuid: str, asked_ns: int, answered_ns: int) -> bool:
-        """Note a reading that was asked for and arrived at these moments; False: it is not to be used."""
+        """Note a reading that was asked for and arrived at these moments; False: do not use it."""
         wait_ns = answered_ns - asked_ns
         if wait_ns > _MOST_WAIT_NS:
             return False
@@ -49,17 +55,9 @@ class Moments:
 def read_in_turn(
     identities: Iterable[VmIdentity], read: Callable[[VmIdentity], VmSample], begun: Stamp, clock: Callable[[], int]
 ) -> dict[str, VmSample]:
-    """Read VM after VM; those that had to wait for the ones before them have moments of their own.
+    """Return the samples by UUID, read one after the other; a VM that had to wait has a moment of its own.
 
-    Args:
-        identities: the VMs.
-        read: makes a VM's sample.
-        begun: the moment of the sampling: right before the first one is read.
-        clock: monotonic, in nanoseconds.
-
-    Returns:
-        The samples by UUID.
-
+    `begun` is the moment right before the first is read; `clock` is monotonic, in nanoseconds.
     """
     vms: dict[str, VmSample] = {}
     read_ns = begun.mono_ns

@@ -74,7 +74,7 @@ class HostAnalysis:
     """PANDA's verdicts for the VMs of this host. Single-threaded: all calls from the daemon's loop.
 
     `platform`: CPU model of this host; statistics are per platform. `domain_of_node` as from
-    `collector.inventory.llc.llc_domains`; with none or a single domain all VMs may hurt all.
+    `collector.inventory.numa.llc_domains`; with none or a single domain all VMs may hurt all.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from collector.cgroup.tree import CgroupTree, parse_cgroups
-from collector.files import NoFdError, read_once
+from collector.files import read_once
 from collector.proc_parse import parse_flat
 
 #: Groups of VMs: systemd-machined's, libvirt's without systemd, Proxmox'.
@@ -82,7 +82,7 @@ class HostSuspects:
         for pid in pids:
             try:
                 group = parse_cgroups(self._tree.membership(pid)).get("", "")
-            except (OSError, ValueError, NoFdError):  # it has ended
+            except (OSError, ValueError):  # it has ended
                 continue
             names = group.strip("/").split("/")
             found.update("/".join(names[: depth + 1]) for depth in range(min(2, len(names))))
@@ -96,7 +96,7 @@ class HostSuspects:
             try:
                 usage_us = parse_flat(read_once(f"{folder}/cpu.stat")).get(b"usage_usec")
                 inode = os.stat(folder).st_ino  # noqa: PTH116 - no object for each
-            except (OSError, ValueError, NoFdError):
+            except (OSError, ValueError):
                 continue
             if usage_us is not None:
                 read[path] = (inode, usage_us * 1000, str(inode))

@@ -1,7 +1,7 @@
 """Pressure, throttling, CPU quota and memory of each VM's control group, and its NUMA placement.
 
-Pressures, throttled time and memory are read each time by files that are kept open. Which group is the VM's, its quota
-and its placement change seldom and are dear to find out: every `numa_poll_s`, an eighth of the VMs at a time.
+Pressures, throttled time and memory are read each time from files that are kept open. The VM's group, its quota and its
+placement change seldom and are expensive to find: every `numa_poll_s`, an eighth of the VMs at a time.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic_ns, time_ns
+from time import monotonic_ns
 from typing import NamedTuple
 
 from collector.base import (
@@ -22,17 +22,18 @@ from collector.base import (
     Stamp,
     VmIdentity,
     VmSample,
+    vm_sample,
 )
 from collector.cgroup.tree import CgroupTree, VmGroups
-from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
+from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_once, reason_of
 from collector.inventory.inventory import Inventory
 from collector.inventory.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
-from collector.timestamps import read_in_turn
+from collector.timestamps import clocks_now, read_in_turn
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
-_FIND_ANEW_NS = 60_000_000_000  # who else is in a group is looked at this often, and when the VM's process moved
+_FIND_ANEW_NS = 60_000_000_000  # how often, beside when the VM's process moved, a group is checked for other processes
 _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
 _NO_PRESSURE = Pressure()
@@ -59,7 +60,7 @@ class _PressureFile:
         try:
             text = self.file.read()
         except OSError as error:
-            if error.errno in GONE:
+            if error.errno in GONE | NO_FD:
                 raise
             return _NO_PRESSURE  # EOPNOTSUPP: the kernel was started with psi=0
         if text != self.text:
@@ -70,10 +71,10 @@ class _PressureFile:
 
 @dataclass(slots=True)
 class _Group:
-    """A VM's control group with its open files; absent ones are what this kernel or hierarchy does not tell.
+    """A VM's control group with its open files, as far as this kernel or hierarchy has them.
 
-    `throttled` are those of the groups with a quota: the time of one without does not grow (`unthrottled_ns`). `made`
-    are the counters that were read last, and what they were made of.
+    `throttled` are the files of groups with a quota: without one the time does not grow (`unthrottled_ns`). `made` are
+    the counters that were read last, and what they were made of.
     """
 
     groups: VmGroups
@@ -93,10 +94,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Vm:
-    """What is known of a VM in one epoch. `poll_ns` is when what changes seldom is to be looked at next.
-
-    `sample` is its last one, made of `parts`.
-    """
+    """A VM in one epoch: `poll_ns` is when what changes seldom is next due, `sample` the last one, made of `parts`."""
 
     epoch: str
     group: _Group | Reason = Reason.VM_STARTING
@@ -113,14 +111,8 @@ class _Vm:
 class CgroupSource:
     """The cgroup source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    Args:
-        inventory: the VMs; called once per sample.
-        root: hierarchies mounted in this folder are read (v2, v1 or both).
-        numa_poll_s: how often the group, quota and NUMA placement of a VM are looked at.
-        sys_root: where /sys is.
-        max_fds: at most this many files are kept open (up to five per VM, and one more per vCPU where quotas are on
-            vCPUs); None: this source's share (`collector.files.fd_share`).
-
+    Reads the hierarchies mounted in `root` (v2, v1 or both). `max_fds` bounds the files kept open (up to five per VM,
+    and one more per vCPU with a quota); None: this source's `fd_share`.
     """
 
     name = "cgroup"
@@ -150,8 +142,7 @@ class CgroupSource:
         try:
             mounts = self._tree.mounts()
         except OSError as error:
-            detail = f"{self._inventory.proc_root}/self/mountinfo: {error.strerror}"
-            return Probe(available=False, detail=detail, reason=Reason.SOURCE_FAILED)
+            return self._unreadable(error).as_probe()
         v2 = [mount for mount in mounts if not mount.controllers]
         v1 = any(mount.controllers & {"cpu", "memory"} for mount in mounts)
         if not v2 and not v1:
@@ -159,37 +150,35 @@ class CgroupSource:
             return Probe(available=False, detail=detail, reason=Reason.NOT_PRESENT)
         kinds = " and ".join(["v2"] * bool(v2) + ["v1"] * v1)
         psi = v2 and Path(self._inventory.proc_root, "pressure/cpu").exists()
-        hint = "" if psi else _no_pressure(has_v2=bool(v2))
+        why = (
+            "the kernel keeps none, add psi=1 to its command line"
+            if v2
+            else "they are in v2 only, which is not mounted"
+        )
+        hint = "" if psi else f"; no pressures: {why}"
         return Probe(available=True, detail=f"control groups {kinds} in {self._root}{hint}")
 
     def open(self) -> None:
-        """Read the mounts and the host's NUMA nodes; groups are opened as VMs are sampled.
-
-        Raises:
-            SourceError: the mounts cannot be read.
-
-        """
+        """Read the mounts and the host's NUMA nodes; groups are opened as VMs are sampled. Raises SourceError."""
         try:
             self._tree.mounts()
         except OSError as error:
-            raise SourceError(f"{self._inventory.proc_root}/self/mountinfo: {error.strerror}") from error
+            raise self._unreadable(error) from error
         self._numa = Numa(self._inventory.proc_root, self._sys_root)
 
+    def _unreadable(self, error: OSError) -> SourceError:
+        return SourceError(f"{self._inventory.proc_root}/self/mountinfo: {error.strerror}")
+
     def sample(self) -> SourceSample:
-        """Read all VMs' groups.
-
-        Raises:
-            SourceError: the VMs cannot be listed.
-
-        """
+        """Read all VMs' groups. Raises SourceError if the VMs cannot be listed."""
         inventory = self._inventory.vms()
-        stamp = Stamp(monotonic_ns(), time_ns())
+        stamp = clocks_now()
         if inventory is not self._listed:
             self._forget({vm.uuid: vm.epoch for vm in inventory})
             self._listed = inventory
         for identity in self._due(inventory, stamp.mono_ns):
             self._poll(self._vms[identity.uuid], identity, stamp)
-        begun = Stamp(monotonic_ns(), time_ns())  # not before: the list and a close look take their time
+        begun = clocks_now()  # only now: listing and polling take time
         vms = read_in_turn(inventory, self._read_vm, begun, monotonic_ns)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
@@ -212,7 +201,7 @@ class CgroupSource:
         vm.group = reason
 
     def _due(self, inventory: tuple[VmIdentity, ...], now_ns: int) -> list[VmIdentity]:
-        """Return the VMs to be looked at closely now: those longest due, few at a time."""
+        """Return the VMs to poll now: those longest due, few at a time."""
         due = []
         for identity in inventory:
             vm = self._vms.get(identity.uuid)
@@ -224,11 +213,11 @@ class CgroupSource:
         return [identity for _, identity in due[: max(_POLLED_AT_ONCE, len(inventory) // _POLLED_AT_ONCE)]]
 
     def _poll(self, vm: _Vm, identity: VmIdentity, stamp: Stamp) -> None:
-        """Look at what changes seldom: which groups are the VM's, its quota, its placement."""
+        """Find what changes seldom: the VM's groups, quota and placement."""
         vm.poll_ns = stamp.mono_ns + self._poll_ns
         try:
             self._find_group(vm, identity, stamp.mono_ns)
-        except (OSError, ValueError, NoFdError) as error:
+        except (OSError, ValueError) as error:
             self._close_group(vm, reason_of(error))
             vm.membership = b""
         if self._numa is None:
@@ -295,7 +284,9 @@ class CgroupSource:
         """Open a file, or return None where this kernel or hierarchy does not have it."""
         try:
             return self._files.open(path)
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_FD:
+                raise
             return None
 
     def _read_vm(self, identity: VmIdentity) -> VmSample:
@@ -305,19 +296,9 @@ class CgroupSource:
         parts = (cgroup, vm.numa, vm.numa_stamp)
         if vm.sample is not None and parts == vm.parts:
             return vm.sample
-        absent = {}
-        if isinstance(cgroup, Reason):
-            absent["cgroup"] = cgroup
-        if isinstance(vm.numa, Reason):
-            absent["numa"] = vm.numa
         vm.parts = parts
-        vm.sample = VmSample(
-            identity.epoch,
-            cgroup=None if isinstance(cgroup, Reason) else cgroup,
-            numa=None if isinstance(vm.numa, Reason) else vm.numa,
-            absent=absent,
-            stamps={} if isinstance(vm.numa, Reason) else {"numa": vm.numa_stamp},
-        )
+        stamps = {} if isinstance(vm.numa, Reason) else {"numa": vm.numa_stamp}
+        vm.sample = vm_sample(identity.epoch, stamps, cgroup=cgroup, numa=vm.numa)
         return vm.sample
 
     def _counters_or_reason(self, vm: _Vm) -> CgroupCounters | Reason:
@@ -342,7 +323,7 @@ class CgroupSource:
                 quota_cores=group.quota.cores,
                 memory_bytes=None if charged is None else int(charged),
             )
-        except (OSError, ValueError, NoFdError) as error:
+        except (OSError, ValueError) as error:
             # The group was removed: the VM ended, or is in another one now, which the next sampling looks for.
             self._close_group(vm, reason_of(error))
             vm.poll_ns, vm.membership = 0, b""
@@ -352,19 +333,9 @@ class CgroupSource:
 
 
 def quota_of(folder: str, vcpu_groups: Sequence[str], *, is_v1: bool) -> Quota:
-    """Find the CPU quota of a VM.
+    """Return the CPU quota of a VM with this group of its own and these `vcpu_groups_of` it. Raises ValueError.
 
-    It is the group's own or the sum of its vCPUs', where each of them has one (libvirt's vcpu_quota); the lesser of
-    the two.
-
-    Args:
-        folder: the VM's own group.
-        vcpu_groups: `vcpu_groups_of` it.
-        is_v1: in the hierarchy of v1.
-
-    Raises:
-        ValueError: a quota is malformed.
-
+    It is the lesser of the group's own quota and the sum of its vCPUs', if each of them has one (libvirt's vcpu_quota).
     """
     read = _quota_v1 if is_v1 else _quota_v2
     quotas = {path: read(path) for path in (folder, *vcpu_groups)}
@@ -383,9 +354,8 @@ def vcpu_groups_of(folder: str) -> tuple[str, ...]:
 
 
 def _names(folder: str) -> list[str]:
-    # A group has dozens of files, and this is done for every VM: no object for each.
     try:
-        return os.listdir(folder)  # noqa: PTH208 - as said
+        return os.listdir(folder)  # noqa: PTH208 - a group has dozens of files, for every VM: no object for each
     except OSError:
         return []
 
@@ -399,7 +369,6 @@ def _links(folder: str) -> int:
 
 
 def _quota_v2(folder: str) -> float | None:
-    """Return one group's own quota in cores."""
     try:
         quota, period = read_once(f"{folder}/cpu.max").split()
     except FileNotFoundError:  # the controller is off
@@ -428,14 +397,10 @@ def _throttled_ns(files: list[KeptFile]) -> int | None:
 
 
 def _throttled_once_ns(folder: str) -> int | None:
-    """Return the time that quotas took away so far of a group that has none now; None as above."""
+    """Return the time that quotas took away so far from a group that has none now; None as above."""
     try:
         return _throttled_ns([KeptFile(f"{folder}/cpu.stat", None)])
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_FD:
+            raise
         return None
-
-
-def _no_pressure(*, has_v2: bool) -> str:
-    if has_v2:
-        return "; no pressures: the kernel keeps none, add psi=1 to its command line"
-    return "; no pressures: they are in v2 only, which is not mounted"

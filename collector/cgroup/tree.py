@@ -1,8 +1,8 @@
 """Which control groups are a VM's own: from /proc/PID/cgroup and the mounts, for v2, v1 and hosts with both.
 
 libvirt divides a VM's group further (emulator, vcpu0, ...); the VM's is the one above them. Groups that libvirt,
-systemd-machined and Proxmox name after a VM are that VM's by construction, with helpers such as swtpm in them. Of any
-other group it is checked that no other process is in it.
+systemd-machined and Proxmox name after a VM are that VM's by construction, including helpers such as swtpm. Any other
+group is a VM's only if no other process is in it.
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.base import Reason
-from collector.files import read_once
+from collector.files import NO_FD, read_once
 
 _SUBDIVISION = re.compile(r"(?:/libvirt)?(?:/(?:emulator|vcpu\d+|iothread\d+))?$")
 # machine.slice/machine-qemu\x2d1\x2dNAME.scope, machine/qemu-1-NAME.libvirt-qemu, Proxmox' qemu.slice/100.scope
@@ -48,13 +48,7 @@ class VmGroups:
 
 
 class CgroupTree:
-    """Finds the groups of processes.
-
-    Args:
-        proc_root: where /proc is.
-        root: only mounts in this folder count; "/" is all.
-
-    """
+    """Finds the groups of processes. Only hierarchies mounted in `root` count."""
 
     def __init__(self, proc_root: str = "/proc", root: str = "/sys/fs/cgroup") -> None:
         self._proc_root = proc_root
@@ -62,36 +56,19 @@ class CgroupTree:
         self._mounts: tuple[Mount, ...] = ()
 
     def mounts(self) -> tuple[Mount, ...]:
-        """Return the mounted hierarchies; none where there are no control groups.
-
-        Raises:
-            OSError: the list of mounts cannot be read.
-
-        """
+        """Return the mounted hierarchies; empty without control groups. Raises OSError if mounts cannot be read."""
         found = parse_mounts(Path(self._proc_root, "self/mountinfo").read_bytes())
         self._mounts = tuple(m for m in found if f"{m.point}/".startswith(f"{self._root}/"))
         return self._mounts
 
     def membership(self, pid: int) -> bytes:
-        """Return the text of /proc/PID/cgroup.
-
-        Raises:
-            OSError: the process has ended.
-
-        """
+        """Return the text of /proc/PID/cgroup. Raises OSError if the process has ended."""
         return read_once(f"{self._proc_root}/{pid}/cgroup", _MEMBERSHIP_BYTES)
 
     def find(self, pid: int, membership: bytes | None = None) -> VmGroups:
-        """Find the groups that are a VM's own.
+        """Find the groups that are a VM's own, by its process id and, where it is known, what `membership` returned.
 
-        Args:
-            pid: its process.
-            membership: what `membership(pid)` returned, where that is known already.
-
-        Raises:
-            OSError: the process has ended, or the list of mounts cannot be read.
-            ValueError: /proc/PID/cgroup is malformed.
-
+        Raises OSError if the process has ended or the mounts cannot be read, ValueError if the membership is malformed.
         """
         text = self.membership(pid) if membership is None else membership
         reason = Reason.NOT_PRESENT
@@ -102,9 +79,9 @@ class CgroupTree:
             if mount.controllers and not kind:
                 continue
             path = paths.get(kind)
-            group = None if path is None else _own_group(path)
-            if group is None:
+            if path is None:
                 continue
+            group = _SUBDIVISION.sub("", path) or "/"
             folder = _folder(mount, group)
             if folder is None or not Path(folder).is_dir():
                 continue
@@ -133,22 +110,13 @@ def parse_mounts(text: bytes) -> list[Mount]:
 
 
 def parse_cgroups(text: bytes) -> dict[str, str]:
-    """Return the group by controller from /proc/PID/cgroup; that of v2 is "".
-
-    Raises:
-        ValueError: a line is malformed.
-
-    """
+    """Return the group by controller from /proc/PID/cgroup; the controller of v2 is "". Raises ValueError."""
     groups = {}
     for line in text.decode("utf-8", "surrogateescape").splitlines():
         _number, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             groups[controller] = path
     return groups
-
-
-def _own_group(path: str) -> str:
-    return _SUBDIVISION.sub("", path) or "/"
 
 
 def _folder(mount: Mount, group: str) -> str | None:
@@ -168,7 +136,9 @@ def _only(folder: str, pid: int) -> bool:
         try:
             # A second process shows at once: the list of a group that many share need not be read to its end.
             members = read_once(f"{parent}/cgroup.procs", _FIRST_BYTES).split()
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_FD:
+                raise
             continue  # it vanished, or is a threaded group, whose processes the one above lists
         if any(member != own for member in members):
             return False

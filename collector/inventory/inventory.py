@@ -1,22 +1,22 @@
 """Which VMs run here: libvirt's, from its own status files, and those that other finders know.
 
-The status files work while libvirtd hangs or is dead. libvirt keeps `<state_dir>/NAME.xml` per running VM with the
-QEMU process, the vCPU threads and the whole domain definition, and replaces it (by rename) at each change. A file is
+libvirt keeps `<state_dir>/NAME.xml` per running VM with the QEMU process, the vCPU threads and the whole domain
+definition, and replaces it (by rename) at each change. The files are there while libvirtd hangs or is dead. A file is
 parsed again only when it changed.
 """
 
 import contextlib
 import errno
 import logging
-import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from collector.base import Probe, Reason, SourceError, VmIdentity
+from collector.base import NS_PER_S, Probe, Reason, SourceError, VmIdentity
+from collector.files import GONE, read_once, reason_of
 from collector.inventory.coverage import Coverage
 from collector.inventory.pci import passed_interfaces
 from collector.inventory.process_watch import ProcessWatch
@@ -26,21 +26,19 @@ from whitepanda.common.files.bounded import read_bounded
 
 _log = logging.getLogger("whitepanda.identity")
 
-_GONE = {errno.ENOENT, errno.ESRCH}
-_S = 1_000_000_000
-_RESCAN_NS = 10 * _S
+_RESCAN_NS = 10 * NS_PER_S
 _STAT_BYTES = 1024
-# One list waits so long for the command lines of new processes, and so many may hang.
+# How long one list waits for the command lines of new processes, and how many may hang.
 _PATIENCE_S = 0.5
 _MAX_HUNG = 16
 _MAX_STATUS_BYTES = 2 << 20  # of a VM with a thousand disks: 1 MB; to parse it takes up to 40 times its size
 _MAX_ARGUMENTS_BYTES = 1 << 20
-# A status file that is none: a folder, a pipe, a ring of links, too large.
+# Opening something that is no status file: a folder, a pipe, a ring of links, too large.
 _NO_STATUS = frozenset({errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.EFBIG})
 
 
 class _Arguments:
-    """The command line of a process, read in a thread: of a wedged one the kernel makes that wait, perhaps for good."""
+    """The command line of a process, read in a thread: reading a wedged process's may hang forever."""
 
     def __init__(self, path: Path, start: bytes) -> None:
         self.start = start
@@ -51,7 +49,7 @@ class _Arguments:
         threading.Thread(target=self._read, name="cmdline", daemon=True).start()
 
     def read(self, wait_s: float) -> bytes | None:
-        """Return them; None: not read yet. Raises OSError where they cannot be read."""
+        """Return the text; None: not read yet. Raises OSError."""
         if not self._done.wait(wait_s):
             return None
         if self._error is not None:
@@ -71,8 +69,8 @@ class _Arguments:
 class _Entry:
     """A status file as last seen. `identity` is reused while file and process stay the same.
 
-    `start` is of the process of which `arguments`, which are being read, have shown that it is this VM's. `watch` is of
-    that process too, from before it was looked at.
+    `start` is of the process that its arguments have shown to be this VM's; `arguments` are being read. `watch` is of
+    that process too, from before it was checked.
     """
 
     stamp: tuple[int, int, int]
@@ -85,24 +83,20 @@ class _Entry:
 
 
 class Finder(Protocol):
-    """Knows VMs beside those of libvirt's status files."""
+    """Finds VMs beside those of libvirt's status files."""
 
     def probe(self) -> Probe:
         """Say whether it can find VMs, why not, and the remedy. Has no side effects and never raises."""
 
     def vms(self, libvirt_pids: Collection[int]) -> Sequence[VmIdentity]:
-        """Return its VMs that live, without those of the processes that libvirt has told. Never raises or blocks."""
+        """Return its living VMs, without libvirt's processes. Never raises or blocks."""
 
 
 class Inventory:
     """The VMs of this host. One is shared by all sources; `vms` may be called from any thread.
 
-    Args:
-        state_dir: where libvirt's status files are.
-        proc_root: where /proc is.
-        finders: who knows other VMs. Of two VMs with one UUID libvirt's is told.
-        fresh_s: a list this young is given again: the sources of one tick ask for it at one moment.
-
+    Libvirt's status files are in `state_dir`; `finders` find other VMs, and of two VMs with one UUID libvirt's is
+    returned. A list up to `fresh_s` old is returned again, because the sources of one tick ask for it together.
     """
 
     def __init__(
@@ -126,20 +120,20 @@ class Inventory:
         self._listed_ns: int | None = None
         self._scanned_ns = -_RESCAN_NS
         self._patient_until_ns = 0
-        # Of the folder, where nothing had happened in it for a while when it was scanned.
+        # Only if the folder was quiet when it was scanned.
         self._folder_mtime_ns: int | None = None
         self._boot = ""
         self._warned: dict[str, str] = {}
         self._twins: set[int] = set()  # processes left out because libvirt's VM has their UUID
-        #: VMs whose interfaces Open vSwitch tells, so that libvirt is not asked for them.
-        self.interfaces_told = Coverage()
+        #: VMs whose interfaces Open vSwitch covers, so that libvirt is not asked for them.
+        self.interfaces_covered = Coverage()
 
     def probe(self) -> Probe:
-        """Say whether VMs can be found. A host where libvirt has not run yet just has none of libvirt's."""
+        """Say whether VMs can be found. A host where libvirt has not run yet has none of libvirt's."""
         probes = [self._probe_status_files(), *(finder.probe() for finder in self.finders)]
         wrong = [probe for probe in probes if not probe.available]
-        told = wrong or probes
-        return Probe(not wrong, "; ".join(probe.detail for probe in told), told[0].reason)
+        shown = wrong or probes
+        return Probe(not wrong, "; ".join(probe.detail for probe in shown), shown[0].reason)
 
     def _probe_status_files(self) -> Probe:
         try:
@@ -149,21 +143,16 @@ class Inventory:
         except FileNotFoundError:
             return Probe(available=True, detail=f"no {self._state_dir} (yet): libvirt has started no VM")
         except OSError as error:
-            if error.errno in _NO_STATUS:  # costs that VM alone, which is said when it is read
-                return Probe(available=True, detail=f"VMs by the status files in {self._state_dir}")
-            detail = f"{error.filename}: {error.strerror}; run the agent as root"
-            return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+            if error.errno not in _NO_STATUS:  # such a file costs that VM alone, which is logged when it is read
+                detail = f"{error.filename}: {error.strerror}; run the agent as root"
+                return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
         return Probe(available=True, detail=f"VMs by the status files in {self._state_dir}")
 
     def vms(self) -> tuple[VmIdentity, ...]:
         """Return the VMs whose QEMU process lives: libvirt's by name, then the others.
 
-        The list is the same object until it changes. One VM's malformed file costs only that VM (and one line in the
-        log).
-
-        Raises:
-            SourceError: the folder of the status files cannot be listed.
-
+        The list is the same object until it changes. A malformed file costs only its VM, and one line in the log.
+        Raises SourceError if the folder of the status files cannot be listed.
         """
         with self._lock:
             now_ns = time.monotonic_ns()
@@ -181,40 +170,36 @@ class Inventory:
             for entry in self._entries.values():
                 if entry.watch in ended:
                     self._unwatch(entry)
-        self._patient_until_ns = time.monotonic_ns() + int(_PATIENCE_S * _S)
+        self._patient_until_ns = time.monotonic_ns() + int(_PATIENCE_S * NS_PER_S)
         found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
         vms = [identity for identity in found if identity is not None]
         pids = {vm.pid for vm in vms}
         taken = {vm.uuid: vm for vm in vms}
         others = [vm for finder in self.finders for vm in finder.vms(pids)]
         twins = {vm.pid for vm in others if vm.uuid in taken}
-        if twins != self._twins:
-            self._tell_twins([vm for vm in others if vm.pid in twins - self._twins], taken)
-            self._twins = twins
+        for vm in others:
+            if vm.pid in twins - self._twins:
+                _log.warning(
+                    "process %d: QEMU %s has the UUID %s of libvirt's VM %s and is not measured; give it its own -uuid",
+                    vm.pid,
+                    vm.name,
+                    vm.uuid,
+                    taken[vm.uuid].name,
+                )
+        self._twins = twins
         return (*vms, *(vm for vm in others if vm.pid not in twins))
-
-    @staticmethod
-    def _tell_twins(twins: Sequence[VmIdentity], taken: Mapping[str, VmIdentity]) -> None:
-        for vm in twins:
-            _log.warning(
-                "process %d: QEMU %s has the UUID %s of libvirt's VM %s and is not measured; give it its own -uuid",
-                vm.pid,
-                vm.name,
-                vm.uuid,
-                taken[vm.uuid].name,
-            )
 
     def _is_unchanged(self, now_ns: int) -> bool:
         """Whether no status file came, went or was replaced since the last scan: each changes the folder's mtime.
 
-        That is believed only of a folder that was quiet for a second when it was scanned, because the file system's
-        clock has ticks; and for ten seconds, because only libvirt always renames.
+        The mtime is trusted only if it was a second old at the scan, because the file system's clock has ticks; and for
+        ten seconds, because only libvirt always renames.
         """
         mtime_ns = _mtime_ns(self._state_dir)
         if mtime_ns is not None and mtime_ns == self._folder_mtime_ns and now_ns - self._scanned_ns < _RESCAN_NS:
             return True
         self._scanned_ns = now_ns
-        is_quiet = mtime_ns is not None and time.time_ns() - mtime_ns > _S
+        is_quiet = mtime_ns is not None and time.time_ns() - mtime_ns > NS_PER_S
         self._folder_mtime_ns = mtime_ns if is_quiet else None
         return False
 
@@ -222,7 +207,6 @@ class Inventory:
         return [path for path in self._state_dir.iterdir() if path.suffix == ".xml"]
 
     def _refresh(self) -> None:
-        """Parse the status files that changed, forget those that vanished."""
         if self._is_unchanged(time.monotonic_ns()):
             return
         try:
@@ -230,9 +214,9 @@ class Inventory:
         except FileNotFoundError:
             names = {}
         except OSError as error:
-            self._folder_mtime_ns = None  # the next call must not take what was not listed for unchanged
+            self._folder_mtime_ns = None  # list again at the next call
             message = f"{self._state_dir}: {error.strerror}; run the agent as root"
-            raise SourceError(message, _reason(error)) from error
+            raise SourceError(message, reason_of(error)) from error
         for name in self._entries.keys() - names.keys():
             self._drop(name)
             self._warned.pop(name, None)
@@ -240,11 +224,11 @@ class Inventory:
             try:
                 self._refresh_one(name, path)
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in GONE:
                     self._drop(name)
                 else:
                     self._warn(name, f"{path}: {error.strerror}; this VM is not measured")
-                    self._folder_mtime_ns = None  # look again at the next call
+                    self._folder_mtime_ns = None  # read it again at the next call
             except Exception as error:  # noqa: BLE001 - whatever its file says, it costs no other VM
                 self._drop(name)
                 self._warn(name, f"{path}: {error!r}; this VM is not measured; please report this")
@@ -260,7 +244,8 @@ class Inventory:
         entry = self._entries[name] = _Entry(stamp, status, stat_path)
         if known is not None:
             self._unwatch(known)
-            if _is_same_process(known.status, status):
+            old = known.status
+            if old is not None and status is not None and (old.pid, old.uuid) == (status.pid, status.uuid):
                 entry.start, entry.arguments = known.start, known.arguments
 
     def _drop(self, name: str) -> None:
@@ -290,7 +275,7 @@ class Inventory:
             return entry.identity
         entry.watch = self._watch.add(status.pid)
         try:
-            identity = self._look_at(name, entry, status)
+            identity = self._check_process(name, entry, status)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a VM costs no other
             self._warn(name, f"{entry.stat_path}: {error!r}; this VM is not measured; please report this")
             identity = None
@@ -298,9 +283,9 @@ class Inventory:
             self._unwatch(entry)
         return identity
 
-    def _look_at(self, name: str, entry: _Entry, status: VmStatus) -> VmIdentity | None:
+    def _check_process(self, name: str, entry: _Entry, status: VmStatus) -> VmIdentity | None:
         try:
-            is_alive, start = parse_life(_read(entry.stat_path))
+            is_alive, start = parse_life(read_once(entry.stat_path, _STAT_BYTES))
             if not is_alive or (start == entry.start and entry.identity is not None):
                 return entry.identity if is_alive else None
             folder = self._proc / str(status.pid)
@@ -313,9 +298,9 @@ class Inventory:
             if entry.identity is None:
                 entry.identity = self._make(status, int(start), folder)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 return None
-            # Such as EMFILE: nothing says that the VM is gone, nor whose process the watch is of.
+            # Such as EMFILE: the VM may live, and the watch may be another process's.
             self._unwatch(entry)
             self._warn(name, f"{entry.stat_path}: {error.strerror}")
         except ValueError as error:
@@ -337,7 +322,7 @@ class Inventory:
             except RuntimeError as error:
                 self._warn(name, f"{path}: {error}; raise the agent's TasksMax; this VM is not measured")
                 return None
-            wait_s = max(self._patient_until_ns - time.monotonic_ns(), 0) / _S
+            wait_s = max(self._patient_until_ns - time.monotonic_ns(), 0) / NS_PER_S
         try:
             text = arguments.read(wait_s)
         except OSError:
@@ -369,14 +354,13 @@ class Inventory:
         )
 
     def _warn(self, name: str, message: str) -> None:
-        """Log a message once, and again only when it changes."""
         if self._warned.get(name) != message:
             self._warned[name] = message
             _log.warning("%s", message)
 
 
 def boot_of(proc_root: Path) -> str:
-    """Return what tells this boot of the host from all others; OSError where the kernel does not say."""
+    """Return an id of this boot of the host. Raises OSError."""
     return (proc_root / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
 
 
@@ -386,7 +370,7 @@ def epoch_of(boot: str, start_ticks: int) -> str:
 
 
 def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
-    """Tell by the name that QEMU gives its vCPU threads ("CPU 0/TCG"), where the domain's type does not."""
+    """Return the accelerator by the name that QEMU gives its vCPU threads ("CPU 0/TCG")."""
     for tid in tids[:1]:
         try:
             return "tcg" if (folder / "task" / str(tid) / "comm").read_text().rstrip().endswith("/TCG") else "kvm"
@@ -395,28 +379,9 @@ def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
     return "kvm"
 
 
-def _reason(error: OSError) -> Reason:
-    if error.errno in {errno.EACCES, errno.EPERM}:
-        return Reason.NO_PERMISSION
-    return Reason.FD_LIMIT if error.errno in {errno.EMFILE, errno.ENFILE} else Reason.SOURCE_FAILED
-
-
-def _is_same_process(old: VmStatus | None, new: VmStatus | None) -> bool:
-    return old is not None and new is not None and (old.pid, old.uuid) == (new.pid, new.uuid)
-
-
 def _mtime_ns(folder: Path) -> int | None:
-    """When a folder changed last; None where that cannot be told."""
+    """Return when a folder changed last; None where that is unknown."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
         return None
-
-
-def _read(path: str) -> bytes:
-    """Read a stat file. This is done for every VM at every tick: without the cost of pathlib."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, _STAT_BYTES)
-    finally:
-        os.close(fd)

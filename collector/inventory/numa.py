@@ -1,16 +1,24 @@
-"""On which NUMA nodes a VM's memory and vCPUs are. Read slowly: it is dear, and changes slowly."""
+"""On which NUMA nodes a VM's memory and vCPUs are, and which nodes share a last-level cache.
+
+Placements are expensive to read and change slowly, so they are read rarely. VMs of different cache domains cannot be
+each other's cache suspects. Nodes that share a cache are one domain (sub-NUMA clusters); so are a node's several caches
+(AMD's complexes: threads move between them).
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from collector.base import NumaPlacement, Reason
-from collector.files import NoFdError, read_once, reason_of
+from collector.files import NO_FD, read_once, reason_of
 from collector.proc_parse import parse_cpu_list, parse_task_stat
 
-#: Beyond this much memory in small pages numa_maps is not read: the kernel walks every page of it, 12 ms per GiB,
-#: and holds the process's memory lock meanwhile.
+#: Beyond this much memory in small pages numa_maps is not read: the kernel walks every page, 12 ms per GiB, and holds
+#: the process's memory lock meanwhile.
 MAX_WALK_BYTES = 4 << 30
+
+# A VM is on each node that holds at least this share of its memory: its traffic goes through there.
+_MEMORY_SHARE = 0.1
 
 _NODE = re.compile(rb"\bN(\d+)=(\d+)")
 _PAGE_KB = re.compile(rb"\bkernelpagesize_kB=(\d+)")
@@ -19,46 +27,24 @@ _MAPS_BYTES = 16 << 20
 
 
 class Numa:
-    """The host's nodes, and where processes are on them.
-
-    Args:
-        proc_root: where /proc is.
-        sys_root: where /sys is. Without nodes there (a kernel without NUMA) the host is one node, 0.
-
-    """
+    """The host's nodes, and where processes are on them. A kernel without NUMA has one node, 0."""
 
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
         self._proc = Path(proc_root)
-        self._node_of: dict[int, int] = {}
-        self._nodes: list[int] = []
-        for folder in sorted(Path(sys_root, "devices/system/node").glob("node[0-9]*")):
-            try:
-                cpus = parse_cpu_list((folder / "cpulist").read_text())
-            except (OSError, ValueError):
-                continue
-            node = int(folder.name.removeprefix("node"))
-            self._nodes.append(node)
-            self._node_of.update(dict.fromkeys(cpus, node))
+        found = dict(node_cpus(sys_root))
+        self._nodes = [node for node, cpus in found.items() if cpus is not None]
+        self._node_of = {cpu: node for node, cpus in found.items() for cpu in cpus or ()}
 
     def place(self, pid: int, tids: Iterable[int], v2: str | None, v1: str | None) -> NumaPlacement | Reason:
-        """Say where a VM is.
+        """Return where a VM is, or why that is unknown.
 
-        Memory comes from the VM's own control group where there is one (`v2`, else `v1`: folders), which counts its
-        anonymous and shared memory (v1: its page cache as well). That knows no huge pages: with them, or without
-        such a group, it comes from /proc/PID/numa_maps. On a host of one node it is all there.
-
-        Args:
-            pid: the VM's process.
-            tids: its vCPU threads.
-            v2: the VM's own group, with the memory controller's files or not.
-            v1: its group of the v1 memory controller.
-
-        Returns:
-            The placement, or why it is not known.
-
+        Memory comes from the VM's own control group (folder `v2`, else `v1` of the memory controller): its anonymous
+        and shared memory (v1: its page cache as well). A group does not count huge pages: with them, or without such a
+        group, memory comes from /proc/PID/numa_maps. On a host of one node it is all there.
         """
         try:
-            resident, huge = self._sizes(pid)
+            status = b"\n" + read_once(f"{self._proc}/{pid}/status")
+            resident, huge = _size(status, b"\nVmRSS:"), _size(status, b"\nHugetlbPages:")
             if len(self._nodes) <= 1:
                 node = self._nodes[0] if self._nodes else 0
                 return NumaPlacement({node: resident + huge}, {node: sum(1 for _ in tids)})
@@ -68,13 +54,8 @@ class Numa:
                     return Reason.NOT_PRESENT
                 memory = parse_numa_maps(read_whole(f"{self._proc}/{pid}/numa_maps"))
             return NumaPlacement(memory, self._vcpus(pid, tids))
-        except (OSError, ValueError, NoFdError) as error:
+        except (OSError, ValueError) as error:
             return reason_of(error)
-
-    def _sizes(self, pid: int) -> tuple[int, int]:
-        """Return a process's resident memory in small and in huge pages, in bytes."""
-        text = b"\n" + read_once(f"{self._proc}/{pid}/status")
-        return _size(text, b"\nVmRSS:"), _size(text, b"\nHugetlbPages:")
 
     def _vcpus(self, pid: int, tids: Iterable[int]) -> dict[int, int]:
         """Count the vCPU threads by the node of the CPU that each ran on last."""
@@ -88,36 +69,34 @@ class Numa:
         return counts
 
 
+def node_cpus(sys_root: str) -> Iterator[tuple[int, list[int] | None]]:
+    """Yield the host's NUMA nodes with their CPUs; None where these cannot be read."""
+    for folder in sorted(Path(sys_root, "devices/system/node").glob("node[0-9]*")):
+        try:
+            cpus = parse_cpu_list((folder / "cpulist").read_text())
+        except (OSError, ValueError):
+            cpus = None
+        yield int(folder.name.removeprefix("node")), cpus
+
+
 def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
-    """Return anonymous and shared memory in bytes by node from a v2 memory.numa_stat. The page cache is left out.
+    """Return anonymous and shared memory in bytes by node, without page cache, of a v2 memory.numa_stat.
 
-    Raises:
-        ValueError: there is neither in it.
-
+    Raises ValueError if there is neither.
     """
     lines = [line for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))]
     return _sum_nodes(lines, 1)
 
 
 def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
-    """Return memory in bytes by node, page cache included, from a v1 memory.numa_stat.
-
-    Raises:
-        ValueError: there is no total in it.
-
-    """
+    """Return memory in bytes by node, with page cache, of a v1 memory.numa_stat. Raises ValueError without a total."""
     lines = text.splitlines()
     total = [line for line in lines if line.startswith(b"hierarchical_total=")]
     return _sum_nodes(total or [line for line in lines if line.startswith(b"total=")], _PAGE_BYTES)
 
 
 def parse_numa_maps(text: bytes) -> dict[int, int]:
-    """Return a process's resident memory in bytes by node from /proc/PID/numa_maps.
-
-    Raises:
-        ValueError: no line tells of a node.
-
-    """
+    """Return resident memory in bytes by node from /proc/PID/numa_maps. Raises ValueError if no line has a node."""
     memory: dict[int, int] = {}
     seen = False
     for line in text.splitlines():
@@ -145,12 +124,14 @@ def _size(text: bytes, name: bytes) -> int:
 
 
 def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
-    """Return a control group's memory by node; None where it does not tell."""
+    """Return a control group's memory by node; None where it is unknown."""
     for folder, parse in ((v2, parse_numa_stat_v2), (v1, parse_numa_stat_v1)):
         if folder is not None:
             try:
                 return parse(read_once(f"{folder}/memory.numa_stat", _MAPS_BYTES))
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if getattr(error, "errno", 0) in NO_FD:
+                    raise
                 continue  # the controller is off here: the next way
     return None
 
@@ -163,3 +144,56 @@ def _sum_nodes(lines: Iterable[bytes], unit_bytes: int) -> dict[int, int]:
     if not memory:
         raise ValueError("no memory by node")
     return memory
+
+
+def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
+    """Return the domain of each node that has CPUs, named by its first node. Read once: it does not change.
+
+    Empty where some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
+    """
+    nodes: dict[int, list[int]] = {}
+    for number, cpus in node_cpus(sys_root):
+        if cpus is None:
+            return {}
+        if cpus:
+            nodes[number] = cpus
+    domain = {node: node for node in nodes}
+    node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
+    seen: set[int] = set()
+    for node in sorted(nodes):
+        for cpu in nodes[node]:
+            if cpu in seen:
+                continue
+            shared = _sharing(Path(sys_root, f"devices/system/cpu/cpu{cpu}/cache"))
+            if cpu not in shared:
+                return {}
+            seen |= shared
+            together = {domain[node_of[each]] for each in shared if each in node_of}
+            domain = {each: min(together) if d in together else d for each, d in domain.items()}
+    return domain
+
+
+def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> frozenset[int]:
+    """Return the domains that a VM is in now: where its vCPUs ran last, and where a tenth of its memory or more is.
+
+    Empty where that is unknown. Nodes without CPUs have no cache, so memory there does not count.
+    """
+    nodes = {node for node, count in placement.vcpus.items() if count}
+    if not nodes or not nodes <= domain_of_node.keys():
+        return frozenset()
+    total = sum(placement.memory_bytes.values())
+    nodes |= {node for node, size in placement.memory_bytes.items() if size and size >= _MEMORY_SHARE * total}
+    return frozenset(domain_of_node[node] for node in nodes if node in domain_of_node)
+
+
+def _sharing(caches: Path) -> set[int]:
+    """Return the CPUs that share the outermost cache; empty where that is unknown."""
+    best, shared = 0, set[int]()
+    for index in caches.glob("index[0-9]*"):
+        try:
+            level = int((index / "level").read_text())
+            if level > best:
+                best, shared = level, set(parse_cpu_list((index / "shared_cpu_list").read_text()))
+        except (OSError, ValueError):
+            continue
+    return shared

@@ -1,4 +1,4 @@
-"""What a PCI device is that a VM was given as a whole: the host counts nothing of it."""
+"""PCI devices passed through to a VM: the host counts nothing of them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,14 +10,9 @@ _WITHOUT_DOMAIN = 7  # as in 01:00.0
 
 
 def passed_interfaces(addresses: Iterable[str], proc_root: Path) -> tuple[InterfaceDevice, ...]:
-    """Return an interface of kind "hostdev" for each network device among those that were passed through.
+    """Return an interface of kind "hostdev" for each network device among PCI addresses such as "0000:01:00.0".
 
-    A device of which the kernel does not tell the class is taken for none.
-
-    Args:
-        addresses: in the kernel's words, such as "0000:01:00.0"; the domain may be left out.
-        proc_root: where /proc is; /sys is beside it.
-
+    The domain may be left out. A device of unknown class is taken for none. /sys is beside `proc_root`.
     """
     devices = proc_root.parent / "sys/bus/pci/devices"
     found = []

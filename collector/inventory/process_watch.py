@@ -1,7 +1,7 @@
-"""Tells which processes have ended, in one system call for all of them.
+"""Watches which processes have ended, in one system call for all of them.
 
-A process's file descriptor (pidfd) is bound to the process and not to its number: until it says that the process has
-ended, nobody else has that number. That saves reading /proc/PID/stat for every VM at every tick.
+A pidfd is bound to the process and not to its number: until it reports the end, no other process has that number. That
+saves reading /proc/PID/stat for every VM at every tick.
 """
 
 import os
@@ -13,12 +13,7 @@ _MOST = 1 << 16
 
 
 class ProcessWatch:
-    """Watches processes. Not safe for use by several threads at once.
-
-    Args:
-        proc_root: where /proc is; of another one than the kernel's own nothing is watched.
-
-    """
+    """Watches processes of the kernel's own /proc. Not safe for use by several threads at once."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -28,12 +23,9 @@ class ProcessWatch:
         self._count = 0
 
     def add(self, pid: int) -> int | None:
-        """Watch a process; the caller then finds out whether it is the one that it wants.
+        """Watch a process and return the watch; the caller then checks that it is the intended process.
 
-        Returns:
-            Its watch; None: it cannot be watched (it is gone, the kernel is too old, too many are), and has to be
-            looked at.
-
+        None: it cannot be watched (it is gone, the kernel is too old, too many are watched); it has to be checked.
         """
         if not self._works or self._count >= self._most:
             return None

@@ -1,4 +1,4 @@
-"""What one status file of libvirt's QEMU driver (`/run/libvirt/qemu/NAME.xml`) says. Pure: bytes in, a status out."""
+"""The status files of libvirt's QEMU driver (`/run/libvirt/qemu/NAME.xml`). Pure: bytes in, a status out."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,7 @@ _ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
 _VFIO_KINDS = {"pci", "mdev"}
 _DRIVES = {"cdrom", "floppy"}
 # Whoever may define VMs writes the metadata: what is kept of it is bounded.
-_MAX_FACT = 512
-_MAX_KEY = 64
-_MAX_META_FACTS = 32
+_MAX_FACT, _MAX_KEY, _MAX_META_FACTS = 512, 64, 32
 _MAX_PCI = (0xFFFF_FFFF, 0xFF, 0x1F, 7)
 
 
@@ -24,10 +22,10 @@ class StatusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VmStatus:
-    """What one status file says. `vcpu_tids` are in the order of the vCPU numbers.
+    """One status file. `vcpu_tids` are in the order of the vCPU numbers.
 
-    `passed` are the addresses of PCI devices that were passed through, but for those that are `interfaces`. `by_nova`:
-    OpenStack Nova's metadata is in it.
+    `passed` are the addresses of passed-through PCI devices other than `interfaces`. `by_nova`: it has OpenStack Nova's
+    metadata.
     """
 
     uuid: str
@@ -45,12 +43,7 @@ class VmStatus:
 
 
 def parse_status(text: bytes) -> VmStatus:
-    """Parse a status file of libvirt's QEMU driver (`<domstatus>`).
-
-    Raises:
-        StatusError: says what is wrong or missing.
-
-    """
+    """Parse a status file of libvirt's QEMU driver (`<domstatus>`). Raises StatusError."""
     try:
         root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
     except (ET.ParseError, ValueError, LookupError) as error:  # the last two: of an encoding that is not known
@@ -88,7 +81,7 @@ def parse_status(text: bytes) -> VmStatus:
 
 
 def _state(root: ET.Element) -> str:
-    """Return libvirt's word for the state; of a VM that is on its way to or from another host, "migrating"."""
+    """Return libvirt's word for the state; "migrating" while a VM moves to or from another host."""
     job = root.find("job")
     if job is not None and job.get("async", "").startswith("migration"):
         return "migrating"
@@ -96,7 +89,7 @@ def _state(root: ET.Element) -> str:
 
 
 def _disks(domain: ET.Element) -> Iterator[DiskDevice]:
-    """Yield the block devices, but for drives without a medium: these have no counters."""
+    """Yield the block devices, without empty drives, which have no counters."""
     for disk in domain.findall("devices/disk"):
         empty = disk.get("device") in _DRIVES and disk.find("source") is None
         target = disk.find("target")
@@ -117,7 +110,7 @@ def _passed(domain: ET.Element) -> Iterator[str]:
 
 
 def _interface(element: ET.Element) -> InterfaceDevice:
-    """Read an interface. What one of a libvirt network has become is in its <actual>."""
+    """Read an interface. A libvirt network's is resolved in its <actual>."""
     actual = element.find("actual")
     places = [element] if actual is None else [actual, element]
 
@@ -134,7 +127,7 @@ def _interface(element: ET.Element) -> InterfaceDevice:
 
 
 def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the facts for the job rules: title, description, what OpenStack Nova and others write as metadata."""
+    """Yield the facts for the job rules: title, description, metadata of OpenStack Nova and others."""
     for key in ("title", "description"):
         text = _text(domain.find(key))
         if text:
@@ -168,7 +161,7 @@ def _nova_facts(instance: ET.Element) -> Iterator[tuple[str, str]]:
 
 
 def _add_meta(facts: dict[str, str], top: ET.Element) -> None:
-    """Add the texts of an element and those in it by their names without namespace; the first of a name counts."""
+    """Add the texts of an element and its descendants by name without namespace; the first of a name counts."""
     for item in top.iter():
         text = _text(item)
         if text and len(facts) < _MAX_META_FACTS:

@@ -1,23 +1,23 @@
 """The connection to libvirt: read-only, with keep-alive and life-cycle events, made anew when it broke.
 
-libvirt may block for ever (a stopped daemon, a lock held by a migration). Keep-alive messages, answered by the daemon
-and watched by libvirt's event loop in a thread of its own, free a call to a silent daemon after 4 s and also tell of
-its silence while nothing is asked.
+libvirt may block indefinitely (a stopped daemon, a lock held by a migration). Keep-alive messages, answered by the
+daemon and watched by libvirt's event loop in a thread of its own, free a call to a silent daemon after 4 s and also
+reveal its silence between calls.
 """
 
 import contextlib
 import importlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from collector.base import Reason, SourceError, Stamp
+from collector.timestamps import clocks_now
 
 
 class Answer(NamedTuple):
-    """What libvirt tells of one domain, by its names of the values; when that was asked for, and when it arrived."""
+    """libvirt's record of one domain; when it was requested, and when it arrived."""
 
     record: Mapping[str, Any]
     asked_ns: int
@@ -37,19 +37,11 @@ _NO_BINDING = (
 _SILENT = "libvirt's daemon does not answer; is it hung or stopped?"
 
 
-def clocks_now() -> Stamp:
-    """Read both clocks."""
-    return Stamp(time.monotonic_ns(), time.time_ns())
-
-
 class Connection:
     """A connection to libvirt that reconnects by itself. For one thread; events come from libvirt's own.
 
-    Args:
-        uri: libvirt's address of the hypervisor, such as "qemu:///system".
-        binding: the module `libvirt`; None: imported when first used.
-        clocks: both clocks.
-
+    `uri` is libvirt's address of the hypervisor, such as "qemu:///system"; `binding` is the module `libvirt`, None:
+    imported when first used.
     """
 
     def __init__(self, uri: str, binding: Any = None, clocks: Callable[[], Stamp] = clocks_now) -> None:
@@ -64,12 +56,7 @@ class Connection:
 
     @property
     def module(self) -> Any:
-        """The binding.
-
-        Raises:
-            SourceError: it is not installed.
-
-        """
+        """The binding. Raises SourceError if it is not installed."""
         if self._libvirt is None:
             try:
                 self._libvirt = importlib.import_module("libvirt")
@@ -78,12 +65,7 @@ class Connection:
         return self._libvirt
 
     def version(self) -> str:
-        """Ask for libvirt's version on a connection of its own. May block for ever.
-
-        Raises:
-            SourceError: libvirt cannot be reached.
-
-        """
+        """Ask for libvirt's version on a connection of its own. May block indefinitely. Raises SourceError."""
         module = self.module
         module.registerErrorHandler(_quiet, None)
         try:
@@ -97,17 +79,12 @@ class Connection:
         return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
     def open(self) -> None:
-        """Connect where there is no connection, or the one there was has ended. Asks a living one nothing.
-
-        Raises:
-            SourceError: libvirt cannot be reached, or its daemon stopped answering.
-
-        """
+        """Connect if there is no living connection. Raises SourceError, also where the daemon stopped answering."""
         if self._raw is not None and not self._alive():
             silent = self._silent
             self.close()
             if silent:
-                # A new connection to a daemon that is silent would block: first say so.
+                # A new connection to a silent daemon would block: report it first.
                 raise SourceError(f"{self._uri}: {_SILENT}", Reason.STUCK)
         if self._raw is None:
             self._connect()
@@ -136,32 +113,18 @@ class Connection:
         return found
 
     def running(self) -> int:
-        """Return how many domains run.
-
-        Raises:
-            SourceError: libvirt does not tell.
-
-        """
+        """Return how many domains run. Raises SourceError."""
         try:
             return int(self._ask(lambda raw: raw.numOfDomains()))
         except self.module.libvirtError as error:
             raise self._explain(error) from error
 
     def statistics(self, uuids: Collection[str], group: str) -> dict[str, Answer | None]:
-        """Ask for statistics of several domains in one call, without waiting for any that is busy.
+        """Ask for a `group` of statistics (INTERFACE or BLOCK) of domains in one call, without waiting for busy ones.
 
-        A domain that fails costs nobody else's record.
-
-        Args:
-            uuids: whose.
-            group: libvirt's word for what is wanted: INTERFACE or BLOCK.
-
-        Returns:
-            The answer by UUID, None where that domain could not be asked; domains that libvirt does not know have none.
-
-        Raises:
-            SourceError: libvirt cannot be asked, or each of several domains fails.
-
+        Returns the answer by UUID, None where that domain could not be asked; unknown domains are missing. A domain
+        that fails costs no other's record. Raises SourceError if libvirt cannot be asked, or each of several domains
+        fails.
         """
         try:
             return self._bulk(uuids, group)
@@ -183,7 +146,7 @@ class Connection:
 
         def ask(raw: Any) -> dict[str, Answer | None]:
             domains = self._find(raw, uuids)
-            # After all that may wait on its own: connecting, and the list of domains.
+            # Only now: connecting and listing may wait.
             asked_ns = self._clocks().mono_ns
             found = raw.domainListGetStats(domains, wanted, flags) if domains else []
             stamp = self._clocks()
@@ -192,7 +155,7 @@ class Connection:
         return self._ask(ask)
 
     def _find(self, raw: Any, uuids: Collection[str]) -> list[Any]:
-        """Return libvirt's handles of domains. They are kept: a handle stays good over restarts of its domain."""
+        """Return libvirt's handles of domains, which stay good over restarts of their domain."""
         if not self._domains.keys() >= set(uuids):
             flags = self.module.VIR_CONNECT_LIST_DOMAINS_ACTIVE
             self._domains = {domain.UUIDString(): domain for domain in raw.listAllDomains(flags)}
@@ -201,10 +164,7 @@ class Connection:
     def _ask(self, call: Callable[[Any], _T]) -> _T:
         """Call libvirt; where the connection had ended, connect anew and call once more.
 
-        Raises:
-            SourceError: libvirt cannot be reached.
-            libvirtError: the call failed, and the connection lives.
-
+        Raises SourceError if libvirt cannot be reached, libvirtError if the call failed on a living connection.
         """
         for attempt in (1, 2):
             self.open()
@@ -215,8 +175,7 @@ class Connection:
                     raise
                 failure = self._explain(error)
                 self.close()
-                # A daemon that was restarted closed the old connection and answers on a new one. One that is
-                # silent would block the new one: say so first.
+                # A restarted daemon answers on a new connection. A silent one would block it: report it first.
                 if attempt == 2 or failure.reason is Reason.STUCK:  # noqa: PLR2004 - the last
                     raise failure from error
         raise AssertionError  # the loop returns or raises
@@ -247,7 +206,7 @@ class Connection:
                 raise self._explain(error) from error
         self._raw = raw
         for event in ("LIFECYCLE", "DEVICE_ADDED", "DEVICE_REMOVED"):
-            # Without events the same is found out a little later.
+            # Without events changes are found a little later.
             with contextlib.suppress(module.libvirtError):
                 number = getattr(module, f"VIR_DOMAIN_EVENT_ID_{event}")
                 self._callbacks.append(raw.domainEventRegisterAny(None, number, self._on_event, None))
@@ -259,7 +218,7 @@ class Connection:
         self._silent = reason == self.module.VIR_CONNECT_CLOSE_REASON_KEEPALIVE
 
     def _explain(self, error: Exception, *, opening: bool = False) -> SourceError:
-        """Make one line with the remedy of libvirt's error. `opening`: there is no connection yet."""
+        """Make one line with the remedy for libvirt's error. `opening`: there is no connection yet."""
         text = str(error).strip().rstrip(".")
         lower = text.lower()
         if any(words in lower for words in ("permission denied", "authentication", "access denied")):

@@ -1,9 +1,9 @@
-"""Disk and network counters of the VMs from libvirt, read-only, asking it as little as will do.
+"""Disk and network counters of the VMs from libvirt, read-only, with as few calls as possible.
 
-VMs, their epochs and states come from libvirt's status files (`collector.inventory.inventory`), which libvirt writes
-anew at each change of state before it sends the event, so that no tick asks for them. Network counters are asked for
-each time, in one call, of VMs that Open vSwitch does not tell. Disk counters cost libvirtd and QEMU most and are
-polled slowly, each VM at its own moment of the period; the last reading is handed on with its own time.
+VMs, their epochs and states come from libvirt's status files (`collector.inventory.inventory`), which libvirt rewrites
+at each change of state before it sends the event. Network counters are read each time, in one call, for VMs that Open
+vSwitch does not cover. Disk counters cost libvirtd and QEMU most and are polled slowly, each VM at its own moment of
+the period; the last reading is repeated with its own time.
 """
 
 import logging
@@ -23,26 +23,28 @@ from collector.base import (
     Stamp,
     VmIdentity,
     VmSample,
+    vm_sample,
 )
 from collector.inventory.inventory import Inventory
-from collector.libvirt.connection import Answer, Connection, clocks_now
-from collector.timestamps import Moments
+from collector.libvirt.connection import Answer, Connection
+from collector.timestamps import Moments, clocks_now
 
 _log = logging.getLogger("whitepanda.libvirt")
 
-# Domains are seen before their status file is written; only a lasting difference is a wrong folder.
+# Domains appear before their status file; only a lasting difference is a wrong folder.
 _UNKNOWN_SAMPLES = 3
-# A reading older than this many polls (and these nanoseconds) is no longer handed on.
+# A reading older than this many polls (and these nanoseconds) is no longer repeated.
 _STALE_POLLS = 2.5
 _STALE_NS = 5_000_000_000
-# Share of the deadline that polling disks may take of one sampling; what is left over is due at the next.
-_PAUSED_PERIODS = 10  # a paused VM's disks are asked for in one of so many periods
+_PAUSED_PERIODS = 10  # a paused VM's disks are polled in one of so many periods
+# The part of the deadline that polling disks may take in one sampling; the rest is due at the next.
 _DISK_SHARE = 0.25
-# Interfaces and disks that the host's kernel and QEMU count; what is behind others they do not see. "" is not known.
+# Kinds of interfaces that the host's kernel counts, and of disks that QEMU does not count. "" is unknown.
 _COUNTED_INTERFACES = {"", "bridge", "network", "ethernet", "direct"}
 _UNCOUNTED_DISKS = {"vhostuser", "vhostvdpa"}
 
 _NEVER = Stamp(0, 0)
+_STARTING = {"disks": Reason.VM_STARTING, "interfaces": Reason.VM_STARTING}
 # Multiples of the golden section, modulo 1, lie evenly for any number of them.
 _GOLDEN = 0.6180339887498949
 
@@ -54,8 +56,8 @@ _Interfaces = Mapping[str, InterfaceCounters]
 class _DiskPoll:
     """The disks of one VM in one epoch: the last reading, and when the next is due.
 
-    Monotonic nanoseconds; `phase_ns` is the VM's own moment of each period. `paused_ns` is when the disks were read of
-    the VM paused, since when nothing can have changed them.
+    Monotonic nanoseconds; `phase_ns` is the VM's own moment of each period. `paused_ns` is when the disks of the paused
+    VM were read; nothing can have changed them since.
     """
 
     epoch: str
@@ -71,11 +73,11 @@ class _DiskPoll:
     late: bool = False
 
     def is_old(self, mono_ns: int, limit_ns: int) -> bool:
-        """Whether the last reading is too old to be handed on or to make a rate with."""
+        """Whether the last reading is too old to be repeated or to make a rate."""
         return self.disks is not None and mono_ns - self.stamp.mono_ns > limit_ns
 
     def take(self, disks: _Disks | None, stamp: Stamp, limit_ns: int) -> None:
-        """Note a reading. One that comes too late for a rate, as its call has waited, is a first one again."""
+        """Note a reading. One that comes too late for a rate, because its call waited, is a first one again."""
         if self.is_old(stamp.mono_ns, limit_ns):
             self.readings = 0
         self.disks, self.stamp = disks, stamp
@@ -87,14 +89,8 @@ class LibvirtSource:
 
     Directions of the interfaces are the guest's: libvirt itself swaps what the host sees of a tap device.
 
-    Args:
-        uri: libvirt's address of the hypervisor, such as "qemu:///system".
-        inventory: the VMs and their epochs.
-        deadline_s: how long `probe` waits for libvirt's answer.
-        disk_poll_s: how often disk counters are asked for.
-        binding: the module `libvirt`; None: imported when first used.
-        clocks: both clocks; only the monotonic one decides anything.
-
+    `probe` waits `deadline_s` for libvirt's answer; disk counters are polled every `disk_poll_s`. Of `clocks` only the
+    monotonic one decides anything. The other arguments are `Connection`'s.
     """
 
     name = "libvirt"
@@ -120,11 +116,9 @@ class LibvirtSource:
         self._unknown = 0
         self._phase = 0.0
         self._polls: dict[str, _DiskPoll] = {}
-        # The VMs that those are of, and when the first of them is due.
-        self._polled: list[VmIdentity] = []
-        self._due_ns = 0
-        # Of VMs that nothing was asked of since: what they were made from, and what was made.
-        self._made: dict[str, tuple[tuple[object, ...], VmSample]] = {}
+        self._polled: list[VmIdentity] = []  # the VMs of `_polls`
+        self._due_ns = 0  # when the first of them is due
+        self._made: dict[str, tuple[tuple[object, ...], VmSample]] = {}  # last samples, and what each was made of
         self._moments = Moments()
 
     def probe(self) -> Probe:
@@ -142,12 +136,7 @@ class LibvirtSource:
         self._connection.open()
 
     def sample(self) -> SourceSample:
-        """Read what is due; connects anew where needed.
-
-        Raises:
-            SourceError: libvirt cannot be reached, or knows VMs that the status files do not name.
-
-        """
+        """Read what is due; connects if needed. Raises SourceError, also where VMs have no status file."""
         now = self._clocks()
         self._connection.open()
         inventory = self._inventory.vms()
@@ -155,7 +144,7 @@ class LibvirtSource:
         self._check_known(mine)
         interfaces = self._read_interfaces(mine, now.mono_ns)
         polled = self._poll_disks(mine, now.mono_ns)
-        # Started or restored while libvirt answered: whose counters these are is not known.
+        # VMs started or restored while libvirt answered: the counters may be the former VM's.
         gone: set[str] = set()
         if polled or interfaces:
             before = {vm.uuid: vm.epoch for vm in mine}
@@ -165,7 +154,8 @@ class LibvirtSource:
         if len(self._made) > len(mine):
             self._made.clear()
         vms = {
-            vm.uuid: _starting(vm.epoch) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns) for vm in mine
+            vm.uuid: VmSample(vm.epoch, absent=_STARTING) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns)
+            for vm in mine
         }
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
@@ -181,7 +171,7 @@ class LibvirtSource:
         try:
             version = self._connection.version()
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
+            return error.as_probe()
         vms = self._inventory.probe()
         if not vms.available:
             return vms
@@ -197,16 +187,16 @@ class LibvirtSource:
             )
 
     def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Answer | None]:
-        """Ask for the interfaces of all VMs that nobody else tells and the host can count."""
-        covers = self._inventory.interfaces_told.covers
+        """Read the interfaces of all VMs that no other source covers and the host can count."""
+        covers = self._inventory.interfaces_covered.covers
         wanted = [vm.uuid for vm in mine if vm.interfaces and not covers(vm.uuid, vm.epoch, mono_ns) and _countable(vm)]
         return self._connection.statistics(wanted, "INTERFACE") if wanted else {}
 
     def _poll_disks(self, mine: list[VmIdentity], mono_ns: int) -> bool:
         """Read the disks that are due, each VM's by a call of its own: that costs no more and no VM waits for another.
 
-        A new VM is asked at once and again at the next sampling, so that there is a rate; from then on once per
-        period. VMs whose state or devices changed are asked at once. Returns whether any was asked.
+        A new VM is read at once and again at the next sampling, which makes a rate; from then on once per period. VMs
+        whose state or devices changed are read at once. Returns whether any was read.
         """
         touched = self._connection.touched()
         if touched or mine != self._polled:
@@ -222,47 +212,41 @@ class LibvirtSource:
         until_ns = mono_ns + round(_DISK_SHARE * self._deadline_s * 1e9)
         for vm in due:
             poll = polls[vm.uuid]
-            # Not `mono_ns`: a call before may have waited, for a daemon that was stopped or that was connected to anew.
+            # Not `mono_ns`: an earlier call may have waited for a stopped daemon or a new connection.
             if poll.is_old(self._clocks().mono_ns, self._stale_ns):
                 poll.readings = 0
             self._poll(vm, poll)
             now_ns = self._clocks().mono_ns
-            # Who asked for this sampling has given it up and may never see it: a first reading does not count.
+            # The caller has given up this sampling and may never see it: a first reading does not count.
             is_late = now_ns - mono_ns > self._deadline_s * 1e9
             if is_late and poll.readings == 1 and not poll.late:
                 poll.readings = 0
-            poll.late = is_late  # once: a daemon that is always slow is not asked more for it
+            poll.late = is_late  # once: a daemon that is always slow is not polled more
             if now_ns > until_ns:
                 break
         self._due_ns = min((polls[vm.uuid].due_ns for vm in mine if _has_counted_disks(vm)), default=mono_ns)
         return bool(due)
 
     def _poll_of(self, vm: VmIdentity, touched: Collection[str], mono_ns: int) -> _DiskPoll:
-        """Return what is known of a VM's disks, due now where the VM is new or has changed."""
+        """Return a VM's poll, due now if the VM is new or has changed."""
         poll = self._polls.get(vm.uuid)
         if poll is None or poll.epoch != vm.epoch:
-            return _DiskPoll(vm.epoch, vm.disks, mono_ns, self._next_phase_ns())
+            self._phase = (self._phase + _GOLDEN) % 1.0  # spreads any number of VMs evenly over the period
+            return _DiskPoll(vm.epoch, vm.disks, mono_ns, int(self._phase * self._disk_poll_ns))
         if vm.uuid in touched or poll.devices != vm.disks:
             poll.devices, poll.due_ns, poll.paused_ns = vm.disks, mono_ns, None
         if vm.state != "paused":
             poll.paused_ns = None
         return poll
 
-    def _next_phase_ns(self) -> int:
-        """Return a new VM's moment within the period: however many there are, they are spread evenly over it."""
-        self._phase = (self._phase + _GOLDEN) % 1.0
-        return int(self._phase * self._disk_poll_ns)
-
     def _poll(self, vm: VmIdentity, poll: _DiskPoll) -> None:
         if self._stands_still(vm, poll):
             return
         answers = self._connection.statistics([vm.uuid], "BLOCK")
         stamp = self._clocks()
-        period_ns = self._disk_poll_ns
-        poll.due_ns = stamp.mono_ns - (stamp.mono_ns - poll.phase_ns) % period_ns + period_ns
+        poll.due_ns = self._next_due_ns(poll, stamp.mono_ns)
         if vm.uuid not in answers:
-            # libvirt does not know it (yet): ask again at the next sampling.
-            poll.due_ns = stamp.mono_ns
+            poll.due_ns = stamp.mono_ns  # libvirt does not know it (yet)
             return
         answer = answers[vm.uuid]
         record = None if answer is None else answer.record
@@ -282,7 +266,7 @@ class LibvirtSource:
                 if poll.readings == 1:
                     poll.due_ns = stamp.mono_ns
             elif record is not None:
-                # Another call holds the VM (a migration, a save), and libvirt did not ask QEMU: try again soon.
+                # Another call holds the VM (a migration, a save), so libvirt did not ask QEMU: try again soon.
                 poll.due_ns = stamp.mono_ns
                 poll.reason = Reason.STALE
             else:
@@ -292,9 +276,9 @@ class LibvirtSource:
         poll.said = said
 
     def _stands_still(self, vm: VmIdentity, poll: _DiskPoll) -> bool:
-        """Whether the last reading is still true, without asking; it then has this moment.
+        """Whether the last reading is known to be still true; it then has this moment.
 
-        QEMU ends all I/O of a guest before it says that it is paused. To be safe a paused VM is asked now and then.
+        QEMU ends all I/O of a guest before it reports it as paused. To be safe a paused VM is polled now and then.
         """
         if vm.state != "paused" or poll.paused_ns is None or poll.readings <= 1 or poll.disks is None:
             return False
@@ -302,28 +286,31 @@ class LibvirtSource:
         if now.mono_ns - poll.paused_ns >= _PAUSED_PERIODS * self._disk_poll_ns:
             return False
         poll.stamp = now
-        poll.due_ns = now.mono_ns - (now.mono_ns - poll.phase_ns) % self._disk_poll_ns + self._disk_poll_ns
+        poll.due_ns = self._next_due_ns(poll, now.mono_ns)
         return True
 
+    def _next_due_ns(self, poll: _DiskPoll, mono_ns: int) -> int:
+        """Return the VM's next moment after `mono_ns`."""
+        return mono_ns - (mono_ns - poll.phase_ns) % self._disk_poll_ns + self._disk_poll_ns
+
     def _vm(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int) -> VmSample:
-        """Make a VM's sample, or give the last one again where all that it is made of is the same."""
+        """Return a VM's sample: the last one again if all that it is made of is the same."""
         poll = self._polls[vm.uuid]
-        is_told = self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, mono_ns)
+        is_covered = self._inventory.interfaces_covered.covers(vm.uuid, vm.epoch, mono_ns)
         if answers or poll.is_old(mono_ns, self._stale_ns):
-            return self._make(vm, answers, mono_ns, is_told=is_told)
-        parts = (vm, poll, poll.disks, poll.stamp, poll.reason, is_told)
+            return self._make(vm, answers, mono_ns, is_covered=is_covered)
+        parts = (vm, poll, poll.disks, poll.stamp, poll.reason, is_covered)
         made = self._made.get(vm.uuid)
         if made is None or made[0] != parts:
-            made = self._made[vm.uuid] = (parts, self._make(vm, answers, mono_ns, is_told=is_told))
+            made = self._made[vm.uuid] = (parts, self._make(vm, answers, mono_ns, is_covered=is_covered))
         return made[1]
 
-    def _make(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_told: bool) -> VmSample:
-        absent: dict[str, Reason] = {}
+    def _make(
+        self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_covered: bool
+    ) -> VmSample:
         stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)
-        if isinstance(disks, Reason):
-            absent["disks"] = disks
-        elif vm.disks:
+        if vm.disks and not isinstance(disks, Reason):
             stamps["disks"] = self._polls[vm.uuid].stamp
         interfaces = _interfaces(vm, answers)
         answer = answers.get(vm.uuid)
@@ -332,22 +319,14 @@ class LibvirtSource:
                 stamps["interfaces"] = answer.stamp
             else:
                 interfaces = Reason.STALE
-        if interfaces is None and not is_told:
-            absent["interfaces"] = Reason.VM_STARTING
-        elif isinstance(interfaces, Reason):
-            absent["interfaces"] = interfaces
-        return VmSample(
-            vm.epoch,
-            disks=None if isinstance(disks, Reason) else disks,
-            interfaces=None if isinstance(interfaces, Reason) else interfaces,
-            absent=absent,
-            stamps=stamps,
-        )
+        if interfaces is None and not is_covered:
+            interfaces = Reason.VM_STARTING
+        return vm_sample(vm.epoch, stamps, disks=disks, interfaces=interfaces)
 
     def _disks(self, vm: VmIdentity, mono_ns: int) -> _Disks | Reason:
         if not vm.disks:
             return {}
-        if not _UNCOUNTED_DISKS.isdisjoint(_disk_kinds(vm)):
+        if not _has_counted_disks(vm):
             return Reason.NOT_VISIBLE
         poll = self._polls[vm.uuid]
         if poll.disks is None:
@@ -356,41 +335,39 @@ class LibvirtSource:
 
 
 def _has_counted_disks(vm: VmIdentity) -> bool:
-    return bool(vm.disks) and _UNCOUNTED_DISKS.isdisjoint(_disk_kinds(vm))
+    return bool(vm.disks) and all(device.kind not in _UNCOUNTED_DISKS for device in vm.disks)
 
 
 def parse_disks(record: Mapping[str, Any]) -> dict[str, DiskCounters]:
-    """Return the disks of a record that have counters, by target name (`vda`). An empty drive has none."""
+    """Return a record's disks with counters, by target name (`vda`). An empty drive has none."""
+    keys = ("rd.bytes", "wr.bytes", "rd.reqs", "wr.reqs")
+    disks = [f"block.{index}" for index in range(record.get("block.count", 0))]
     return {
-        record[f"block.{index}.name"]: DiskCounters(
-            read_bytes=record[f"block.{index}.rd.bytes"],
-            write_bytes=record[f"block.{index}.wr.bytes"],
-            read_ops=record[f"block.{index}.rd.reqs"],
-            write_ops=record[f"block.{index}.wr.reqs"],
-        )
-        for index in range(record.get("block.count", 0))
-        if f"block.{index}.rd.bytes" in record
+        record[f"{disk}.name"]: DiskCounters(*(record[f"{disk}.{key}"] for key in keys))
+        for disk in disks
+        if f"{disk}.rd.bytes" in record
     }
 
 
 def parse_interfaces(record: Mapping[str, Any]) -> dict[str, InterfaceCounters]:
-    """Return the interfaces of a record that have counters, by host device (`vnet0`)."""
+    """Return a record's interfaces with counters, by host device (`vnet0`)."""
+    devices = [f"net.{index}" for index in range(record.get("net.count", 0))]
     return {
-        record[f"net.{index}.name"]: InterfaceCounters(
-            receive_bytes=record[f"net.{index}.rx.bytes"],
-            transmit_bytes=record[f"net.{index}.tx.bytes"],
-            receive_packets=record[f"net.{index}.rx.pkts"],
-            transmit_packets=record[f"net.{index}.tx.pkts"],
-            receive_drops=record.get(f"net.{index}.rx.drop"),
-            transmit_drops=record.get(f"net.{index}.tx.drop"),
+        record[f"{device}.name"]: InterfaceCounters(
+            record[f"{device}.rx.bytes"],
+            record[f"{device}.tx.bytes"],
+            record[f"{device}.rx.pkts"],
+            record[f"{device}.tx.pkts"],
+            record.get(f"{device}.rx.drop"),
+            record.get(f"{device}.tx.drop"),
         )
-        for index in range(record.get("net.count", 0))
-        if f"net.{index}.rx.bytes" in record
+        for device in devices
+        if f"{device}.rx.bytes" in record
     }
 
 
 def _interfaces(vm: VmIdentity, answers: Mapping[str, Answer | None]) -> _Interfaces | Reason | None:
-    """Return a VM's interfaces, or why there are none; None: libvirt was not asked, or does not know the VM."""
+    """Return a VM's interfaces, or why there are none; None: libvirt was not asked or does not know the VM."""
     if not vm.interfaces:
         return {}
     if vm.uuid not in answers:
@@ -410,12 +387,3 @@ def _interfaces(vm: VmIdentity, answers: Mapping[str, Answer | None]) -> _Interf
 def _countable(vm: VmIdentity) -> bool:
     """Whether the host counts all interfaces of a VM: the sum without one of them would be wrong."""
     return all(device.kind in _COUNTED_INTERFACES for device in vm.interfaces)
-
-
-def _disk_kinds(vm: VmIdentity) -> set[str]:
-    return {device.kind for device in vm.disks}
-
-
-def _starting(epoch: str) -> VmSample:
-    reason = Reason.VM_STARTING
-    return VmSample(epoch, absent={"disks": reason, "interfaces": reason})

@@ -1,18 +1,19 @@
 """A small OpenFlow client: port statistics and port names from a bridge's management socket.
 
-One connection per bridge is kept open; a reading is one request and its replies, live, without a subprocess. Every
-version that Open vSwitch speaks is understood (1.0 to 1.5), because a bridge may be restricted to any of them.
+One connection per bridge is kept open; a reading is one request and its replies, without a subprocess. All versions of
+Open vSwitch (1.0 to 1.5) are understood, because a bridge may be restricted to any of them.
 """
 
 import os
 import socket
 import struct
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from collector.base import Reason, SourceError
+from collector.base import NS_PER_S, Reason, SourceError
 
-#: The remedy where a socket of Open vSwitch lets us not in.
+#: The remedy where a socket of Open vSwitch refuses permission.
 ROOTS_OWN = "run the agent as root; where Open vSwitch has a user of its own see docs/operate.md"
 
 _HEADER = struct.Struct("!BBHI")  # version, type, length, xid
@@ -25,23 +26,15 @@ _PART = struct.Struct("!HH")
 _PART_1_1 = struct.Struct("!HH4x")
 _MORE = 1
 _PORT_STATS, _PORT_DESC = 4, 13
-# One entry. Fixed sizes up to 1.3; since 1.4 each entry has its length, and properties after what is read here.
-# Statistics: number, [length,] [seconds, nanoseconds,] then receive and transmit packets, bytes, drops, ...
-_STATS = {
-    1: struct.Struct("!H6x6Q48x"),
-    2: struct.Struct("!I4x6Q48x"),
-    3: struct.Struct("!I4x6Q48x"),
-    4: struct.Struct("!I4x6Q48xII"),
-}
-_STATS_1_4 = struct.Struct("!H2xIII6Q16x")
-_DESC = {
-    1: struct.Struct("!H6x16s24x"),
-    2: struct.Struct("!I12x16s32x"),
-    3: struct.Struct("!I12x16s32x"),
-    4: struct.Struct("!I12x16s32x"),
-}
-_DESC_1_4 = struct.Struct("!IH10x16s8x")
-_UNKNOWN = 2**64 - 1  # the specification's word for a counter that the port does not have
+# One entry, by version. Fixed sizes up to 1.3; since 1.4 each entry has its length, and properties after what is read.
+# Statistics: number, then receive and transmit packets, bytes, drops, ..., since 1.3 with seconds and nanoseconds.
+_STATS_1_1 = struct.Struct("!I4x6Q48x")
+_STATS = {1: struct.Struct("!H6x6Q48x"), 2: _STATS_1_1, 3: _STATS_1_1, 4: struct.Struct("!I4x6Q48xII")}
+_STATS_1_4 = struct.Struct("!H2xIII6Q16x")  # length, number, seconds, nanoseconds, then the six
+_DESC_1_1 = struct.Struct("!I12x16s32x")
+_DESC = {1: struct.Struct("!H6x16s24x"), 2: _DESC_1_1, 3: _DESC_1_1, 4: _DESC_1_1}
+_DESC_1_4 = struct.Struct("!IH10x16s8x")  # number, length, name
+_UNKNOWN = 2**64 - 1  # the specification's value of a counter that the port does not have
 _COUNTS = 6  # of a port in an answer; in later versions its age follows them
 _RESERVED_1_0, _RESERVED = (0xFF00, 0xFFFFFF00)  # from here on: the bridge itself (LOCAL) and other special ports
 _MAX_BUFFER = 16 << 20
@@ -70,12 +63,9 @@ class _Lost(Exception):  # noqa: N818 - control flow within this file
 class BridgeClient:
     """A connection to one bridge. Not safe for use by several threads at once.
 
-    `connections` counts them: what was told on another one may have been of other ports, counted from another zero.
-    Every deadline is a moment of `time.monotonic`.
-
-    Args:
-        path: the bridge's management socket.
-
+    `connections` counts them: readings of another one may be of other ports, with other zeros. `path` is the bridge's
+    management socket. Every deadline is a moment of `time.monotonic`. The methods raise SourceError: nobody listens, no
+    answer in time, or not OpenFlow. The next call connects anew.
     """
 
     def __init__(self, path: str) -> None:
@@ -87,44 +77,23 @@ class BridgeClient:
         self.connections = 0
 
     def stats(self, deadline_s: float) -> dict[int, PortStats]:
-        """Return the statistics of all ports but the reserved ones, by number.
-
-        Raises:
-            SourceError: nobody listens, no answer in time, or not OpenFlow. The next call connects anew.
-
-        """
+        """Return the statistics of all ports but the reserved ones, by number."""
         bodies = self._ask(_PORT_STATS, deadline_s)
-        version, found = self._version, {}
         try:
-            for body in bodies:
-                found.update(_parse_stats(version, body))
+            return {number: stats for body in bodies for number, stats in _parse_stats(self._version, body)}
         except struct.error as error:
             raise self._garbage(f"port statistics of a wrong length ({error})") from error
-        return found
 
     def names(self, deadline_s: float) -> dict[int, str]:
-        """Return the names of all ports but the reserved ones, by number; longer ones are cut at 15 bytes.
-
-        Raises:
-            SourceError: as for `stats`.
-
-        """
+        """Return the names of all ports but the reserved ones, by number; longer ones are cut at 15 bytes."""
         bodies = self._ask(_PORT_DESC, deadline_s)
-        version, found = self._version, {}
         try:
-            for body in bodies:
-                found.update(_parse_names(version, body))
+            return {number: name for body in bodies for number, name in _parse_names(self._version, body)}
         except struct.error as error:
             raise self._garbage(f"port descriptions of a wrong length ({error})") from error
-        return found
 
     def hello(self, deadline_s: float) -> str:
-        """Connect where that is not done and return the version that both speak, such as "1.4".
-
-        Raises:
-            SourceError: as for `stats`.
-
-        """
+        """Connect if needed and return the common version, such as "1.4"."""
         try:
             self._connect(deadline_s)
         except (_Lost, OSError) as error:
@@ -139,7 +108,7 @@ class BridgeClient:
         self._buffer.clear()
 
     def _ask(self, kind: int, deadline_s: float) -> list[bytes]:
-        """Send a request and return the bodies of its replies; connects anew once where the old one was lost."""
+        """Send a request and return the bodies of its replies; reconnects once if the connection was lost."""
         try:
             if self._socket is not None:
                 try:
@@ -167,16 +136,11 @@ class BridgeClient:
             if kind == _ERROR:
                 raise self._refused(body)
             if kind == _HELLO:
-                self._version = self._negotiate(version, body)
+                theirs = _hello_versions(version, body)
+                if theirs.isdisjoint(_VERSIONS):
+                    raise self._garbage(f"it speaks no OpenFlow of 1.0 to 1.5, but version bytes {sorted(theirs)}")
+                self._version = max(theirs & _VERSIONS.keys())
                 return
-
-    def _negotiate(self, version: int, body: bytes) -> int:
-        """Return the highest version that both speak."""
-        theirs = _hello_versions(version, body)
-        common = theirs & _VERSIONS.keys()
-        if not common:
-            raise self._garbage(f"it speaks no OpenFlow of 1.0 to 1.5, but version bytes {sorted(theirs)}")
-        return max(common)
 
     def _exchange(self, kind: int, deadline_s: float) -> list[bytes]:
         self._xid = self._xid % 0xFFFFFFFF + 1
@@ -196,9 +160,9 @@ class BridgeClient:
             elif message == reply:
                 if version != self._version or len(body) < part.size:
                     raise self._garbage(f"a reply of version {version} with {len(body)} bytes")
-                told, flags = part.unpack_from(body)
-                if told != kind:
-                    raise self._garbage(f"a reply of kind {told} to a request of kind {kind}")
+                found, flags = part.unpack_from(body)
+                if found != kind:
+                    raise self._garbage(f"a reply of kind {found} to a request of kind {kind}")
                 bodies.append(body[part.size :])
                 size += len(body)
                 if not flags & _MORE:
@@ -246,7 +210,6 @@ class BridgeClient:
         return SourceError(f"{self._path}: not OpenFlow: {what}; is it a bridge's management socket?")
 
     def _explain(self, error: Exception) -> SourceError:
-        """Disconnect, and make one line with the remedy."""
         self.close()
         path = self._path
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
@@ -282,7 +245,6 @@ def _hello_versions(version: int, body: bytes) -> set[int]:
 
 
 def _request(version: int, kind: int) -> bytes:
-    """Make the body of a request for all ports."""
     if version == 1:
         return _PART.pack(kind, 0) + (struct.pack("!H6x", 0xFFFF) if kind == _PORT_STATS else b"")
     # Before 1.5 a request for descriptions has no body.
@@ -290,26 +252,16 @@ def _request(version: int, kind: int) -> bytes:
     return _PART_1_1.pack(kind, 0) + all_ports
 
 
-def _parse_stats(version: int, body: bytes) -> dict[int, PortStats]:
-    found = {}
-    entry = _STATS.get(version)
-    if entry is not None:
-        reserved = _RESERVED_1_0 if version == 1 else _RESERVED
-        for number, *values in entry.iter_unpack(body):
-            if number < reserved:
-                counts, since = values[:_COUNTS], values[_COUNTS:]
-                age = since[0] * 1_000_000_000 + since[1] if since else None
-                found[number] = _stats(counts, age)
-        return found
-    offset = 0
-    while offset < len(body):
-        length, number, seconds, ns, *values = _STATS_1_4.unpack_from(body, offset)
-        if length < _STATS_1_4.size:
-            raise struct.error(f"an entry of {length} bytes")
+def _parse_stats(version: int, body: bytes) -> Iterator[tuple[int, PortStats]]:
+    if version in _STATS:
+        for number, *values in _STATS[version].iter_unpack(body):
+            if number < (_RESERVED_1_0 if version == 1 else _RESERVED):
+                since = values[_COUNTS:]
+                yield number, _stats(values[:_COUNTS], since[0] * NS_PER_S + since[1] if since else None)
+        return
+    for _, number, seconds, ns, *values in _entries(_STATS_1_4, body, length_at=0):
         if number < _RESERVED:
-            found[number] = _stats(values, seconds * 1_000_000_000 + ns)
-        offset += length
-    return found
+            yield number, _stats(values, seconds * NS_PER_S + ns)
 
 
 def _stats(values: list[int], age_ns: int | None) -> PortStats:
@@ -318,22 +270,19 @@ def _stats(values: list[int], age_ns: int | None) -> PortStats:
     return PortStats._make([*values, age_ns])
 
 
-def _parse_names(version: int, body: bytes) -> dict[int, str]:
-    found = {}
-    entry = _DESC.get(version)
-    if entry is not None:
-        reserved = _RESERVED_1_0 if version == 1 else _RESERVED
-        return {number: _text(name) for number, name in entry.iter_unpack(body) if number < reserved}
+def _parse_names(version: int, body: bytes) -> Iterator[tuple[int, str]]:
+    entries = _DESC[version].iter_unpack(body) if version in _DESC else _entries(_DESC_1_4, body, length_at=1)
+    for number, *_, name in entries:
+        if number < (_RESERVED_1_0 if version == 1 else _RESERVED):
+            yield number, name.partition(b"\0")[0].decode(errors="replace")
+
+
+def _entries(entry: struct.Struct, body: bytes, *, length_at: int) -> Iterator[tuple[Any, ...]]:
+    """Yield entries that each have their length, as OpenFlow has it since 1.4. Raises struct.error."""
     offset = 0
     while offset < len(body):
-        number, length, name = _DESC_1_4.unpack_from(body, offset)
-        if length < _DESC_1_4.size:
-            raise struct.error(f"an entry of {length} bytes")
-        if number < _RESERVED:
-            found[number] = _text(name)
-        offset += length
-    return found
-
-
-def _text(name: bytes) -> str:
-    return name.partition(b"\0")[0].decode(errors="replace")
+        values = entry.unpack_from(body, offset)
+        if values[length_at] < entry.size:
+            raise struct.error(f"an entry of {values[length_at]} bytes")
+        yield values
+        offset += values[length_at]

@@ -1,9 +1,8 @@
 """The ports of Open vSwitch's bridges, replicated from OVSDB by the official library (package `ovs`).
 
 Only names, numbers and external_ids are monitored, so that the server wakes us when ports change and not, as with
-`statistics`, every five seconds.
-
-While ovsdb-server is away there are no ports: an ovs-vswitchd without its database answers nobody (seen with 3.1).
+`statistics`, every five seconds. While ovsdb-server is away there are no ports: ovs-vswitchd does not answer without
+its database (seen with 3.1).
 """
 
 import contextlib
@@ -22,41 +21,35 @@ _NO_LIBRARY = (
     "this Python has no library `ovs`; install whitepanda's extra `host` into its environment "
     "(Debian's python3-openvswitch is not visible from there)"
 )
-# What is asked for, of a schema that has had these since Open vSwitch 1.0.
+# The monitored columns, of a schema that has had these since Open vSwitch 1.0.
 _STRINGS = {"key": "string", "value": "string", "min": 0, "max": "unlimited"}
+
+
+def _references(table: str) -> dict[str, Any]:
+    return {"type": {"key": {"type": "uuid", "refTable": table}, "min": 0, "max": "unlimited"}}
+
+
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "Bridge": {"name": {"type": "string"}, "ports": _references("Port")},
+    "Port": {"interfaces": _references("Interface")},
+    "Interface": {
+        "name": {"type": "string"},
+        "ofport": {"type": {"key": "integer", "min": 0, "max": 1}},
+        "external_ids": {"type": _STRINGS},
+    },
+}
 _SCHEMA = {
     "name": "Open_vSwitch",
     "version": "1.0.0",
-    "tables": {
-        "Bridge": {
-            "columns": {
-                "name": {"type": "string"},
-                "ports": {"type": {"key": {"type": "uuid", "refTable": "Port"}, "min": 0, "max": "unlimited"}},
-            }
-        },
-        "Port": {
-            "columns": {
-                "interfaces": {"type": {"key": {"type": "uuid", "refTable": "Interface"}, "min": 0, "max": "unlimited"}}
-            }
-        },
-        "Interface": {
-            "columns": {
-                "name": {"type": "string"},
-                "ofport": {"type": {"key": "integer", "min": 0, "max": 1}},
-                "external_ids": {"type": _STRINGS},
-            }
-        },
-    },
+    "tables": {table: {"columns": columns} for table, columns in _COLUMNS.items()},
 }
 
 
 class PortsDatabase:
-    """A replica of what OVSDB knows of bridges and ports. Not safe for use by several threads at once.
+    """A replica of OVSDB's bridges and ports. Not safe for use by several threads at once.
 
-    Args:
-        remote: OVSDB's address in the words of Open vSwitch, such as "unix:/run/openvswitch/db.sock".
-        deadline_s: how long `open` waits for the first answer.
-
+    `remote` is OVSDB's address, such as "unix:/run/openvswitch/db.sock"; `open` waits `deadline_s` for the first
+    answer.
     """
 
     def __init__(self, remote: str, deadline_s: float) -> None:
@@ -74,12 +67,7 @@ class PortsDatabase:
         return self._bridges
 
     def open(self) -> None:
-        """Connect and wait for the contents.
-
-        Raises:
-            SourceError: the library or the database is not there, refuses, or does not answer in time.
-
-        """
+        """Connect and wait for the contents. Raises SourceError."""
         if self._idl is not None:
             return
         library = _import("ovs.db.idl")
@@ -91,9 +79,10 @@ class PortsDatabase:
         except SourceError:
             raise
         except Exception as error:
-            # Such as a TypeError for an address with TLS, of which the library has not been told the files.
+            # Such as a TypeError for an address with TLS, because the library does not know the files.
             if idl is not None:
-                _close(idl)
+                with contextlib.suppress(Exception):
+                    idl.close()
             message = (
                 f"sources.ovs.database {self._remote!r}: the library `ovs` cannot connect to it "
                 f"({type(error).__name__}: {error}); set unix:/PATH or tcp:ADDRESS:PORT"
@@ -112,16 +101,15 @@ class PortsDatabase:
     def ports(self) -> tuple[Port, ...]:
         """Take what the server sent, without waiting, and return the ports that have a number.
 
-        The same object until something changes. Reconnects by itself.
-
-        Raises:
-            SourceError: as `open`, where there is no replica yet; or the connection is lost.
-
+        The same object until something changes. Reconnects by itself. Raises SourceError as `open` does, and while the
+        connection is lost.
         """
         self.open()
         self._idl.run()
-        self._idl.run()  # the end of a connection is read by one run and known to the next
-        self._check_connected()
+        self._idl.run()  # one run reads the end of a connection, the next one knows it
+        connected = self._idl._session.is_connected()  # noqa: SLF001 - the library has no public way
+        if not connected or self._idl.state != self._idl.IDL_S_MONITORING:
+            raise SourceError(f"{self._remote}: the connection is lost; is ovsdb-server running?")
         if self._idl.change_seqno != self._seen:
             self._seen = self._idl.change_seqno
             self._rebuild()
@@ -133,22 +121,16 @@ class PortsDatabase:
         if idl is not None:
             idl.close()
 
-    def _check_connected(self) -> None:
-        idl = self._idl
-        connected = idl._session.is_connected()  # noqa: SLF001 - the library has no other word for it
-        if not connected or idl.state != idl.IDL_S_MONITORING:
-            raise SourceError(f"{self._remote}: the connection is lost; is ovsdb-server running?")
-
     def _make(self, library: Any) -> Any:
         helper = library.SchemaHelper(schema_json=_SCHEMA)
-        for table, contents in _SCHEMA["tables"].items():  # type: ignore[attr-defined]  # a literal of JSON
-            helper.register_columns(table, list(contents["columns"]))
+        for table, columns in _COLUMNS.items():
+            helper.register_columns(table, list(columns))
         idl = library.Idl(self._remote, helper, leader_only=False)
         idl.notify = self._note
         return idl
 
     def _note(self, _event: str, row: Any, old: Any = None) -> None:
-        """Count a port that was taken off its bridge and put on again, both between two samplings."""
+        """Count a port that left its bridge and came back between two samplings."""
         if hasattr(old, "ofport"):  # `old` has the columns that changed
             self._renewed[str(row.uuid)] += 1
 
@@ -200,12 +182,6 @@ class PortsDatabase:
         )
 
 
-def _close(idl: Any) -> None:
-    """Close a replica that failed in the midst of connecting."""
-    with contextlib.suppress(Exception):
-        idl.close()
-
-
 def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -214,7 +190,7 @@ def _import(name: str) -> Any:
 
 
 def _check_socket(remote: str, deadline_s: float) -> None:
-    """Say what is wrong with a unix socket: the library keeps the reason to itself."""
+    """Raise SourceError for a bad unix socket: the library does not report the reason."""
     if not remote.startswith("unix:"):
         return
     path = remote.removeprefix("unix:")

@@ -35,9 +35,9 @@ class VmPorts:
 
 
 def match_ports(vms: Iterable[VmIdentity], ports: Sequence[Port]) -> list[VmPorts]:
-    """Find the ports of the VMs, all of whose interfaces are on Open vSwitch; the others are left out.
+    """Find the ports of the VMs that have all their interfaces on Open vSwitch; the others are left out.
 
-    An interface is matched by the first of these that tells it from every other:
+    An interface is matched by the first of these that is unique:
 
     1. libvirt's target device = the port's name;
     2. the VM's UUID = vm-id (vm-uuid) and the MAC address = attached-mac;
@@ -46,8 +46,7 @@ def match_ports(vms: Iterable[VmIdentity], ports: Sequence[Port]) -> list[VmPort
     5. the MAC address = attached-mac alone.
 
     2 to 5 never take a port that names another VM, nor 5 one that names another port id. 1 takes no port that names
-    another VM of these: a name may be another's in another network namespace, and external_ids may be left over from a
-    VM that is gone.
+    another of these VMs: a name may be another's in another network namespace, and external_ids may be stale.
     """
     known = tuple(vms)
     index = _Index(ports, {vm.uuid.lower() for vm in known})
@@ -62,7 +61,7 @@ def match_ports(vms: Iterable[VmIdentity], ports: Sequence[Port]) -> list[VmPort
 
 
 class _Index:
-    """The ports by all that can tell whose they are."""
+    """The ports by all that may identify their VM."""
 
     def __init__(self, ports: Sequence[Port], vms: Collection[str]) -> None:
         self._vms = vms

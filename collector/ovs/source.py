@@ -1,8 +1,8 @@
 """Network counters of the VMs' ports on Open vSwitch: live, for kernel and DPDK datapaths alike.
 
-OVSDB tells which port is whose (`ovsdb`, `ports`), each bridge tells its ports' counters (`openflow`): OVSDB's own
-`statistics` are up to five seconds old. Only VMs all of whose interfaces are there are told; libvirt is left the
-others, and not asked for these (`Inventory.interfaces_told`).
+OVSDB knows which port is whose (`ovsdb`, `ports`), each bridge its ports' counters (`openflow`): OVSDB's own
+`statistics` are up to five seconds old. Only VMs that have all their interfaces here are covered; libvirt reads the
+others (`Inventory.interfaces_covered`).
 """
 
 import itertools
@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import NamedTuple
 
-from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
+from collector.base import (
+    InterfaceCounters,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+    vm_sample,
+)
 from collector.inventory.inventory import Inventory
 from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
@@ -34,20 +44,17 @@ class _Bridge:
 
 @dataclass(slots=True)
 class _Device:
-    """What was behind an interface's name when it was last read, how often that changed, and its last counters.
-
-    `told` is what `counters` were made of.
-    """
+    """The device behind an interface's name, the number of its opening, and its last `counters`, made of `stats`."""
 
     key: tuple[str, int, int, int]
     opened: int
     age_ns: int | None
-    told: PortStats | None = None
+    stats: PortStats | None = None
     counters: InterfaceCounters | None = None
 
 
 class _Answer(NamedTuple):
-    """A bridge's statistics, by port number; when they were asked for and when they arrived."""
+    """A bridge's statistics, by port number; when they were requested and when they arrived."""
 
     stats: Mapping[int, PortStats]
     asked_ns: int
@@ -60,12 +67,8 @@ class OvsSource:
     Receive is what the guest receives, which is what the bridge transmits. Interfaces are named by libvirt's target
     device, or where there is none by the port.
 
-    Args:
-        inventory: the VMs; `interfaces_told` learns of those told here.
-        database: OVSDB's address, such as "unix:/run/openvswitch/db.sock".
-        run_dir: folder of the bridges' management sockets, BRIDGE.mgmt.
-        deadline_s: how long `probe` waits for answers; a sampling waits half as long.
-
+    OVSDB is at `database`, such as "unix:/run/openvswitch/db.sock"; the bridges' management sockets are
+    `run_dir`/BRIDGE.mgmt. `probe` waits `deadline_s` for answers; a sampling waits half as long.
     """
 
     name = "ovs"
@@ -81,8 +84,8 @@ class OvsSource:
         self._vms: list[VmPorts] = []
         self._bridges: dict[str, _Bridge] = {}
         self._devices: dict[tuple[str, str], _Device] = {}
-        self._names: dict[str, str] = {}  # of the ports, as OpenFlow tells them
-        self._interfaces: dict[str, dict[str, InterfaceCounters]] = {}  # of each VM, last
+        self._names: dict[str, str] = {}  # the ports' OpenFlow names
+        self._interfaces: dict[str, dict[str, InterfaceCounters]] = {}  # each VM's last
         self._numbers = itertools.count(1)
         self._moments = Moments()
 
@@ -94,7 +97,7 @@ class OvsSource:
             ports = database.ports()
             bridges = database.bridges
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
+            return error.as_probe()
         finally:
             database.close()
         problems: list[SourceError] = []
@@ -107,7 +110,7 @@ class OvsSource:
             finally:
                 client.close()
         if problems and len(problems) == len(bridges):
-            return Probe(available=False, detail=str(problems[0]), reason=problems[0].reason)
+            return problems[0].as_probe()
         detail = f"{self._database_name}: {counted(len(bridges), 'bridge')}, {counted(len(ports), 'port')}"
         return Probe(available=True, detail="; ".join([detail, *map(str, problems)]))
 
@@ -116,26 +119,21 @@ class OvsSource:
         self._database.open()
 
     def sample(self) -> SourceSample:
-        """Read the counters of all ports of VMs.
-
-        Raises:
-            SourceError: the database is not there, the VMs are not known, or no bridge of theirs answers.
-
-        """
+        """Read the counters of all ports of VMs. Raises SourceError, also if no bridge of theirs answers."""
         mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()
         vms: dict[str, VmSample] = {}
         try:
             self._plan()
             vms = self._read(time.monotonic() + self._deadline_s / 2)
         finally:
-            # After an error too: libvirt is asked again at once, not after what was told has aged.
-            # A late answer is one all the same: a change of source would cost more than a tick.
-            told = {
+            # After an error too, so that libvirt is asked again at once. A late answer still covers its VM: a change of
+            # source would cost more than a tick.
+            covered = {
                 uuid: vm.epoch
                 for uuid, vm in vms.items()
                 if vm.interfaces is not None or vm.absent.get("interfaces") is Reason.STALE
             }
-            self._inventory.interfaces_told.tell(time.monotonic_ns(), told)
+            self._inventory.interfaces_covered.replace(time.monotonic_ns(), covered)
         return SourceSample(self.name, mono_ns, unix_ns, vms)
 
     def close(self) -> None:
@@ -144,7 +142,7 @@ class OvsSource:
         for bridge in self._bridges.values():
             bridge.client.close()
         self._bridges.clear()
-        self._inventory.interfaces_told.tell(0, {})
+        self._inventory.interfaces_covered.replace(0, {})
 
     def _client(self, bridge: str) -> BridgeClient:
         return BridgeClient(f"{self._run_dir}/{bridge}.mgmt")
@@ -168,7 +166,8 @@ class OvsSource:
         present = {(vm.uuid, device) for vm in self._vms for device in vm.ports}
         for key in self._devices.keys() - present:
             del self._devices[key]
-        self._names = {port.name: _cut(port.name) for vm in self._vms for port in vm.ports.values()}
+        names = {port.name for vm in self._vms for port in vm.ports.values()}
+        self._names = {name: name.encode()[:_NAME_BYTES].decode(errors="replace") for name in names}
         self._interfaces.clear()
         self._moments.keep({vm.uuid for vm in self._vms})
 
@@ -189,55 +188,54 @@ class OvsSource:
         own = []
         for device, port in vm.ports.items():
             if port.bridge in failures:
-                return _absent(vm, failures[port.bridge].reason)
+                return vm_sample(vm.epoch, interfaces=failures[port.bridge].reason)
             bridge, answer = self._bridges[port.bridge], answers[port.bridge]
-            told = answer.stats.get(port.number)
-            if told is None or bridge.names.get(port.number) != self._names[port.name]:
-                # A port that comes, goes or was renumbered just now: ask for the names again.
+            stats = answer.stats.get(port.number)
+            if stats is None or bridge.names.get(port.number) != self._names[port.name]:
+                # The port just came, went or was renumbered: read the names again.
                 bridge.named_on = 0
-                return _absent(vm, Reason.VM_STARTING)
+                return vm_sample(vm.epoch, interfaces=Reason.VM_STARTING)
             key = (port.row, port.renewed, port.number, bridge.client.connections)
-            counters = self._counters((vm.uuid, device), key, told)
+            counters = self._counters((vm.uuid, device), key, stats)
             if counters is None:
-                return _absent(vm, Reason.NOT_PRESENT)
+                return vm_sample(vm.epoch, interfaces=Reason.NOT_PRESENT)
             interfaces[device] = counters
             own.append(answer)
         asked_ns, stamp = min(answer.asked_ns for answer in own), max(answer.stamp for answer in own)
         if not self._moments.accept(vm.uuid, asked_ns, stamp.mono_ns):
-            return _absent(vm, Reason.STALE)
+            return vm_sample(vm.epoch, interfaces=Reason.STALE)
         last = self._interfaces.get(vm.uuid)
         if last is not None and list(last) == list(interfaces) and all(map(is_, last.values(), interfaces.values())):
-            interfaces = last  # nothing has moved: so is said by its being the same object
+            interfaces = last  # the same object says that nothing has moved
         else:
             self._interfaces[vm.uuid] = interfaces
         return VmSample(vm.epoch, interfaces=interfaces, stamps={"interfaces": stamp})
 
     def _counters(
-        self, device: tuple[str, str], key: tuple[str, int, int, int], told: PortStats
+        self, device: tuple[str, str], key: tuple[str, int, int, int], stats: PortStats
     ) -> InterfaceCounters | None:
-        """Turn the bridge's view into the guest's; the same object while none moves, None as `_guests`.
+        """Turn the bridge's view into the guest's; the same object while nothing moves, None as `_guests`.
 
-        What is behind an interface is numbered: a port that was made anew counts from another zero.
+        Devices are numbered: a port that was made anew counts from another zero.
         """
-        known, age_ns = self._devices.get(device), told.age_ns
+        known, age_ns = self._devices.get(device), stats.age_ns
         if (
             known is None
             or known.key != key
             or (age_ns is not None and known.age_ns is not None and age_ns < known.age_ns)
         ):
             known = self._devices[device] = _Device(key, next(self._numbers), age_ns)
-        elif known.told is not None and known.told[:-1] == told[:-1]:
+        elif known.stats is not None and known.stats[:-1] == stats[:-1]:
             known.age_ns = age_ns
             return known.counters
-        known.age_ns, known.told, known.counters = age_ns, told, _guests(told, known.opened)
+        known.age_ns, known.stats, known.counters = age_ns, stats, _guests(stats, known.opened)
         return known.counters
 
 
 def _read_bridge(bridge: _Bridge, end_s: float) -> _Answer:
     """Read a bridge's statistics, and its ports' names where they may have changed.
 
-    The names guard against a port's counters being taken for another's: after a restart of ovs-vswitchd the numbers
-    may be others, and OVSDB's news of them come later.
+    The names keep ports apart: a restart of ovs-vswitchd may renumber them before OVSDB reports it.
     """
     asked_ns = time.monotonic_ns()
     stats = bridge.client.stats(end_s)
@@ -256,20 +254,4 @@ def _guests(stats: PortStats, opened: int) -> InterfaceCounters | None:
     rx_packets, tx_packets, rx_bytes, tx_bytes, rx_dropped, tx_dropped, _ = stats
     if rx_packets is None or tx_packets is None or rx_bytes is None or tx_bytes is None:
         return None
-    return InterfaceCounters(
-        receive_bytes=tx_bytes,
-        transmit_bytes=rx_bytes,
-        receive_packets=tx_packets,
-        transmit_packets=rx_packets,
-        receive_drops=tx_dropped,
-        transmit_drops=rx_dropped,
-        opened=opened,
-    )
-
-
-def _absent(vm: VmPorts, reason: Reason) -> VmSample:
-    return VmSample(vm.epoch, absent={"interfaces": reason})
-
-
-def _cut(name: str) -> str:
-    return name.encode()[:_NAME_BYTES].decode(errors="replace")
+    return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_dropped, rx_dropped, opened)

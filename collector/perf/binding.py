@@ -1,8 +1,4 @@
-"""perf_event_open(2) and what belongs to it, by ctypes.
-
-The kernel's interface is small and stable; libpfm is not needed. Everything goes through a `Kernel`, so that
-tests can put failures in its place.
-"""
+"""perf_event_open(2) and its ioctls, by ctypes: the kernel's interface is small and stable, libpfm is not needed."""
 
 import contextlib
 import ctypes
@@ -42,20 +38,18 @@ _BITS = {
     "exclude_guest": 20,
 }
 
-# type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, bp_type, config1,
-# config2: the second published size of the structure. Counting needs nothing newer, and every kernel since
-# 2.6.33 takes it.
+# type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, bp_type, config1, config2: the
+# structure's second published size. Counting needs nothing newer, and every kernel since 2.6.33 takes it.
 _ATTR = struct.Struct("=IIQQQQQIIQQ")
 
 
 @dataclass(frozen=True, slots=True)
 class EventAttr:
-    """`struct perf_event_attr`, as far as counting needs it. The bits are the kernel's own.
+    """`struct perf_event_attr`, as far as counting needs it, with the defaults for monitoring VMs.
 
-    The defaults are what monitoring VMs needs. `exclude_guest` is 0: with 1 all that a VM executes would be
-    missing. `exclude_host` is 0: a vCPU thread's time in KVM and QEMU is work for that VM. `exclude_kernel`
-    is 0: in guest mode it would drop the guest's kernel. Never `pinned`: that takes counters from the guests'
-    own virtual PMUs. Never `inherit`: threads that a vCPU thread starts are not vCPUs.
+    `exclude_guest` is 0: with 1 all that a VM executes would be missing. `exclude_host` is 0: a vCPU thread's time in
+    KVM and QEMU is work for that VM. `exclude_kernel` is 0: in guest mode it would drop the guest's kernel. Never
+    `pinned`: that takes counters from the guests' virtual PMUs. Never `inherit`: a vCPU thread's threads are not vCPUs.
     """
 
     event: Event
@@ -73,14 +67,14 @@ class EventAttr:
         return sum(1 << bit for name, bit in _BITS.items() if getattr(self, name))
 
     def pack(self) -> bytes:
-        """Return the structure's 72 bytes as the kernel gets them."""
+        """Return the structure's 72 bytes for the kernel."""
         event = self.event
         head = (event.type, _ATTR.size, event.config, 0, 0, READ_FORMAT, self.flags, 0, 0)
         return _ATTR.pack(*head, event.config1, event.config2)
 
     @classmethod
     def unpack(cls, data: bytes) -> "EventAttr":
-        """Return what `data`, 72 bytes made by `pack`, says; the event has no name."""
+        """Undo `pack`; the event has no name."""
         kind, _, config, _, _, _, flags, _, _, config1, config2 = _ATTR.unpack(data)
         return cls(
             Event("", kind, config, config1, config2), **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()}
@@ -88,7 +82,7 @@ class EventAttr:
 
 
 class Kernel:
-    """The system calls, as they are."""
+    """The system calls; tests put failures in their place."""
 
     def __init__(self) -> None:
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -98,12 +92,7 @@ class Kernel:
         self._number = _SYSCALL_NUMBERS.get(os.uname().machine)
 
     def perf_event_open(self, attr: bytes, pid: int, cpu: int, group_fd: int, flags: int) -> int:
-        """Open one event and return its file descriptor.
-
-        Raises:
-            OSError: the kernel's errno; ENOSYS on a machine whose number for the call is not known here.
-
-        """
+        """Open one event and return its file descriptor. Raises OSError; ENOSYS on an unknown kind of machine."""
         if self._number is None:
             raise OSError(errno.ENOSYS, f"perf_event_open: not known for {os.uname().machine}")
         while True:
@@ -115,7 +104,7 @@ class Kernel:
                 raise OSError(number, os.strerror(number))
 
     def enable(self, leader_fd: int) -> None:
-        """Start a group's counting. Its members are never off by themselves, so the leader's word is enough."""
+        """Start a group's counting. Its members are never off by themselves, so the leader is enough."""
         fcntl.ioctl(leader_fd, IOC_ENABLE, 0)
 
     def disable(self, leader_fd: int) -> None:
@@ -137,7 +126,7 @@ class Kernel:
 
 
 class PerfError(SourceError):
-    """A perf system call failed. `errno` is the kernel's, `reason` what a metric says for it."""
+    """A perf system call failed. `errno` is the kernel's, `reason` the metrics'."""
 
     def __init__(self, message: str, reason: Reason, number: int) -> None:
         super().__init__(message, reason)
@@ -145,7 +134,7 @@ class PerfError(SourceError):
 
 
 _REASONS = {
-    errno.ENOENT: Reason.NO_PMU,  # the CPU (or the hypervisor that we run under) has no such event
+    errno.ENOENT: Reason.NO_PMU,  # the CPU (or the hypervisor below us) has no such event
     errno.ENODEV: Reason.NO_PMU,
     errno.EOPNOTSUPP: Reason.NO_PMU,
     errno.ENXIO: Reason.NO_PMU,
@@ -160,10 +149,7 @@ _REASONS = {
 
 
 def reason_for(number: int) -> Reason:
-    """Map an errno of perf's calls to a reason.
-
-    Whether a refusal is `perf_event_paranoid`'s doing is the caller's to find out.
-    """
+    """Map an errno of perf's calls to a reason. The caller finds out whether `perf_event_paranoid` refused."""
     return _REASONS.get(number, Reason.SOURCE_FAILED)
 
 
@@ -192,19 +178,11 @@ class GroupReading(NamedTuple):
 def open_group(
     events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel, flags: int = 0, on: bool = True
 ) -> Group:
-    """Open `events` as one real group (counted together or not at all).
+    """Open `events` as one real group (counted together or not at all), the leader first.
 
-    Args:
-        events: the first is the leader.
-        pid: a thread's id (0 is the calling thread), or, with FLAG_PID_CGROUP, an open control group's folder.
-        cpu: -1 follows the thread over all CPUs; a control group is counted on one CPU.
-        kernel: the system calls.
-        flags: FLAG_PID_CGROUP or 0.
-        on: whether it counts at once.
-
-    Raises:
-        PerfError: nothing stays open then.
-
+    `pid` is a thread's id (0 is the calling thread), with FLAG_PID_CGROUP in `flags` an open control group's folder.
+    `cpu` -1 follows the thread over all CPUs; a control group is counted on one CPU. `on`: it counts at once. Raises
+    PerfError; nothing stays open then.
     """
     fds: list[int] = []
     try:
@@ -229,22 +207,12 @@ def open_group(
 
 
 def read_group(group: Group, *, kernel: Kernel) -> GroupReading:
-    """Read all counters of a group in one system call.
-
-    Raises:
-        PerfError: the group cannot be read, or is in the kernel's error state (a read of nothing).
-
-    """
+    """Read all counters of a group in one system call. Raises PerfError, also in the kernel's error state."""
     return unpack_reading(group, read_raw(group, kernel=kernel))
 
 
 def read_raw(group: Group, *, kernel: Kernel) -> bytes:
-    """Read a group as `unpack_reading` takes it; equal bytes are equal readings.
-
-    Raises:
-        PerfError: as `read_group`.
-
-    """
+    """Read a group as `unpack_reading` takes it; equal bytes are equal readings. Raises PerfError: as `read_group`."""
     size_bytes = 24 + 16 * len(group.fds)
     try:
         data = kernel.read(group.fds[0], size_bytes)
@@ -256,12 +224,7 @@ def read_raw(group: Group, *, kernel: Kernel) -> bytes:
 
 
 def unpack_reading(group: Group, data: bytes) -> GroupReading:
-    """Take a reading apart.
-
-    Raises:
-        PerfError: it is not of this group.
-
-    """
+    """Take a reading apart. Raises PerfError if it is not of this group."""
     count = len(group.fds)
     words = _READINGS[count].unpack(data)
     if words[0] != count or words[4::2] != group.ids:

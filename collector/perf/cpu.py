@@ -1,4 +1,4 @@
-"""Which CPUs this host has (/proc/cpuinfo), and what the kernel shows of their PMU (sysfs)."""
+"""This host's CPUs (/proc/cpuinfo), and what the kernel shows of their PMU (sysfs)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class CorePmu:
 
 
 def parse_cpuinfo(text: str) -> frozenset[Cpu]:
-    """Return the different CPU models of a /proc/cpuinfo; lines that make no sense are passed over."""
+    """Return the different CPU models of a /proc/cpuinfo, without malformed ones."""
     found: set[Cpu] = set()
     for block in text.split("\n\n"):
         rows = (line.partition(":") for line in block.splitlines())
@@ -51,14 +51,6 @@ def parse_cpuinfo(text: str) -> frozenset[Cpu]:
         except (KeyError, ValueError):
             continue
     return frozenset(found)
-
-
-def read_cpus(proc_root: str = "/proc") -> frozenset[Cpu]:
-    """Return the different CPU models of this host; none where /proc/cpuinfo cannot be read."""
-    try:
-        return parse_cpuinfo((Path(proc_root) / "cpuinfo").read_text(errors="replace"))
-    except OSError:
-        return frozenset()
 
 
 def core_pmus(sys_root: str = "/sys") -> list[CorePmu]:
@@ -79,7 +71,7 @@ def core_pmus(sys_root: str = "/sys") -> list[CorePmu]:
 
 
 def _formats(folder: Path) -> dict[str, Field]:
-    """Read the fields; one that is not understood is left out (an event that needs it then has none)."""
+    """Read the fields, without malformed ones: an event that needs such a field is not counted."""
     formats = {}
     try:
         for path in folder.iterdir():

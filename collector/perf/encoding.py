@@ -1,13 +1,15 @@
 """How an event's fields (event, umask, cmask, ...) become the kernel's config words. Pure.
 
-The layout of the words is the kernel's to tell (`format/` in sysfs: "config:0-7,32-35"); `LAYOUTS` has it as of
-Linux 6.12 for where sysfs does not.
+The kernel shows the layout of the words (`format/` in sysfs: "config:0-7,32-35"); `LAYOUTS` has it as of Linux 6.12 for
+hosts where sysfs does not.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from collector.proc_parse import parse_cpu_list
 
 _WORDS = ("config", "config1", "config2")
 _FIELD = re.compile(r"(config[12]?):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
@@ -33,19 +35,11 @@ class Field(NamedTuple):
 
 
 def parse_field(text: str) -> Field:
-    """Parse a file of sysfs's `format/`, such as "config:0-7,32-35".
-
-    Raises:
-        ValueError: it is not one.
-
-    """
+    """Parse a file of sysfs's `format/`, such as "config:0-7,32-35". Raises ValueError if it is not one."""
     match = _FIELD.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"not the layout of a field: {text.strip()!r}")
-    bits: list[int] = []
-    for part in match[2].split(","):
-        low, _, high = part.partition("-")
-        bits += range(int(low), int(high or low) + 1)
+    bits = parse_cpu_list(match[2])
     if not bits or max(bits) >= _WORD_BITS or len(set(bits)) != len(bits):
         raise ValueError(f"not the layout of a field: {text.strip()!r}")
     return Field(_WORDS.index(match[1]), tuple(bits))
@@ -54,9 +48,7 @@ def parse_field(text: str) -> Field:
 def parse_terms(text: str) -> dict[str, int]:
     """Parse an event of sysfs's `events/`, such as "event=0x3c,umask=0x01". A flag's value is 1.
 
-    Raises:
-        ValueError: it is not one, or it has a parameter ("?").
-
+    Raises ValueError if it is not one, or it has a parameter ("?").
     """
     terms: dict[str, int] = {}
     for term in text.strip().split(","):
@@ -71,12 +63,7 @@ def parse_terms(text: str) -> dict[str, int]:
 
 
 def encode(fields: Mapping[str, int], layout: Mapping[str, Field]) -> tuple[int, int, int]:
-    """Return (config, config1, config2) of an event given by its fields.
-
-    Raises:
-        ValueError: the PMU has no such field, or the value does not fit.
-
-    """
+    """Return (config, config1, config2) for these fields. Raises ValueError where a field is unknown or too small."""
     words = [0, 0, 0]
     for name, value in fields.items():
         if name in _WORDS:  # sysfs also has events written as a whole word

@@ -1,4 +1,4 @@
-"""What of a host decides whether and how much perf may count: permissions, watchdog, SMT, a mediated virtual PMU."""
+"""What decides whether and how much perf may count on a host: permissions, watchdog, SMT, a mediated virtual PMU."""
 
 import contextlib
 import errno
@@ -13,13 +13,14 @@ from typing import Literal
 from collector.base import Reason
 from collector.perf.binding import PerfError
 from collector.perf.cpu import DEVICES, core_pmus
+from collector.proc_parse import parse_capabilities
 
 CAP_SYS_ADMIN = 21
 CAP_PERFMON = 38
 # The highest level at which the kernel's own work may be counted without a capability.
 _PARANOID_ALLOWS_ALL_THREADS = 1
-# Which detector of hard lockups a kernel is built with: "buddy" (6.5 and later) lets the CPUs watch each other by their
-# timers. Later kernels may have both, and then hardlockup_detector= chooses.
+# The kernel's detector of hard lockups: with "buddy" (6.5 and later) the CPUs watch each other by their timers. Later
+# kernels may have both, and then hardlockup_detector= chooses.
 _DETECTOR = re.compile(r"^CONFIG_HARDLOCKUP_DETECTOR_(PERF|BUDDY)=y$", re.MULTILINE)
 
 REMEDIES = {
@@ -36,7 +37,7 @@ REMEDIES = {
 
 
 class PerfHost:
-    """Looks at /proc and /sys, whose roots are injected. Nothing here raises: what cannot be read is unknown."""
+    """Reads /proc and /sys, whose roots are injected. Nothing here raises: what cannot be read is unknown."""
 
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys", boot_root: str = "/boot") -> None:
         self._proc = Path(proc_root)
@@ -51,7 +52,7 @@ class PerfHost:
             return None
 
     def watchdog(self) -> Literal["", "may hold", "holds"]:
-        """Whether the NMI watchdog holds a counter of every CPU for good; "" where it is off or needs none.
+        """Whether the NMI watchdog holds a counter of every CPU; "" where it is off or needs none.
 
         "may hold": it is on, and this kernel's configuration cannot be read or leaves it open.
         """
@@ -78,8 +79,7 @@ class PerfHost:
     def mediated_vpmu(self) -> str:
         """Return the kvm parameter that is on, such as "kvm_intel.enable_mediated_pmu", or "".
 
-        With a mediated PMU the kernel refuses guests their PMU (EBUSY) while the host has events that count
-        guests.
+        With a mediated PMU the kernel refuses guests their PMU (EBUSY) while the host counts guests.
         """
         for module in ("kvm_intel", "kvm_amd", "kvm"):
             if _read(self._sys / "module" / module / "parameters/enable_mediated_pmu") in ("Y", "1"):
@@ -88,19 +88,15 @@ class PerfHost:
 
     def has_capability(self) -> bool:
         """Whether this process has CAP_PERFMON or CAP_SYS_ADMIN (unknown counts as no)."""
-        try:
-            effective = int(_read(self._proc / "self/status").partition("\nCapEff:")[2].split()[0], 16)
-        except (ValueError, IndexError):
-            return False
+        effective = parse_capabilities(_read(self._proc / "self/status")) or 0
         return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
 
     def refine(self, error: PerfError) -> Reason:
-        """Tell a refusal by kernel.perf_event_paranoid from any other refusal, and that nothing is there to count."""
-        if error.reason is Reason.NO_PERMISSION:
-            if (self._sys / DEVICES).is_dir() and not core_pmus(str(self._sys)):
-                return Reason.NO_PMU
-            return self._refusal()
-        return error.reason
+        """Return an error's reason: NO_PMU or PARANOID where these explain a refusal."""
+        if error.reason is not Reason.NO_PERMISSION:
+            return error.reason
+        no_pmu = (self._sys / DEVICES).is_dir() and not core_pmus(str(self._sys))
+        return Reason.NO_PMU if no_pmu else self._refusal()
 
     def _refusal(self) -> Reason:
         paranoid = self.paranoid()
@@ -112,7 +108,7 @@ class PerfHost:
         if number == errno.ENOSYS:
             return "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
         if reason is Reason.NO_PMU and number in {errno.EACCES, errno.EPERM}:
-            # Both are in the way: with a PMU it would be refused all the same.
+            # With a PMU it would still be refused.
             return f"{REMEDIES[reason]}; then {self.remedy(self._refusal(), number)}"
         if reason is Reason.PARANOID:
             return (

@@ -1,10 +1,9 @@
-"""What is known of CPU microarchitectures (`microarch/*.toml`): events, each with its source, and counters.
+"""The data files of CPU microarchitectures (`microarch/*.toml`): events, each with its source, and counters.
 
 A file has a `title`, the `format` of its encodings (a key of `collector.perf.encoding.LAYOUTS`), the `source` of its
-facts, the CPUs that it is for (`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), the
-`[counters]` that a core has, and for each name of `collector.base.PERF_EVENTS` but cycles and instructions either
-`[events.NAME]` (fields of the encoding, its `source`, and an `alias` of the kernel's table where it has one) or a line
-in `[missing]` that says why the CPU has none.
+facts, its CPUs (`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), a core's `[counters]`, and
+for each of `collector.base.PERF_EVENTS` but cycles and instructions either `[events.NAME]` (fields of the encoding, its
+`source`, and its `alias` in the kernel's table, if any) or a line in `[missing]` that says why the CPU has none.
 """
 
 import tomllib
@@ -48,7 +47,7 @@ class CpuRule:
 
 @dataclass(frozen=True, slots=True)
 class Microarch:
-    """What one data file says. `programmable_smt` counters a hardware thread has while its sibling is on too."""
+    """One data file. `programmable_smt`: a hardware thread's counters while its sibling is on too."""
 
     title: str
     layout: Mapping[str, Field]
@@ -70,17 +69,12 @@ def find_microarch(cpu: Cpu) -> Microarch | None:
 
 @cache
 def load_microarchs() -> Mapping[str, Microarch]:
-    """Return all data files, by file name. They are part of the package: one that is wrong is a bug."""
+    """Return all data files, by file name. They are part of the package: a malformed one is a bug."""
     return {path.stem: parse_microarch(tomllib.loads(path.read_text())) for path in sorted(_FOLDER.glob("*.toml"))}
 
 
 def parse_microarch(data: Mapping[str, Any]) -> Microarch:
-    """Return a data file's content.
-
-    Raises:
-        KeyError, TypeError: it is not as it must be.
-
-    """
+    """Return a data file's content. Raises KeyError or TypeError if it is malformed."""
     counters = data["counters"]
     rules = (
         CpuRule(row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ())))

@@ -1,8 +1,8 @@
-"""Which events are counted together: groups within a budget of counters, the most telling events first.
+"""Which events are counted together: groups within a budget of counters, the most useful events first.
 
-Every group begins with cycles and instructions, so that each event has its own denominator, counted at the same time
-(a quotient of counters that ran at different times is no quotient). What does not fit beside them in one group goes
-into further groups, which are on in turns; that takes longer to tell but takes nothing from the guests' virtual PMUs.
+Every group begins with cycles and instructions, so that each event has a denominator that was counted at the same time.
+What does not fit beside them in one group goes into further groups, which are on in turns; that measures less often but
+takes nothing from the guests' virtual PMUs.
 """
 
 import enum
@@ -13,32 +13,11 @@ from collector.base import Reason
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog
 
-#: The events beside cycles and instructions, the most telling first. What a VM loses to its neighbours it loses in
-#: the shared cache and on the way to memory: last-level misses say that, stalls on memory say what it costs. L2 misses
-#: are the load that the VM puts on the shared cache. Total stalls complete the picture but correlate with CPI, which is
-#: known already. Reference cycles tell frequency changes from load, slowly enough for a later turn where they are not
-#: free; core stalls are mostly the VM's own code.
+#: The events beside cycles and instructions, the most useful first. A VM loses to its neighbours in the shared cache
+#: and on the way to memory: last-level misses show that, stalls on memory its cost. L2 misses are the VM's load on the
+#: shared cache. Total stalls correlate with CPI, which is known already. Reference cycles separate frequency changes,
+#: which are slow, from load; core stalls are mostly the VM's own code.
 RANK = ("llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles", "reference_cycles", "core_stall_cycles")
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The counters of a hardware thread and who else wants some.
-
-    `programmable` counters take any event, `fixed` are the events that have a counter of their own; `reserved` are left
-    to the guests' virtual PMUs, and the kernel's NMI watchdog has one.
-    """
-
-    programmable: int
-    fixed: frozenset[str] = frozenset()
-    reserved: int = 0
-    watchdog: bool = False
-
-    @property
-    def beside_base(self) -> int:
-        """How many programmable counters a group may use beside cycles and instructions."""
-        base = sum(event.name not in self.fixed for event in CYCLES_AND_INSTRUCTIONS)
-        return max(0, self.programmable - self.reserved - self.watchdog - base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +39,7 @@ class Plan:
 
 
 class Trial(enum.Enum):
-    """What came of trying a group on the CPU: it counts, it waits for counters, or the kernel refuses it."""
+    """The result of trying a group on the CPU: it counts, it waits for counters, or the kernel refuses it."""
 
     RUNS = "runs"
     WAITS = "waits"
@@ -72,43 +51,42 @@ def basic_plan(reason: Reason) -> Plan:
     return Plan((CYCLES_AND_INSTRUCTIONS,), dict.fromkeys(RANK, reason))
 
 
-def make_plan(events: Mapping[str, Event], beside_base: int, fixed: frozenset[str] = frozenset()) -> Plan:
-    """Put events into groups. Pure.
+def make_plan(events: Mapping[str, Event], beside: int, fixed: frozenset[str] = frozenset()) -> Plan:
+    """Put the CPU's events into groups; `missing` of the plan are those without a counter. Pure.
 
-    Args:
-        events: what the CPU has beside cycles and instructions.
-        beside_base: programmable counters that a group may use beside them; 0 leaves room for `fixed` ones only.
-        fixed: events that have a counter of their own: they are in every group, at no cost.
-
-    Returns:
-        The plan; `missing` has the events for which there is no counter.
-
+    A group may use `beside` programmable counters beside cycles and instructions (0 leaves room for `fixed` events
+    only). `fixed` events have a counter of their own: they are in every group, at no cost.
     """
     free = tuple(events[name] for name in RANK if name in events and name in fixed)
     wanted = [events[name] for name in RANK if name in events and name not in fixed]
     base = CYCLES_AND_INSTRUCTIONS + free
-    if beside_base <= 0 or not wanted:
+    if beside <= 0 or not wanted:
         return Plan((base,), {event.name: Reason.NO_COUNTER for event in wanted})
-    starts = range(0, len(wanted), beside_base)
-    return Plan(tuple((*base, *wanted[start : start + beside_base]) for start in starts), {})
+    starts = range(0, len(wanted), beside)
+    return Plan(tuple((*base, *wanted[start : start + beside]) for start in starts), {})
 
 
-def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
+def beside_base(catalog: Catalog, reserved: int, *, watchdog: bool) -> int:
+    """Return how many programmable counters a group may use beside cycles and instructions.
+
+    `reserved` ones are left to the guests' virtual PMUs, and the kernel's NMI watchdog takes one.
+    """
+    base = sum(event.name not in catalog.fixed for event in CYCLES_AND_INSTRUCTIONS)
+    return max(0, catalog.programmable - reserved - watchdog - base)
+
+
+def fit_plan(catalog: Catalog, most_beside: int, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
     """Make a plan and try it on the CPU, with fewer events per group until each group runs.
 
-    The kernel refuses a group that can never be on as a whole; one that it takes but never runs asks for counters that
-    others hold for good. Where even cycles and instructions wait at this moment, waiting says nothing of a group.
-
-    Args:
-        catalog: the events.
-        budget: the counters.
-        attempt: opens a group, lets it count for a moment and closes it.
-
+    A group begins with `most_beside` events beside cycles and instructions, see `beside_base`.
+    The kernel refuses a group that can never be on as a whole. A group that it takes but never runs needs counters that
+    others hold; but if even cycles and instructions wait at this moment, waiting says nothing about a group. `attempt`
+    opens a group, lets it count for a moment and closes it.
     """
     missing = dict(catalog.missing)
     events: dict[str, Event] = {}
     for name, event in catalog.events.items():
-        if attempt((event,)) is Trial.REFUSED:  # such as a hypervisor below us that offers only some
+        if attempt((event,)) is Trial.REFUSED:  # by a hypervisor below us that offers only some, for example
             missing[name] = Reason.NO_EVENT
         else:
             events[name] = event
@@ -121,15 +99,15 @@ def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event
         return found is Trial.RUNS or (found is Trial.WAITS and waiting)
 
     def fitted(fixed: frozenset[str]) -> Plan | None:
-        for beside_base in range(min(budget.beside_base, len(events)), 0, -1):
-            plan = make_plan(events, beside_base, fixed)
+        for beside in range(min(most_beside, len(events)), 0, -1):
+            plan = make_plan(events, beside, fixed)
             if all(fits(group) for group in plan.groups):
                 return plan
         return None
 
-    fixed = budget.fixed & events.keys()
+    fixed = catalog.fixed & events.keys()
     plan = fitted(fixed)
-    if plan is None and fixed:  # the fixed counters may not be to be had (a virtual machine's PMU)
+    if plan is None and fixed:  # the fixed counters may be unavailable (a virtual machine's PMU)
         plan = fitted(frozenset())
     if plan is None:
         plan = make_plan(events, 0, fixed)

@@ -7,11 +7,11 @@ from collector.base import PerfGroup, Reason
 
 
 class ScaledDelta(NamedTuple):
-    """What was done between two readings, as if the counters had run all the time.
+    """Events between two readings, as if the counters had run all the time.
 
     `counts` are in the group's order. `enabled_ns` is the CPU time in which the group could have counted: the kernel
-    advances the clock of a per-thread event only while the thread is on a CPU. `running_ratio`, in (0, 1], is the share
-    of it in which the counters ran; it is 1 for a thread that slept.
+    advances a per-thread event's clock only while the thread is on a CPU. `running_ratio`, in (0, 1], is the share of
+    it in which the counters ran; it is 1 for a thread that slept.
     """
 
     counts: tuple[float, ...]
@@ -22,19 +22,13 @@ class ScaledDelta(NamedTuple):
 def scale_delta(now: PerfGroup, last: PerfGroup) -> ScaledDelta | Reason:  # noqa: PLR0911 - a return per case of the docstring
     """Scale the difference of two readings of one group by d(enabled) / d(running), or say why not.
 
-    Deltas are scaled, never totals: a scaled total can go backwards when the running ratio falls.
-
-    A thread that slept from one reading to the next has d(enabled) = 0 and truly executed nothing: that is a
-    zero, not a missing value. A thread that ran while its counters did not (d(running) = 0 < d(enabled)) is
-    `NOT_SCHEDULED`: unknown. The caller drops what it finds too thinly sampled by `running_ratio`.
-
-    Args:
-        now: the later reading.
-        last: the earlier reading of the same group.
+    Deltas are scaled, never totals: a scaled total can go backwards when the running ratio falls. The caller drops
+    deltas with a low `running_ratio`.
 
     Returns:
-        The scaled delta; or COUNTER_RESET for readings of different openings or counts that went back,
-        NOT_SCHEDULED as above, INVALID_VALUE where the clocks contradict the counts.
+        The scaled delta, zero for a thread that slept (d(enabled) = 0). COUNTER_RESET for readings of different
+        openings or counts that went back; NOT_SCHEDULED if the thread ran while its counters did not (d(running) = 0 <
+        d(enabled)); INVALID_VALUE where the clocks contradict the counts.
 
     """
     if now.opened != last.opened:

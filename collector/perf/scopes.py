@@ -1,4 +1,4 @@
-"""What counters are bound to: a VM's vCPU threads, or its control group on each CPU. One interface for both."""
+"""What counters are bound to: a VM's vCPU threads, or its control group on each CPU. A VM has a target per key."""
 
 import contextlib
 import errno
@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from collector.base import Reason, SourceError, VmIdentity
 from collector.cgroup.tree import CgroupTree
+from collector.files import NO_FD
 from collector.perf.binding import FLAG_PID_CGROUP, PerfError, reason_for
 from collector.perf.slices import Slices
 from collector.proc_parse import parse_cpu_list
@@ -20,7 +21,7 @@ Opener = Callable[[int, int, int], Slices]
 
 @dataclass(slots=True)
 class Target:
-    """What one key of a VM has open. `guard_fd` is bound to the thread itself and not to its number; -1: none."""
+    """What is open for one key of a VM. `guard_fd` is bound to the thread itself and not to its number; -1: none."""
 
     slices: Slices
     guard_fd: int = -1
@@ -34,31 +35,6 @@ class Target:
             self.guard_fd = -1
 
 
-class Scope(Protocol):
-    """One way to bind counters to VMs. A VM has a `Target` for each of its keys."""
-
-    name: Literal["thread", "cgroup"]
-    guards: int
-
-    def begin(self) -> None:
-        """Look at the host, once per sample. Raises SourceError."""
-
-    def keys(self, vm: VmIdentity) -> Sequence[int]:
-        """Return what there is to open for a VM. The same object as before, where nothing changed."""
-
-    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
-        """Open one of them; None: it is gone, which is no failure. Raises SourceError."""
-
-    def ended(self, target: Target) -> bool:
-        """Whether a target whose counters stand still will never count again."""
-
-    def moved(self, vm: VmIdentity) -> bool:
-        """Whether all of a VM has to be opened anew. Asked now and then. Raises SourceError."""
-
-    def forget(self, uuid: str) -> None:
-        """Let go of what is kept for a VM. Never raises."""
-
-
 class ThreadScope:
     """A group per vCPU thread, on whatever CPU it runs."""
 
@@ -69,17 +45,17 @@ class ThreadScope:
         self._proc = Path(proc_root)
 
     def begin(self) -> None:
-        """Nothing of the host matters."""
+        """Do nothing: the host does not matter."""
 
     def keys(self, vm: VmIdentity) -> Sequence[int]:
-        """Return the vCPU threads."""
+        """Return the vCPU threads; the same object while nothing changes."""
         return vm.vcpu_tids
 
     def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
-        """Open a thread's groups; a thread that has ended is no failure, it is left out.
+        """Open a thread's groups; None: the thread has ended. Raises SourceError.
 
-        The order makes it certain whose events these are: a /proc file is opened below the VM's own process before the
-        group and read again after it. It is bound to the thread, so the number meant that thread throughout.
+        A /proc file below the VM's own process is opened before the group and read after it. It is bound to the thread,
+        so the id meant that thread throughout.
         """
         if key <= 0:  # the kernel would take 0 for the agent itself and -1 for every thread
             raise SourceError(f"perf: not a thread id (value {key})", Reason.INVALID_VALUE)
@@ -103,7 +79,7 @@ class ThreadScope:
         return target
 
     def ended(self, target: Target) -> bool:
-        """Whether the thread has ended. One small read: this is asked of every idle thread in every sample."""
+        """Whether the thread has ended. One small read, for every idle thread in every sample."""
         try:
             return not os.pread(target.guard_fd, 1, 0)
         except OSError as error:
@@ -147,7 +123,7 @@ class CgroupScope:
             raise SourceError(message, Reason.NOT_PRESENT)
 
     def begin(self) -> None:
-        """Look which CPUs are online: an event on a CPU that is not cannot be opened."""
+        """Read which CPUs are online: only there can events be opened. Raises SourceError."""
         try:
             cpus = tuple(parse_cpu_list(self._online.read_text()))
         except (OSError, ValueError) as error:
@@ -156,12 +132,12 @@ class CgroupScope:
             self._cpus = cpus
 
     def keys(self, vm: VmIdentity) -> Sequence[int]:
-        """Return the CPUs that are online."""
+        """Return the CPUs that are online; the same object while nothing changes."""
         del vm
         return self._cpus
 
     def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
-        """Open the groups of a VM's control group on one CPU."""
+        """Open the groups of a VM's control group on one CPU. Raises SourceError."""
         folder = self._folders.get(vm.uuid)
         if folder is None:
             path = self._path_of(vm)
@@ -173,12 +149,12 @@ class CgroupScope:
         return Target(opener(folder.fd, key, FLAG_PID_CGROUP))
 
     def ended(self, target: Target) -> bool:
-        """Never by itself: a group that does not run on this CPU now may do so later."""
+        """Never: a group that does not run on this CPU now may do so later."""
         del target
         return False
 
     def moved(self, vm: VmIdentity) -> bool:
-        """Whether the VM is in another control group than when it was opened. Raises where others are in it now."""
+        """Whether the VM is in another control group than when it was opened. Raises SourceError if others are too."""
         folder = self._folders.get(vm.uuid)
         return folder is not None and self._path_of(vm) != folder.path
 
@@ -190,13 +166,17 @@ class CgroupScope:
                 os.close(folder.fd)
 
     def _path_of(self, vm: VmIdentity) -> str:
-        """Return the folder of the VM's own group."""
         try:
             found = self._tree.find(vm.pid)
         except OSError as error:
-            raise SourceError(f"perf: {error.filename}: {error.strerror}", Reason.NOT_PRESENT) from error
+            reason = Reason.FD_LIMIT if error.errno in NO_FD else Reason.NOT_PRESENT
+            raise SourceError(f"perf: {error.filename}: {error.strerror}", reason) from error
         except ValueError as error:
             raise SourceError(f"perf: control group of process {vm.pid}: {error}") from error
         if found.v2 is None:
             raise SourceError(f"perf: {vm.name} has no control group (v2) of its own", found.reason)
         return found.v2
+
+
+#: One way to bind counters to VMs.
+Scope = ThreadScope | CgroupScope

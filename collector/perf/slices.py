@@ -17,23 +17,10 @@ from collector.perf.plan import Plan
 
 
 class Slices:
-    """Opens the groups of a plan, of which the one of number `turn` counts.
+    """Opens the groups of a plan, of which the one of number `turn` counts; the first arguments are `open_group`'s.
 
     `counters` are the last readings, one per group. A group that is off is not read again: its counts and clocks stand
-    still, and its last reading was taken after it was switched off.
-
-    Args:
-        plan: the groups.
-        opened: the number of this opening.
-        pid: a thread, or a control group's folder (see `collector.perf.binding.open_group`).
-        cpu: -1 or a CPU.
-        turn: which group is on.
-        kernel: the system calls.
-        flags: FLAG_PID_CGROUP or 0.
-
-    Raises:
-        PerfError: nothing stays open then.
-
+    still, and its last reading was taken after it was switched off. Raises PerfError; nothing stays open then.
     """
 
     __slots__ = ("_groups", "_kernel", "_raw", "counters", "opened", "turn")
@@ -56,14 +43,9 @@ class Slices:
         self.counters = tuple(PerfGroup(opened, 0, 0, (0,) * len(events)) for events in plan.groups)
 
     def advance(self, turn: int) -> bool:
-        """Read the group that was on, and let the one of number `turn` be on from now.
+        """Read the group that was on, and switch to the one of number `turn`. Raises PerfError.
 
-        Returns:
-            Whether the group that was on has moved, its clocks included, since it was read last.
-
-        Raises:
-            PerfError: a group cannot be read or switched.
-
+        Returns whether the group that was on has moved, its clocks included, since it was read last.
         """
         if turn == self.turn:
             return self._read()

@@ -6,29 +6,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from collector.base import (
-    PerfCounters,
-    PerfGroup,
-    Probe,
-    Reason,
-    SourceError,
-    SourceSample,
-    Stamp,
-    VmIdentity,
-    VmSample,
-)
+from collector.base import PerfCounters, PerfGroup, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
 from collector.files import fd_share
 from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
 from collector.perf.host import REMEDIES, PerfHost
-from collector.perf.plan import Budget, Plan, Trial, basic_plan, fit_plan
+from collector.perf.plan import Plan, Trial, basic_plan, beside_base, fit_plan
 from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
 from collector.perf.slices import Slices
-from collector.timestamps import read_in_turn
+from collector.timestamps import clocks_now, read_in_turn
 
 _MAX_BACKOFF_TICKS = 64
-_LOOK_AGAIN_TICKS = 30  # how often a VM's control group is looked up again
+_LOOK_AGAIN_TICKS = 30  # how often a VM's control group is found again
 _TRIAL_SPINS = 20  # of a millisecond or less each: longer than the kernel's turn of a group on HZ=250 and up
 
 
@@ -46,23 +36,15 @@ class PerfSource:
     """The perf source (`collector.base.Source`).
 
     Each vCPU thread has groups of its own (pid = thread id, cpu = -1), or each VM's control group on each CPU
-    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since the sum
-    over some of its vCPUs would look like a slower VM. Where the events need several groups, one of them is on at a
-    time, the same for all VMs, and the next one from tick to tick. Values are raw: `collector.perf.scale` scales their
-    deltas. Not safe for use by several threads at once.
+    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since a sum over
+    some of its vCPUs would look like a slower VM. If the events need several groups, one of them is on per tick, the
+    same for all VMs. Values are raw: `collector.perf.scale` scales their deltas. Not safe for use by several threads at
+    once.
 
-    Args:
-        inventory: the VMs that there are now; called once per sample.
-        scope: what counters are bound to.
-        events: "basic" counts cycles and instructions only.
-        reserve_counters: programmable counters per hardware thread that are left to the guests' virtual PMUs.
-        proc_root: where /proc is.
-        sys_root: where /sys is.
-        opens_per_tick: at most this many groups are opened per sample (but one target's at least).
-        max_fds: at most this many file descriptors; None: this source's share (`collector.files.fd_share`).
-        kernel: the system calls.
-        catalog: what the CPU can count; None: found out.
-
+    `inventory` returns the VMs that there are now; it is called once per sample. `events` "basic" counts cycles and
+    instructions only. `reserve_counters` programmable counters per hardware thread are left to the guests' virtual
+    PMUs. At most `opens_per_tick` groups are opened per sample (but one target's at least), and `max_fds` file
+    descriptors in all (None: this source's `fd_share`). `catalog` is what the CPU can count (None: read from the host).
     """
 
     name = "perf"
@@ -100,7 +82,7 @@ class PerfSource:
         self._budget = 0
 
     def probe(self) -> Probe:
-        """Try the groups on the calling thread, and say what came of it."""
+        """Try the groups on the calling thread, and report the result."""
         conflict = self._host.mediated_vpmu()
         if conflict:
             return Probe(
@@ -126,9 +108,7 @@ class PerfSource:
     def open(self) -> None:
         """Check that counting is possible and plan the groups; they are opened as VMs are sampled.
 
-        Raises:
-            SourceError: what `probe` said, with its reason.
-
+        Raises SourceError with the probe's reason.
         """
         found = self.probe()
         if not found.available:
@@ -138,14 +118,12 @@ class PerfSource:
     def sample(self) -> SourceSample:
         """Read the groups of all VMs, after opening and closing what the inventory asks for.
 
-        Raises:
-            SourceError: the inventory failed.
-
+        Raises SourceError if the inventory failed.
         """
         try:
             inventory = self._inventory()
         except (OSError, LookupError, ValueError) as error:
-            raise SourceError(f"perf: the list of VMs is not to be had: {error}") from error
+            raise SourceError(f"perf: the list of VMs is not available: {error}") from error
         conflict = self._host.mediated_vpmu()
         if self._plan is None and not conflict:
             self._plan = self._make_plan()
@@ -155,7 +133,7 @@ class PerfSource:
         self._budget = self._opens_per_tick
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         self._scope.begin()
-        begun = Stamp(time.monotonic_ns(), time.time_ns())  # not before: all that may have taken long
+        begun = clocks_now()  # only now: all that may have taken long
         read = partial(self._sample_vm, plan=plan, open_new=not conflict)
         vms = read_in_turn(inventory, read, begun, time.monotonic_ns)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
@@ -185,7 +163,7 @@ class PerfSource:
         return VmSample(identity.epoch, absent={"perf": reason})
 
     def _keep_up(self, vm: _Vm, identity: VmIdentity) -> None:
-        """Close what is not the VM's any more (a vCPU was unplugged, a CPU went offline, its group changed)."""
+        """Close what is no longer the VM's (a vCPU was unplugged, a CPU went offline, its group changed)."""
         keys = self._scope.keys(identity)
         if keys is not vm.keys:
             for key in vm.targets.keys() - set(keys):
@@ -207,8 +185,7 @@ class PerfSource:
         failure: PerfError | None = None
         for key, target in vm.targets.items():
             try:
-                # The events' clock moves only while the thread runs, and an ended thread's counters stand still
-                # for ever: without this look it would pass for an idle one.
+                # The clock of events moves only while the thread runs: without `ended` a dead thread would look idle.
                 if target.slices.advance(turn) or not ended(target):
                     counters[key] = target.slices.counters
                     continue
@@ -266,7 +243,7 @@ class PerfSource:
         return plan.events + self._scope.guards
 
     def _failed(self, vm: _Vm, error: SourceError) -> Reason:
-        """Note a failure. Retries thin out to one in 64 ticks, so a hopeless VM takes no other's opens."""
+        """Note a failure. Retries thin out to one in 64 ticks, so that a hopeless VM takes no other's opens."""
         vm.failure = self._host.refine(error) if isinstance(error, PerfError) else error.reason
         vm.retry_tick = self._tick + vm.backoff_ticks
         vm.backoff_ticks = min(2 * vm.backoff_ticks, _MAX_BACKOFF_TICKS)
@@ -282,19 +259,18 @@ class PerfSource:
         self._scope.forget(uuid)
 
     def _forget(self, epochs: Mapping[str, str]) -> None:
-        """Close the groups of VMs that are gone or in another epoch."""
         for uuid in [uuid for uuid, vm in self._vms.items() if epochs.get(uuid) != vm.epoch]:
             self._close_vm(uuid, self._vms.pop(uuid))
 
     # -- the plan ----------------------------------------------------------------------------------
 
     def _make_plan(self) -> Plan:
-        """Plan the groups and try them on the calling thread. Never raises; what is refused is left out."""
+        """Plan the groups and try them on the calling thread. Never raises; refused events are left out."""
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
         catalog = self._known()
-        budget = Budget(catalog.programmable, catalog.fixed, self._reserve_counters, bool(self._host.watchdog()))
-        return fit_plan(catalog, budget, self._attempt)
+        most_beside = beside_base(catalog, self._reserve_counters, watchdog=bool(self._host.watchdog()))
+        return fit_plan(catalog, most_beside, self._attempt)
 
     def _known(self) -> Catalog:
         if self._catalog is None:
@@ -322,7 +298,6 @@ class PerfSource:
             close_group(group, kernel=self._kernel)
 
     def _describe(self, plan: Plan, *, busy: bool) -> str:
-        """Say in one line what is counted, and why not more."""
         names = list(dict.fromkeys(name for group in plan.layout for name in group))
         where = "vCPU thread" if self._scope.name == "thread" else "VM's control group and CPU"
         text = f"{', '.join(names[:-1])} and {names[-1]} per {where}"

@@ -1,4 +1,4 @@
-"""Intel's libpqos as it is: how it is loaded, what it makes in resctrl, and what it leaves there."""
+"""Intel's libpqos: how it is loaded, what it needs, what it makes in resctrl, and what it leaves there."""
 
 import contextlib
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collector.base import Reason, SourceError
+from collector.proc_parse import parse_capabilities
 from collector.resctrl.tree import Place, Tree
 from whitepanda.common.extras import how_to_install
 
@@ -17,6 +18,8 @@ _log = logging.getLogger("whitepanda.pqos")
 #: The library's names of its events, and their bits.
 EVENTS = {"l3_occup": 1, "lmem_bw": 2, "tmem_bw": 4}
 
+_CAPABILITIES = 1 << 1 | 1 << 5  # CAP_DAC_OVERRIDE, CAP_KILL
+_CONTROL_GROUP = re.compile(r"COS[0-9]+")
 _GROUP = re.compile(r"pqos-([0-9]+)-[0-9]+")
 
 
@@ -32,12 +35,7 @@ class Library(NamedTuple):
 
 
 def load() -> Library:
-    """Load the package and the library, without starting it.
-
-    Raises:
-        SourceError: one of them is missing; says where to get it.
-
-    """
+    """Load the package and the library, without starting it. Raises SourceError with the remedy if one is missing."""
     try:
         from pqos import Pqos  # noqa: PLC0415 - only who wants this source needs the package
         from pqos.capability import PqosCap  # noqa: PLC0415 - the same
@@ -64,13 +62,7 @@ def monitored(library: Library) -> tuple[str, ...]:
 
 
 class Leftovers:
-    """What libpqos makes in resctrl: control groups COS1, COS2, ... while it starts, `pqos-<process>-<n>` per VM.
-
-    Args:
-        tree: where resctrl is mounted.
-        proc_root: where /proc is.
-
-    """
+    """What libpqos makes in resctrl: control groups COS1, COS2, ... while it starts, `pqos-<process>-<n>` per VM."""
 
     def __init__(self, tree: Tree, proc_root: str) -> None:
         self._tree = tree
@@ -78,7 +70,7 @@ class Leftovers:
         self._before: frozenset[str] | None = None
 
     def note(self) -> None:
-        """Note which control groups there are; those of the library that come later are its."""
+        """Note which control groups there are; later ones with the library's names are its."""
         self._before = self.control_groups()
 
     def control_groups(self) -> frozenset[str]:
@@ -106,9 +98,9 @@ class Leftovers:
         self._before = None
 
     def remove_stale(self, pids: Iterable[int]) -> None:
-        """Remove the groups of a killed agent: their maker is dead, and of threads they have our VMs' only.
+        """Remove the groups of a killed agent: their maker is dead, and all their threads are our VMs'.
 
-        Another user of libpqos who was killed may have made such a group too; nobody would ever use it again.
+        A killed user of libpqos may have made such a group too; nobody would ever use it again.
         """
         threads: set[int] = set()
         for pid in pids:
@@ -136,7 +128,7 @@ class Leftovers:
                 return True
             return any(Path(self._tree.path(control_group), "mon_groups").iterdir())
         except OSError:
-            return True  # not to be judged
+            return True  # unknown
 
     def _remove(self, place: Place) -> None:
         path = self._tree.path(place)
@@ -150,3 +142,57 @@ def _maker(place: Place) -> int:
     """Return the process whose libpqos made a monitoring group; 0: none did."""
     found = _GROUP.fullmatch(place.mon)
     return int(found[1]) if found else 0
+
+
+def check_host(tree: Tree, leftovers: Leftovers | None, proc_root: str, lock: str, msr: str) -> str:
+    """Describe the host; raises SourceError where the library would not work, or would do harm.
+
+    Without `leftovers` the library is to use the registers, of which `msr` is one CPU's; `lock` is its lock file.
+    """
+    if os.geteuid() != 0:
+        raise SourceError("libpqos works for root only; run the agent by its unit", Reason.NO_PERMISSION)
+    folder = Path(lock).parent
+    if not os.access(folder, os.W_OK):
+        message = f"{lock}: libpqos cannot lock; ReadWritePaths={folder.resolve()} in the unit"
+        raise SourceError(message, Reason.NO_PERMISSION)
+    if leftovers is None:
+        return _check_registers(tree, msr)
+    monitoring = tree.monitoring()
+    if not _capable(proc_root):
+        message = (
+            "libpqos makes folders where the mode forbids it, and sends signal 0 to see whether a thread lives; "
+            "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit"
+        )
+        raise SourceError(message, Reason.NO_PERMISSION)
+    if tree.read_only:
+        raise SourceError(f"{tree.root}: read-only here; ReadWritePaths={tree.root} in the unit", Reason.NO_PERMISSION)
+    others = sorted(name for name in leftovers.control_groups() if not _CONTROL_GROUP.fullmatch(name))
+    if others:
+        message = (
+            f"{tree.root}/{others[0]}: libpqos wants all control groups for itself, this one is another's; "
+            "use [sources.resctrl] instead"
+        )
+        raise SourceError(message, Reason.NO_RDT)
+    return f"libpqos on {tree.root}; {monitoring.num_rmids} monitoring ids"
+
+
+def _capable(proc_root: str) -> bool:
+    """Whether this process has the capabilities that the library expects of root."""
+    try:
+        found = parse_capabilities(Path(proc_root, "self/status").read_text())
+    except OSError:
+        return True
+    return found is None or found & _CAPABILITIES == _CAPABILITIES
+
+
+def _check_registers(tree: Tree, msr: str) -> str:
+    if (tree.root / "info").exists():
+        message = (
+            f"{tree.root}: resctrl is mounted, and its groups would be spoilt by writing the registers; "
+            'interface = "os" in [sources.pqos], or use [sources.resctrl]'
+        )
+        raise SourceError(message, Reason.NO_RDT)
+    if not os.access(msr, os.R_OK | os.W_OK):
+        message = f"{msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
+        raise SourceError(message, Reason.NO_PERMISSION)
+    return f"libpqos on the registers, {msr}"

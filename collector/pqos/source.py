@@ -1,20 +1,18 @@
 """Cache occupancy and memory bandwidth per VM through Intel's libpqos, for hosts without resctrl.
 
 libpqos (4.5, by the package `pqos`) works in one of two ways. "os": through the kernel's resctrl, a monitoring group
-`pqos-<process>-<n>` per VM with all threads of its QEMU. "msr": by the CPU's registers, without the kernel's help; it
-knows CPUs and not threads, so a VM is measured only where its vCPUs are pinned to CPUs that no other VM may use.
+`pqos-<process>-<n>` per VM with all threads of its QEMU. "msr": by the CPU's registers, without the kernel; it knows
+CPUs but not threads, so a VM is measured only if its vCPUs are pinned to CPUs that no other VM may use.
 
-What the library does beside that is handled here: while it starts it makes the control groups COS1, COS2, ... (those
-that it made are removed at the end); it takes threads out of any group (so VMs in others' groups are let alone); it
-says nothing of a failed reading and takes "Unavailable" for 0 (so a counter that falls is no value). Its reset is
-never called.
+The library's side effects are handled here. It makes the control groups COS1, COS2, ... while it starts (removed at the
+end), takes threads out of any group (so VMs in others' groups are left alone), reports no failed reading and takes
+"Unavailable" for 0 (so a counter that falls is no value). Its reset is never called.
 """
 
 import contextlib
 import itertools
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -22,9 +20,21 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from collector.base import Probe, RdtCounters, RdtDomain, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
+from collector.base import (
+    NS_PER_S,
+    Probe,
+    RdtCounters,
+    RdtDomain,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+    vm_sample,
+)
 from collector.inventory.inventory import Inventory
-from collector.pqos.library import EVENTS, Leftovers, Library, load, monitored
+from collector.pqos.library import EVENTS, Leftovers, Library, check_host, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import Place, Tree
@@ -32,24 +42,21 @@ from collector.timestamps import read_in_turn
 
 _log = logging.getLogger("whitepanda.pqos")
 
-_S = 1_000_000_000
 #: libpqos adds up all cache domains.
 _DOMAIN = "all"
 _UNREAD = (1 << 64) - 1  # no counter's value; one that is still there was not read
 _LOCK = "/var/lock/libpqos"
-_CAPABILITIES = 1 << 1 | 1 << 5  # CAP_DAC_OVERRIDE, CAP_KILL
-_CONTROL_GROUP = re.compile(r"COS[0-9]+")
-#: A thread may end and another begin between two looks at their number, so all are listed this often.
-_LIST_NS = 5 * _S
-#: No monitoring id was free: how long none is asked for.
-_BACK_OFF_NS = 10 * _S
-#: Samples in which a counter is behind what it was; then its group is made anew.
+#: A thread may end and another begin between two checks of their number, so all are listed this often.
+_LIST_NS = 5 * NS_PER_S
+#: How long no monitoring id is requested after none was free.
+_BACK_OFF_NS = 10 * NS_PER_S
+#: After this many samples with a counter behind its former value the group is made anew.
 _MAX_BEHIND = 5
 
 
 @dataclass(slots=True)
 class _Vm:
-    """A VM with a group of ours. `members` are its threads, in "msr" its CPUs."""
+    """A VM with a group. `members` are its threads, in "msr" its CPUs."""
 
     epoch: str
     group: Any
@@ -65,17 +72,9 @@ class _Vm:
 class PqosSource:
     """The pqos source (`collector.base.Source`). Not safe for use by several threads at once; one per process.
 
-    Args:
-        inventory: the VMs; called once per sample.
-        interface: "os" or "msr", as above.
-        max_groups: VMs that are monitored at once; those beyond it have no monitoring id.
-        root: where resctrl is mounted; the library looks nowhere else.
-        proc_root: where /proc is; the library looks nowhere else.
-        msr: the registers of one CPU.
-        lock: the library's lock file.
-        affinity: on which CPUs a thread may run.
-        clock: monotonic, in nanoseconds.
-
+    `interface` is "os" or "msr", as above. `max_groups` VMs are monitored at once; the others have no monitoring id.
+    `root`, `proc_root` and `lock` are fixed in the library, so other values are for tests; `msr` is the registers of
+    one CPU. `affinity` returns on which CPUs a thread may run; `clock` is monotonic, in nanoseconds.
     """
 
     name = "pqos"
@@ -114,25 +113,20 @@ class PqosSource:
         self._left_alone: dict[str, str] = {}  # in others' groups: epoch by UUID
 
     def probe(self) -> Probe:
-        """Say whether the library is there and finds what it needs. It is not started for that."""
+        """Say whether the library is there and finds what it needs, without starting it."""
         try:
             load()
-            detail = self._look()
+            detail = check_host(self._tree, self._leftovers, self._proc, self._lock, self._msr)
+            return Probe(available=True, detail=detail)
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
-        return Probe(available=True, detail=detail)
+            return error.as_probe()
 
     def open(self) -> None:
-        """Start the library.
-
-        Raises:
-            SourceError: it is missing, or says no.
-
-        """
+        """Start the library. Raises SourceError if it is missing, or says no."""
         self.close()
         library = load()
-        # Without its registers it does not say no but ends the process.
-        self._look()
+        # Without its registers the library would end the process.
+        check_host(self._tree, self._leftovers, self._proc, self._lock, self._msr)
         if self._leftovers is not None:
             self._leftovers.note()
         self._log_file = Path(os.devnull).open("w")  # noqa: SIM115 - the library writes to it until its end
@@ -153,20 +147,15 @@ class PqosSource:
             self._leftovers.remove_stale(vm.pid for vm in self._inventory.vms())
 
     def sample(self) -> SourceSample:
-        """Bring the groups into step with the VMs, and read them.
-
-        Raises:
-            SourceError: the VMs are not known, or the library is not started.
-
-        """
+        """Update the groups for the VMs, and read them. Raises SourceError."""
         if self._library is None:
             self.open()
         inventory = self._inventory.vms()
         now_ns = self._clock()
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         absent = self._follow(inventory, now_ns)
-        begun = Stamp(self._clock(), time.time_ns())  # not before: the list and new groups take their time
-        read = partial(self._tell, absent=absent, now_ns=begun.mono_ns)
+        begun = Stamp(self._clock(), time.time_ns())  # only now: listing and new groups take time
+        read = partial(self._sample_vm, absent=absent, now_ns=begun.mono_ns)
         vms = read_in_turn(inventory, read, begun, self._clock)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
@@ -180,59 +169,6 @@ class PqosSource:
                 library.pqos.fini()
             self._clean_up()
         self._close_log()
-
-    # --- what the library needs, and what it leaves ---
-
-    def _look(self) -> str:
-        """Say what was found; raises SourceError where the library would not work, or would do harm."""
-        if os.geteuid() != 0:
-            raise SourceError("libpqos works for root only; run the agent by its unit", Reason.NO_PERMISSION)
-        folder = Path(self._lock).parent
-        if not os.access(folder, os.W_OK):
-            message = f"{self._lock}: libpqos cannot lock; ReadWritePaths={folder.resolve()} in the unit"
-            raise SourceError(message, Reason.NO_PERMISSION)
-        if self._leftovers is None:
-            return self._look_for_registers()
-        monitoring = self._tree.monitoring()
-        if not self._capable():
-            message = (
-                "libpqos makes folders where the mode forbids it, and sends signal 0 to see whether a thread lives; "
-                "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit"
-            )
-            raise SourceError(message, Reason.NO_PERMISSION)
-        if self._tree.read_only:
-            message = f"{self._tree.root}: read-only here; ReadWritePaths={self._tree.root} in the unit"
-            raise SourceError(message, Reason.NO_PERMISSION)
-        names = self._leftovers.control_groups()
-        others = sorted(name for name in names if not _CONTROL_GROUP.fullmatch(name))
-        if others:
-            message = (
-                f"{self._tree.root}/{others[0]}: libpqos wants all control groups for itself, this one is another's; "
-                "use [sources.resctrl] instead"
-            )
-            raise SourceError(message, Reason.NO_RDT)
-        return f"libpqos on {self._tree.root}; {monitoring.num_rmids} monitoring ids"
-
-    def _capable(self) -> bool:
-        """Whether this process has what the library takes for granted in root."""
-        try:
-            text = Path(self._proc, "self/status").read_text()
-        except OSError:
-            return True
-        found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
-        return found is None or int(found[1], 16) & _CAPABILITIES == _CAPABILITIES
-
-    def _look_for_registers(self) -> str:
-        if (self._tree.root / "info").exists():
-            message = (
-                f"{self._tree.root}: resctrl is mounted, and its groups would be spoilt by writing the registers; "
-                'interface = "os" in [sources.pqos], or use [sources.resctrl]'
-            )
-            raise SourceError(message, Reason.NO_RDT)
-        if not os.access(self._msr, os.R_OK | os.W_OK):
-            message = f"{self._msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
-            raise SourceError(message, Reason.NO_PERMISSION)
-        return f"libpqos on the registers, {self._msr}"
 
     def _clean_up(self) -> None:
         if self._leftovers is not None:
@@ -306,7 +242,7 @@ class PqosSource:
 
     @staticmethod
     def _in_step(vm: _Vm, cpus: frozenset[int] | None, *, list_all: bool) -> bool:
-        """Look whether a VM's threads, or CPUs, are still the group's."""
+        """Whether a VM's threads, or CPUs, are still the group's."""
         if vm.threads is None:
             return vm.members == cpus
         try:
@@ -318,7 +254,7 @@ class PqosSource:
     def _bring_up(
         self, identity: VmIdentity, vm: _Vm | None, cpus: frozenset[int] | None, foreign: dict[int, Place], now_ns: int
     ) -> Reason | None:
-        """Give a VM its group, or its group the VM's new threads; returns why that cannot be."""
+        """Give a VM its group, or its group the VM's new threads; returns why that failed."""
         library = self._library
         if library is None:
             return Reason.SOURCE_FAILED
@@ -385,7 +321,7 @@ class PqosSource:
         vm.members = tids
 
     def _exclusive_cpus(self, inventory: Iterable[VmIdentity], absent: dict[str, Reason]) -> dict[str, frozenset[int]]:
-        """Return the CPUs of the VMs that have theirs alone; the others go to `absent`."""
+        """Return the CPUs of VMs that share them with no other VM; the others go to `absent`."""
         cpus: dict[str, frozenset[int]] = {}
         users: dict[int, int] = {}
         for identity in inventory:
@@ -407,19 +343,18 @@ class PqosSource:
 
     # --- reading ---
 
-    def _tell(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
+    def _sample_vm(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
         vm = self._vms.get(identity.uuid)
+        rdt: RdtCounters | Reason
         if vm is None or identity.uuid in absent:
-            reason = absent.get(identity.uuid, Reason.VM_STARTING)
+            rdt = absent.get(identity.uuid, Reason.VM_STARTING)
         else:
             found = self._read(identity.uuid, vm, now_ns)
-            if isinstance(found, RdtDomain):
-                return VmSample(identity.epoch, rdt=RdtCounters(vm.opened, {_DOMAIN: found}))
-            reason = found
-        return VmSample(identity.epoch, absent={"rdt": reason})
+            rdt = found if isinstance(found, Reason) else RdtCounters(vm.opened, {_DOMAIN: found})
+        return vm_sample(identity.epoch, rdt=rdt)
 
     def _read(self, uuid: str, vm: _Vm, now_ns: int) -> RdtDomain | Reason:
-        """Read one group. By itself, so that its failure is not the others'."""
+        """Read one group, by itself, so that its failure costs no other."""
         library, values = self._library, vm.group.values
         if library is None:
             return Reason.SOURCE_FAILED
@@ -433,7 +368,7 @@ class PqosSource:
             return Reason.RDT_UNAVAILABLE
         found = {event: getattr(values, names[event]) for event in self._events}
         if _UNREAD in found.values():
-            # The registers' next delta would begin at nobody knows what.
+            # The registers' next delta would have an unknown beginning.
             vm.opened = vm.opened if self._os else next(self._opened)
             return Reason.RDT_UNAVAILABLE
         if not self._count(vm, found):
@@ -466,7 +401,7 @@ class PqosSource:
         )
 
     def _warn(self, identity: VmIdentity, message: str) -> None:
-        """Log a message once per VM, for as long as there is the VM."""
+        """Log a message once per VM."""
         said = self._warned.setdefault(identity.uuid, set())
         if message not in said:
             said.add(message)

@@ -6,20 +6,14 @@ import threading
 import psutil
 
 from collector.base import HostCounters
-from collector.files import KeptFile, KeptFiles, NoFdError
+from collector.files import KeptFile, KeptFiles
 from collector.proc_parse import Pressure, parse_pressure
 
 _psutil_root = threading.Lock()
 
 
 class HostTotals:
-    """Adds to the host's counters what is not in /proc/stat. What the kernel does not tell stays None.
-
-    Args:
-        root: where /proc is.
-        files: keeps the files open.
-
-    """
+    """Adds to the host's counters what is not in /proc/stat. What the kernel does not know stays None."""
 
     def __init__(self, root: str, files: KeptFiles) -> None:
         self._root = root
@@ -62,13 +56,13 @@ class HostTotals:
     def _load(self) -> float | None:
         try:
             return float(self._read("loadavg").split()[0])
-        except (OSError, NoFdError, ValueError, IndexError):
+        except (OSError, ValueError, IndexError):
             return None
 
     def _pressure(self, resource: str) -> Pressure:
         try:
             return parse_pressure(self._read(f"pressure/{resource}"))
-        except (OSError, NoFdError, ValueError):  # such as EOPNOTSUPP: the kernel was started with psi=0
+        except (OSError, ValueError):  # such as EOPNOTSUPP: the kernel was started with psi=0
             return Pressure()
 
     def _read(self, name: str) -> bytes:

@@ -1,8 +1,8 @@
-"""CPU time of whole processes, in nanoseconds, by one system call each: tells which of them have not run at all.
+"""CPU time of whole processes, in nanoseconds, by one system call each: which of them have not run at all.
 
-The clock is that of clock_getcpuclockid(3). It sums what the schedstat files of all threads say, ended ones included:
-while it stands still no thread of the process was on a CPU, so that nothing that it does itself can have been counted.
-How long its threads waited for a CPU can: the kernel adds to that when it moves a waiting thread to another CPU.
+The clock is clock_getcpuclockid(3)'s. It sums the schedstat files of all threads, ended ones included: while it stands
+still no thread of the process was on a CPU, so nothing that it does itself was counted. Its threads' waits can grow:
+the kernel adds to them when it moves a waiting thread to another CPU.
 """
 
 import os
@@ -13,13 +13,7 @@ _SCHED_CLOCK = 2  # the kernel's CPUCLOCK_SCHED, in the low three bits of a proc
 
 
 class ProcessTime:
-    """Reads processes' clocks.
-
-    Args:
-        proc_root: where /proc is. Where its process ids are not those of this process's own namespace (and in a folder
-            that is no /proc) no clock is read.
-
-    """
+    """Reads processes' clocks; none where `proc_root` has other process ids than this process's namespace."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         try:
@@ -28,7 +22,7 @@ class ProcessTime:
             self._works = False
 
     def read(self, pid: int) -> int | None:
-        """Return the CPU time of a process so far; None where it cannot be told (it has ended)."""
+        """Return the CPU time of a process so far; None where it is unknown (it has ended)."""
         if not self._works:
             return None
         try:

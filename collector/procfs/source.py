@@ -1,21 +1,21 @@
 """CPU time, guest time, run-queue wait and storage bytes of each VM, and the host's CPU time, from /proc.
 
 Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
-and io; all by files that are kept open (`collector.files`). What reads as it did the last time is not parsed, and
-of a process none of whose threads ran since the last time (`collector.procfs.process_time`) its stat and io are not
-read: only it can change them. Waits are always read: those of a thread that gets no CPU grow as the kernel moves it
-    about.
+and io; all from files that are kept open (`collector.files`). Unchanged text is not parsed. The stat and io of a
+process that has not run (`collector.procfs.process_time`) are not read: only the process changes them. Waits are always
+read: they grow when the kernel moves a waiting thread to another CPU.
 
-How many threads run at this instant is then counted, one right after the other, of those whose schedstat moved since
-the last look and those that ran then: no other can be on a CPU, as getting there moves it. A look costs five times what
-schedstat does, so that on a host of many vCPUs the VMs take turns.
+Then the threads that run at this instant are counted among those that ran at the last count or whose schedstat has
+changed since: getting onto a CPU changes it. This costs five times as much as schedstat, so VMs take turns on a host of
+many vCPUs.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from time import monotonic_ns, time_ns
+from time import monotonic_ns
 
 from collector.base import (
     HostCounters,
@@ -24,24 +24,24 @@ from collector.base import (
     Reason,
     SourceError,
     SourceSample,
-    Stamp,
     ThreadCounters,
     VmIdentity,
     VmSample,
+    vm_sample,
 )
-from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
+from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_once, reason_of
 from collector.inventory.inventory import Inventory
 from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_runs, parse_schedstat, parse_task_stat
 from collector.procfs.host_totals import HostTotals
 from collector.procfs.process_time import ProcessTime
 from collector.procfs.storage import StorageBytes
-from collector.timestamps import read_in_turn
+from collector.timestamps import clocks_now, read_in_turn
 
 _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
-_STATE_BYTES = 128  # of which the thread's number, its name and its state have at most 80
-_MOST_LOOKS = 400  # at threads, per sampling, of 5 to 7 us each: 0.2 to 0.3 % of a core at one a second
+_STATE_BYTES = 128  # its number, name and state have at most 80
+_MOST_LOOKS = 400  # states read per sampling, 5 to 7 us each: 0.2 to 0.3 % of a core at one sampling a second
 _HOST_CHUNK_BYTES = 64 * 1024
-# Why storage bytes may not be known that are at the next reading.
+# Reasons for unknown storage bytes that may be gone at the next reading.
 _PASSING = {Reason.FD_LIMIT, Reason.NOT_PRESENT, Reason.VM_STARTING}
 
 
@@ -49,8 +49,8 @@ _PASSING = {Reason.FD_LIMIT, Reason.NOT_PRESENT, Reason.VM_STARTING}
 class _Thread:
     """A vCPU thread. `file` is its schedstat, or its stat on a kernel that has no times in schedstat.
 
-    `state` is its stat, kept open from the first look but that of opening. `may_run`: the last look said that it runs,
-    or it has moved since.
+    `state` is its stat file, opened when its state is read a second time. `may_run`: it ran when its state was last
+    read, or its schedstat has changed since.
     """
 
     folder: str
@@ -67,8 +67,8 @@ class _Thread:
 class _Vm:
     """A VM in one epoch. `made` is its last sample, None unless it was whole, and of this `identity`.
 
-    `spent_ns` is the process's CPU time before that was read: as long as it is the same, so is what was read.
-    `running` is how many of its threads run now; None: nobody looked.
+    `spent_ns` is the process's CPU time before that: while it is the same, so is what was read. `running` is how many
+    of its threads run now; None: not counted.
     """
 
     epoch: str
@@ -86,12 +86,8 @@ class _Vm:
 class ProcfsSource:
     """The procfs source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    Args:
-        inventory: the VMs; called once per sample.
-        root: where /proc is.
-        max_fds: at most this many files are kept open (two per vCPU thread, two per VM, four for the host); those
-            beyond it are opened for each reading. None: this source's share (`collector.files.fd_share`).
-
+    `max_fds` bounds the files kept open (two per vCPU thread, two per VM, four for the host); None: this source's
+    `fd_share`.
     """
 
     name = "procfs"
@@ -112,7 +108,7 @@ class ProcfsSource:
         try:
             host = self._read_host()
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
+            return error.as_probe()
         vms = self._inventory.probe()
         if not vms.available:
             return vms
@@ -123,18 +119,13 @@ class ProcfsSource:
         self._read_host()
 
     def sample(self) -> SourceSample:
-        """Read all vCPU threads, processes and the host.
-
-        Raises:
-            SourceError: the VMs or the host's file cannot be read at all.
-
-        """
+        """Read all vCPU threads, processes and the host. Raises SourceError if the VMs or the host cannot be read."""
         inventory = self._inventory.vms()
-        begun = Stamp(monotonic_ns(), time_ns())  # not before: a new VM may have kept the list waiting
+        begun = clocks_now()  # only now: a new VM may have delayed the list
         if inventory != self._listed:
             self._forget({vm.uuid: vm for vm in inventory})
             self._listed = inventory
-        # The VMs take turns to be looked at where they have more threads that may run than that many.
+        # With too many threads that may run, VMs take turns.
         turns = max(1, -(-self._may_run // _MOST_LOOKS))
         self._samplings += 1
         self._may_run = 0
@@ -156,7 +147,6 @@ class ProcfsSource:
         self._totals.close()
 
     def _forget(self, present: dict[str, VmIdentity]) -> None:
-        """Close the files of VMs and threads that are gone."""
         for uuid, vm in list(self._vms.items()):
             identity = present.get(uuid)
             if identity is None or identity.epoch != vm.epoch:
@@ -194,18 +184,8 @@ class ProcfsSource:
             if is_same and vm.storage is not None and not vm.storage.moves_alone:
                 return made
         process = self._process_or_reason(vm, identity, slept=made is not None)
-        absent = {}
-        if isinstance(threads, Reason):
-            absent["threads"] = threads
-        if isinstance(process, Reason):
-            absent["process"] = process
-        made = VmSample(
-            identity.epoch,
-            threads=None if isinstance(threads, Reason) else threads,
-            process=None if isinstance(process, Reason) else process,
-            absent=absent,
-        )
-        is_whole = not isinstance(process, Reason) and not absent and process.storage_reason not in _PASSING
+        made = vm_sample(identity.epoch, threads=threads, process=process)
+        is_whole = isinstance(process, ProcessCounters) and not made.absent and process.storage_reason not in _PASSING
         vm.identity, vm.spent_ns, vm.made = identity, spent_ns, made if is_whole else None
         return made
 
@@ -215,19 +195,18 @@ class ProcfsSource:
             return Reason.VM_STARTING
         try:
             threads = self._read_threads(vm, identity, look=look)
-        except (OSError, ValueError, NoFdError) as error:
+        except (OSError, ValueError) as error:
             reason = reason_of(error)
         else:
             if threads:
                 return threads
             reason = Reason.NOT_PRESENT
-        # A sum over some of its vCPUs would look like a slower VM. Begin anew next time; until then what it
-        # had open serves others.
+        # A sum over some of its vCPUs would look like a slower VM. Begin anew next time; others may use its files.
         self._close_threads(vm, list(vm.threads))
         return reason
 
     def _read_threads(self, vm: _Vm, identity: VmIdentity, *, look: bool) -> dict[int, ThreadCounters]:
-        """Return the counters of the vCPU threads that live, and count those that run if it is the VM's turn."""
+        """Return the living vCPU threads' counters; count the running ones if it is the VM's turn (`look`)."""
         counters = {}
         may_run = []
         tcg = identity.accelerator == "tcg"
@@ -240,24 +219,24 @@ class ProcfsSource:
                 text = thread.file.read(_TASK_BYTES)
                 # A thread that slept since the last time reads the same.
                 if text != thread.text or thread.counters is None:
-                    thread.may_run |= thread.counters is not None  # of a new one its opening has told
+                    thread.may_run |= thread.counters is not None  # a new one's is known from its opening
                     thread.counters = self._parse_thread(thread, text, tcg=tcg)
                     thread.text = text if thread.counters.cpu_ns else b""  # all zero: see _parse_thread
-                # One that ran may do so ever since: the kernel need not bring its time up to date meanwhile.
+                # One that ran may still run: the kernel need not update its time meanwhile.
                 if thread.may_run:
                     may_run.append(thread)
                 counters[tid] = thread.counters
             except OSError as error:
                 if error.errno not in GONE:
                     raise
-                # A vCPU was unplugged, the VM stopped. Should the number come back, it is opened anew.
+                # A vCPU was unplugged or the VM stopped. If the number comes back, it is opened anew.
                 self._close_threads(vm, [tid] if tid in threads else [])
         self._may_run += len(may_run)
         vm.running = self._count_running(may_run) if look or not may_run else None
         return counters
 
     def _count_running(self, threads: Iterable[_Thread]) -> int | None:
-        """Count the threads that run, or wait for a CPU, now. None: that cannot be told."""
+        """Count the threads that run, or wait for a CPU, now; None where that is unknown."""
         running = 0
         try:
             for thread in threads:
@@ -270,8 +249,8 @@ class ProcfsSource:
                         raise
                 else:
                     running += runs
-        except (OSError, ValueError, NoFdError):
-            return None  # costs neither the times nor the next look
+        except (OSError, ValueError):
+            return None
         return running
 
     def _open_thread(self, pid: int, tid: int) -> _Thread:
@@ -320,15 +299,15 @@ class ProcfsSource:
             if vm.storage is None:
                 vm.storage = StorageBytes(str(self._root), self._files, identity)
             read_bytes, write_bytes, reason = vm.storage.read(identity)
-        except (OSError, ValueError, NoFdError) as error:
+        except (OSError, ValueError) as error:
             self._close_process(vm)
             return reason_of(error)
-        # Where the threads tell their guest time themselves, the process's is not needed.
-        told = identity.accelerator == "tcg" or any(not thread.precise for thread in vm.threads.values())
+        # The threads' own guest times make the process's superfluous.
+        in_threads = identity.accelerator == "tcg" or any(not thread.precise for thread in vm.threads.values())
         return ProcessCounters(
             (stat.utime_ticks + stat.stime_ticks) * NS_PER_TICK,
             stat.start_ticks,
-            None if told else stat.guest_ticks * NS_PER_TICK,
+            None if in_threads else stat.guest_ticks * NS_PER_TICK,
             read_bytes,
             write_bytes,
             reason,
@@ -338,24 +317,23 @@ class ProcfsSource:
     def _read_host(self) -> HostCounters:
         path = self._root / "stat"
         try:
-            text = _read_cpu_lines(str(path))
-            return parse_host_stat(text)
-        except NoFdError as error:
-            message = f"{path}: no file descriptor is left; raise the agent's LimitNOFILE"
-            raise SourceError(message, Reason.FD_LIMIT) from error
+            return parse_host_stat(_read_cpu_lines(path))
         except OSError as error:
+            if error.errno in NO_FD:
+                message = f"{path}: no file descriptor is left; raise the agent's LimitNOFILE"
+                raise SourceError(message, Reason.FD_LIMIT) from error
             raise SourceError(f"{path}: {error.strerror}; sources.procfs.root must be a /proc") from error
         except ValueError as error:
             raise SourceError(f"{path}: {error}; sources.procfs.root must be a /proc") from error
 
 
-def _read_cpu_lines(path: str) -> bytes:
-    """Read /proc/stat as far as its "cpu" lines go: a number per interrupt follows, long and not for us."""
-    text = read_once(path, _HOST_CHUNK_BYTES)
-    if b"\nintr" in text or len(text) < _HOST_CHUNK_BYTES:
-        return text
-    with Path(path).open("rb") as file:
-        text = file.read(_HOST_CHUNK_BYTES)
-        while b"\nintr" not in text and (more := file.read(_HOST_CHUNK_BYTES)):
+def _read_cpu_lines(path: Path) -> bytes:
+    """Read /proc/stat up to the end of its "cpu" lines: a long line with a number per interrupt follows."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(fd, _HOST_CHUNK_BYTES)
+        while b"\nintr" not in text and (more := os.read(fd, _HOST_CHUNK_BYTES)):
             text += more
+    finally:
+        os.close(fd)
     return text

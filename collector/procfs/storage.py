@@ -1,33 +1,30 @@
 """Bytes that the kernel moved between a VM's process and block devices: the host's view of its storage.
 
 From /proc/PID/io where this process may read it (that takes CAP_SYS_PTRACE, even as root), else from the v2 control
-group's io.stat. Reads are those that reached a device (the page cache's hits are not in them). Writes are, in
-/proc/PID/io, those past the page cache and pages made dirty in it; in io.stat, what was written back to devices.
+group's io.stat. Reads are those that reached a device, without hits of the page cache. Writes are, in /proc/PID/io,
+those past the page cache and pages made dirty in it; in io.stat, what was written back to devices.
 
-A process stays itself, but its group may be another one later, and others may come into it: that is looked at now and
-then. Between the bytes of one group and those of the next there is a reading without any, so that no rate is made of
-the two.
+The process may move to another group, and other processes may enter its group, so both are checked now and then. When
+the group changes, one reading is left out so that no rate is made of two groups' bytes.
 """
 
 from pathlib import Path
 
 from collector.base import Reason, VmIdentity
 from collector.cgroup.tree import CgroupTree
-from collector.files import NO_FD, KeptFile, KeptFiles, NoFdError
+from collector.files import NO_FD, KeptFile, KeptFiles
 from collector.proc_parse import parse_io_stat, parse_process_io
 
 _KINDS = {"file", "block", ""}
 _READ_BYTES = 64 * 1024
-# In readings, of which there is mostly one a second: how often it is looked whether the process is in another group,
-# and who else is in it.
+# In readings, usually one a second: how often to check whether the process is in another group, and who else is in it.
 _LOOK_EACH, _FIND_EACH = 10, 60
 
 
 def seen_by_kernel(identity: VmIdentity) -> bool:
-    """Whether the host's kernel sees the I/O of any of a VM's disks.
+    """Whether the host's kernel sees the I/O of any of a VM's disks; if not, a count of zero would be wrong.
 
-    It does not see librbd's, vhost-user's and those of devices passed through. Where a VM has no other disk, a
-    count of zero would be wrong.
+    It does not see the I/O of librbd, of vhost-user and of devices passed through.
     """
     if identity.disks:
         return any(disk.kind in _KINDS for disk in identity.disks)
@@ -35,16 +32,10 @@ def seen_by_kernel(identity: VmIdentity) -> bool:
 
 
 class StorageBytes:
-    """One VM's storage bytes, in one of its epochs. Which way works is found out at the first reading.
+    """One VM's storage bytes, in one of its epochs.
 
-    Without a descriptor to find that out with it is tried again at each reading.
-
-    Args:
-        proc_root: where /proc is.
-        files: keeps the file open.
-        identity: the VM.
-        sys_block: the kernel's folder of block devices by number.
-
+    The first reading finds the file to read; without a file descriptor the next one tries again. `sys_block` is the
+    kernel's folder of block devices by number.
     """
 
     def __init__(
@@ -67,16 +58,11 @@ class StorageBytes:
 
     @property
     def moves_alone(self) -> bool:
-        """Whether the bytes may change while the process does not run: those of its group are written back later."""
+        """Whether the bytes may change while the process does not run: a group's are written back later."""
         return self._of_group
 
     def read(self, identity: VmIdentity) -> tuple[int | None, int | None, Reason]:
-        """Return the bytes read and written, cumulative; None and why where they are not known.
-
-        Raises:
-            ValueError: the text is not what the kernel writes.
-
-        """
+        """Return the bytes read and written, cumulative; None and why where they are unknown. Raises ValueError."""
         if self._seen is None or self._seen[0] is not identity:
             self._seen = identity, seen_by_kernel(identity)
         if not self._seen[1]:
@@ -87,10 +73,10 @@ class StorageBytes:
             return None, None, self._reason
         try:
             text = self._file.read(_READ_BYTES)
-        except NoFdError:
-            return None, None, Reason.FD_LIMIT
-        except OSError:
-            # The process has ended, or its group: what stood there before is no answer.
+        except OSError as error:
+            if error.errno in NO_FD:
+                return None, None, Reason.FD_LIMIT
+            # The process or its group has ended: what stood there before is no answer.
             if self._of_group:
                 self.close()
                 self._of_group, self._reason, self._again = False, Reason.NOT_PRESENT, True
@@ -106,7 +92,7 @@ class StorageBytes:
         self._file = None
 
     def _follow(self, pid: int) -> bool:
-        """Look for the group anew where that is due; True: the bytes from now on are another one's."""
+        """Find the group again if that is due; True: the bytes from now on are another group's."""
         self._readings += 1
         if not self._again and self._readings % _FIND_EACH:
             if self._readings % _LOOK_EACH:
@@ -114,11 +100,11 @@ class StorageBytes:
             try:
                 if self._tree.membership(pid) == self._membership:
                     return False
-            except (OSError, NoFdError):
+            except OSError:
                 return False  # it has ended, or there is no descriptor now
         former, found = self._file, self._find(pid)
         if former is not None and found is not None and former.path == found.path:
-            # The former is of the group itself, and not of another one that was made by its name.
+            # The former is the group's own; the found one may be of a new group of that name.
             self._files.close(found)
             return False
         if former is not None and self._again:  # no descriptor is left to look with: what is open stays
@@ -129,18 +115,16 @@ class StorageBytes:
         return former is not None and found is not None
 
     def _find(self, pid: int) -> KeptFile | None:
-        """Open the file to be read from now on; None: there is none, and the reason is noted."""
+        """Open the file to read from now on; None: there is none, and `_reason` says why."""
         self._again = self._of_group = False
         file = None
         try:
             file = self._files.open(f"{self._proc_root}/{pid}/io")
             file.read()  # a process of our own user can be opened and not be read
-        except NoFdError:
-            self._reason = Reason.FD_LIMIT
         except PermissionError:
             self._reason = Reason.NO_PERMISSION
-        except OSError:
-            self._reason = Reason.NOT_PRESENT  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+        except OSError as error:  # NOT_PRESENT: a kernel without CONFIG_TASK_IO_ACCOUNTING
+            self._reason = Reason.FD_LIMIT if error.errno in NO_FD else Reason.NOT_PRESENT
         else:
             return file
         self._files.close(file)
@@ -151,15 +135,15 @@ class StorageBytes:
                 file = self._files.open(f"{group.v2}/io.stat")
                 self._of_group = True
                 return file
-        except (OSError, ValueError, NoFdError) as error:
-            # Else there is no io controller: the reason stands.
-            if isinstance(error, NoFdError) or getattr(error, "errno", 0) in NO_FD:
+        except (OSError, ValueError) as error:
+            # Otherwise there is no io controller: the reason stands.
+            if getattr(error, "errno", 0) in NO_FD:
                 self._reason = Reason.FD_LIMIT
         self._again = self._reason is Reason.FD_LIMIT
         return None
 
     def _sum(self, devices: dict[str, tuple[int, int]]) -> tuple[int, int]:
-        """Sum over devices. What a device-mapper or RAID device moved, those below it moved too: once is enough."""
+        """Sum over devices, without those below a device-mapper or RAID device: its bytes are theirs too."""
         below: set[str] = set()
         for device in devices:
             if device not in self._below:
@@ -170,7 +154,7 @@ class StorageBytes:
 
 
 def devices_below(device: str, sys_block: str) -> frozenset[str]:
-    """Return the devices ("8:0") that a stacked device is made of, and in turn theirs; whole disks of partitions."""
+    """Return the devices ("8:0") below a stacked device at any depth; the whole disk for a partition."""
     found: set[str] = set()
     try:
         slaves = list(Path(sys_block, device, "slaves").iterdir())

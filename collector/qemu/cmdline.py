@@ -1,4 +1,4 @@
-"""QEMU's command line (qemu(1)) as far as it tells who a VM is and what it has. Pure."""
+"""QEMU's command line (qemu(1)): a VM's identity and devices. Pure."""
 
 import json
 import re
@@ -11,14 +11,14 @@ from collector.base import DiskDevice
 from whitepanda.common.texts import clean_name
 
 _PROGRAM = re.compile(rb"(?:.*/)?(?:qemu-system-[\w.-]+|qemu-kvm|kvm)")
-# Only libvirt starts QEMU with these: a VM's secret, its folder, the socket of a look at QEMU's capabilities.
+# Only libvirt starts QEMU with these: a VM's secret, its folder, the socket of a query of QEMU's capabilities.
 _LIBVIRT = (b"/master-key.aes", b"/libvirt/qemu/domain-", b"/libvirt/qemu/qmp-")
 _YES = {"on", "yes", "true", "y"}
-# Of JSON, which anybody wrote: characters, the depth of nesting, characters of a nested key. QEMU's own has far less.
+# Bounds on JSON, which anybody may write: characters, depth of nesting, characters of a nested key. QEMU has far less.
 _MAX_JSON, _MAX_DEPTH, _MAX_KEY = 1 << 16, 32, 256
 _NIL = uuid.UUID(int=0)
 
-# Options with a free text behind them, which must not be taken for an option itself.
+# Options with a free text after them, which must not be taken for an option.
 _TEXTS = {"append", "kernel", "initrd", "fw_cfg", "serial", "monitor", "dtb", "bios", "loadvm", "incoming"}
 _READ = {
     "name", "uuid", "smbios", "accel", "machine", "M", "qmp", "qmp-pretty", "chardev", "mon", "drive", "blockdev",
@@ -28,12 +28,10 @@ _NETWORK_DRIVERS = {"rbd", "nbd", "iscsi", "ssh", "http", "https", "ftp", "ftps"
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+._-]*):")
 # Network back-ends that are no interface of their own, or none at all.
 _NO_NETDEV = {"nic", "none", "hubport"}
-# With one of these QEMU adds no network of its own.
+# With one of these QEMU adds no default network.
 _NO_DEFAULT_NETWORK = {"nodefaults", "netdev", "nic", "net"}
-# In libvirt's words, as `collector.base.InterfaceDevice` has them.
+# The kinds of `collector.base.InterfaceDevice`.
 _NETDEV_KINDS = {"tap": "ethernet", "bridge": "bridge", "vhost-user": "vhostuser", "vhost-vdpa": "vdpa"}
-
-
 _PCI = re.compile(r"([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
@@ -55,12 +53,11 @@ class Netdev:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a QEMU was started with. Texts are "" where it was not told.
+    """A QEMU's options. Missing texts are "", a missing `accelerator` is None.
 
-    `qmp` are the sockets on which QEMU itself listens for QMP; those by which it calls somebody (Proxmox'
-    qmeventd) are not among them. `accelerator` None: not told. `passed` are the host's addresses of PCI devices that
-    were passed through. `networks_told`: `netdevs` are all; else QEMU's default network or a -readconfig file's may be
-    there too.
+    `qmp` are the sockets on which QEMU listens for QMP, without those to which it connects (Proxmox' qmeventd).
+    `passed` are the host's addresses of passed-through PCI devices. `networks_known`: `netdevs` are complete; otherwise
+    QEMU's default network or a -readconfig file's may exist too.
     """
 
     name: str = ""
@@ -74,26 +71,21 @@ class CommandLine:
     vfio: bool = False
     passed: tuple[str, ...] = ()
     libvirt: bool = False
-    networks_told: bool = True
+    networks_known: bool = True
 
 
 def is_qemu(text: bytes) -> bool:
-    """Whether /proc/PID/cmdline is that of a system emulator, by the name it was called by."""
+    """Whether /proc/PID/cmdline is a system emulator's, by the program's name."""
     return _PROGRAM.fullmatch(text[: text.find(b"\0")] if b"\0" in text else text) is not None
 
 
 def is_libvirts(text: bytes) -> bool:
-    """Whether a /proc/PID/cmdline, or its beginning, is of a QEMU that some libvirt started."""
+    """Whether some libvirt started the QEMU of this (beginning of a) /proc/PID/cmdline."""
     return any(mark in text for mark in _LIBVIRT)
 
 
 def parse_command_line(text: bytes) -> CommandLine:
-    """Parse /proc/PID/cmdline. Whatever is not understood is left out: QEMU itself accepted it.
-
-    Args:
-        text: the arguments, each ended by a zero byte.
-
-    """
+    """Parse /proc/PID/cmdline. What is not understood is left out: QEMU itself accepted it."""
     program, *arguments = text.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
     options: dict[str, list[str]] = {}
     flags: set[str] = set()
@@ -104,7 +96,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         if option in _READ and index + 1 < len(arguments):
             options.setdefault(option, []).append(arguments[index + 1])
         index += 2 if option in _READ or option in _TEXTS else 1
-    devices = [parse_options(value, "driver") for value in options.get("device", ())]
+    devices = _each(options, "device", "driver")
     machine = _merged(options, "type", "machine", "M")
     return CommandLine(
         name=_merged(options, "guest", "name").get("guest", ""),
@@ -118,17 +110,14 @@ def parse_command_line(text: bytes) -> CommandLine:
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
         passed=tuple(_passed(devices)),
         libvirt=is_libvirts(text),
-        networks_told="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
+        networks_known="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
     )
 
 
 def parse_options(text: str, implied: str = "") -> dict[str, str]:
     """Parse `key=value,key2=value2`, where a doubled comma is one, or the same as JSON (nested keys with dots).
 
-    Args:
-        text: the option's argument.
-        implied: the key of a first value that has none.
-
+    `implied` is the key of a first value that has none.
     """
     if text.startswith("{"):
         return _json_options(text)
@@ -149,7 +138,7 @@ def parse_options(text: str, implied: str = "") -> dict[str, str]:
 
 
 def disk_kind(filename: str) -> str:
-    """Tell libvirt's kind of a disk by its file name as QEMU prints it: a path, `rbd:...`, `json:{...}`; "" unknown."""
+    """Return libvirt's kind of a disk by QEMU's file name: a path, `rbd:...`, `json:{...}`; "" unknown."""
     if filename.startswith("json:"):
         return _driver_kind(_json_options(filename[5:]), {})
     if not filename:
@@ -162,7 +151,7 @@ def disk_kind(filename: str) -> str:
 
 
 def _json_options(text: str) -> dict[str, str]:
-    """Flatten a JSON object; nothing where it is none, or not one that QEMU is started with."""
+    """Flatten a JSON object; empty where it is none, or beyond the bounds."""
     try:
         found = json.loads(text) if len(text) <= _MAX_JSON else None
         return dict(_flat(found)) if isinstance(found, dict) else {}
@@ -190,13 +179,13 @@ def _merged(options: Mapping[str, list[str]], implied: str, *names: str) -> dict
     """Merge repetitions of an option; the last one wins, as in QEMU."""
     found: dict[str, str] = {}
     for name in names:
-        for value in options.get(name, ()):
-            found.update(parse_options(value, implied))
+        for repetition in _each(options, name, implied):
+            found.update(repetition)
     return found
 
 
 def _uuid(options: Mapping[str, list[str]]) -> str:
-    tables = [parse_options(value) for value in options.get("smbios", ())]
+    tables = _each(options, "smbios")
     for text in [*options.get("uuid", ()), *(t.get("uuid", "") for t in tables if t.get("type") == "1")]:
         try:
             found = uuid.UUID(text)
@@ -210,8 +199,8 @@ def _uuid(options: Mapping[str, list[str]]) -> str:
 def _accelerator(
     program: str, options: Mapping[str, list[str]], machine: Mapping[str, str], *, enable_kvm: bool
 ) -> str | None:
-    told = [parse_options(value, "accel").get("accel", "") for value in options.get("accel", ())]
-    first = (told[0] if told else machine.get("accel", "")).split(":")[0]
+    given = [accel.get("accel", "") for accel in _each(options, "accel", "accel")]
+    first = (given[0] if given else machine.get("accel", "")).split(":")[0]
     if first in {"kvm", "tcg"}:
         return first
     if enable_kvm or program.rpartition("/")[2] in {"kvm", "qemu-kvm"}:
@@ -240,12 +229,12 @@ def _listening(socket: Mapping[str, str]) -> Iterator[str]:
         yield ("\0" if socket.get("abstract") in _YES else "") + socket["path"]
 
 
-def _each(options: Mapping[str, list[str]], name: str, implied: str) -> list[dict[str, str]]:
+def _each(options: Mapping[str, list[str]], name: str, implied: str = "") -> list[dict[str, str]]:
     return [parse_options(value, implied) for value in options.get(name, ())]
 
 
 def _disks(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[DiskDevice]:
-    """Yield the block devices, by the name that QMP gives them too (`qmp.block_name`) where it can be foretold."""
+    """Yield the block devices, by their name in QMP (`qmp.block_name`) where that can be predicted."""
     targets = {d["drive"]: d["id"] for d in devices if d.get("drive") and d.get("id")}
     for name in ("hda", "hdb", "hdc", "hdd"):
         for value in options.get(name, ()):
@@ -264,9 +253,9 @@ def _disks(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> I
 
 
 def _driver_kind(options: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> str:
-    """Tell a node's kind by the driver that does the I/O, at the end of its chain of files."""
+    """Return a node's kind by the driver that does the I/O, at the end of its chain of files."""
     prefix = ""
-    for _ in range(16):  # as deep as anybody stacks them; a ring of references ends too
+    for _ in range(16):  # deeper than any real stack; a ring of references ends too
         if f"{prefix}file.driver" in options:
             prefix += "file."
         elif (reference := options.get(f"{prefix}file", "")) in nodes and reference:
@@ -291,15 +280,15 @@ def _passed(devices: list[dict[str, str]]) -> Iterator[str]:
 def _netdevs(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[Netdev]:
     macs = {device["netdev"]: device.get("mac", "") for device in devices if device.get("netdev")}
     for name in ("netdev", "nic", "net"):
-        for told in _each(options, name, "type"):
-            kind = told.get("type", "")
+        for netdev in _each(options, name, "type"):
+            kind = netdev.get("type", "")
             if kind in _NO_NETDEV:
                 continue
-            numbers = told.get("fds") or told.get("fd") or ""
+            numbers = netdev.get("fds") or netdev.get("fd") or ""
             yield Netdev(
-                id=told.get("id", ""),
+                id=netdev.get("id", ""),
                 kind=_NETDEV_KINDS.get(kind, kind),
-                ifname=clean_name(told.get("ifname", "")),
+                ifname=clean_name(netdev.get("ifname", "")),
                 fds=tuple(int(number) for number in numbers.split(":") if number.isdecimal()),
-                mac=(told.get("mac") or macs.get(told.get("id", ""), "")).lower(),
+                mac=(netdev.get("mac") or macs.get(netdev.get("id", ""), "")).lower(),
             )

@@ -1,16 +1,16 @@
 """Finds the QEMUs that libvirt does not manage: Proxmox' by its run directory, any other by looking at processes.
 
-New processes are looked for every two seconds and Proxmox' at once, in a thread of its own: the kernel makes who reads
-/proc/PID/cmdline of a wedged process wait, perhaps for good. A look that hangs is given up and the next one passes that
-process by. A process is looked at three times (it may become QEMU by exec while we look) and again once in a minute, so
-that a tick costs one small file per known VM.
+New processes are looked for every two seconds and Proxmox' at once, in a thread of its own: reading the
+/proc/PID/cmdline of a wedged process may hang forever. A look that hangs is given up and the next one skips that
+process. A process is examined three times (it may become QEMU by exec meanwhile) and again once a minute, so that a
+tick costs one small file per known VM.
 
-A libvirt's QEMU is left to libvirt's status files. One that they do not tell for ten seconds is another libvirt's than
-the host's own (KubeVirt's, a user's session, one in a container) and is measured as a bare QEMU, less what QMP tells.
-Only QEMUs of users that `collector.qemu.owners` trusts are VMs.
+A libvirt's QEMU is left to libvirt's status files. One without a status file for ten seconds belongs to another libvirt
+than the host's (KubeVirt's, a user's session, one in a container) and is measured as a bare QEMU without QMP. Only
+QEMUs of users that `collector.qemu.owners` trusts are VMs.
 
 UUIDs: as on the command line (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
-name and its number, which outlives restarts; any other has one made of its command line, process and start, so that
+name and its number, which survives restarts; any other has one made of its command line, process and start, so that
 each start is a VM of its own.
 """
 
@@ -19,76 +19,49 @@ import errno
 import itertools
 import logging
 import os
-import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from collector.base import MAX_PID, DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
+from collector.base import MAX_PID, Probe, Reason, VmIdentity
+from collector.files import NO_FD, read_once
 from collector.inventory.inventory import boot_of, epoch_of
-from collector.inventory.pci import passed_interfaces
 from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
-from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
+from collector.qemu.launch import Launch, absolute, listed, network_namespace, taps_of
 from collector.qemu.owners import Owners, real_uid
+from collector.qemu.process import Learned, Process
 from whitepanda.common.files.bounded import read_bounded
 
 _log = logging.getLogger("whitepanda.qemu")
 
 _SCAN_NS = 2_000_000_000
-# Several sources ask in one tick; they share one look.
-_FRESH_NS = 200_000_000
+_FRESH_NS = 200_000_000  # several sources ask in one tick
 _LOOKS = 3
 _SCANS_PER_ROUND = 30
 # QEMU has the main, an RCU and a vCPU thread. With fewer it is starting, or the parent of one that becomes a daemon.
 _MIN_THREADS = 3
 # libvirt writes a VM's status file while QEMU starts, and a replaced one may be missed once.
 _GRACE_NS = 10_000_000_000
-# A look that is at one process for so long hangs; when so many do, there are no more looks.
+# A look that reads one process for so long hangs; with so many hung ones there are no more looks.
 _HANG_NS = 5_000_000_000
 _MAX_HUNG = 4
-# The first look is waited for: a list without it would say that there are no VMs.
+# How long to wait for the first look: a list without it would show no VMs.
 _FIRST_S = 0.5
 _PIDFILE_BYTES = 64
-_CMDLINE_BYTES = 1 << 13  # enough for the others, and to tell that it is a QEMU
+_CMDLINE_BYTES = 1 << 13  # enough for other programs, and to recognize a QEMU
 _MAX_CMDLINE_BYTES = 1 << 20
-_VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
-# What the agent lacks itself: then the next process cannot be looked at either.
-_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_NAMESPACE = uuid.UUID("5f0c2f4e-7b0b-5d52-9b0e-3b1d5c0f6a11")  # of the UUIDs that we make
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What was asked of a VM later: by QMP, and in Proxmox' configuration. Empty or None: not known."""
-
-    state: str = "running"
-    name: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    vcpu_tids: tuple[int, ...] = ()
-    disks: tuple[DiskDevice, ...] | None = None
-
-
-@dataclass(slots=True)
-class _Process:
-    """A QEMU. `others` are threads that were no vCPU's at two scans; a new thread gets its name a moment later."""
-
-    launch: Launch
-    uuid: str
-    epoch: str
-    learned: Learned = field(default_factory=Learned)
-    vcpus: dict[int, tuple[int, str]] = field(default_factory=dict)
-    seen: frozenset[int] = frozenset()
-    others: frozenset[int] = frozenset()
-    identity: VmIdentity | None = None
+# Shortages of the agent itself: the next process cannot be examined either.
+_SHORTAGES = {*NO_FD, errno.ENOMEM}
+_NAMESPACE = uuid.UUID("5f0c2f4e-7b0b-5d52-9b0e-3b1d5c0f6a11")  # of the UUIDs that are made here
 
 
 @dataclass(slots=True)
 class _Look:
-    """One look for new processes. `pid` is read since `since_ns`; 0: the folder of all of them."""
+    """One look for new processes. `pid` is being read since `since_ns`; 0: the folder of all of them."""
 
     full: bool
     since_ns: int
@@ -97,7 +70,7 @@ class _Look:
 
 
 class _GivenUpError(Exception):
-    """This look hung and others go on in its place."""
+    """This look hung and was replaced."""
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -107,13 +80,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 class QemuFinder:
     """A `collector.inventory.inventory.Finder`. May be called from any thread.
 
-    Args:
-        proc_root: where /proc is.
-        run_dir: Proxmox' process ids and sockets.
-        clock: monotonic nanoseconds.
-        users: whose QEMUs count beside the system's.
-        start: runs a look without waiting for it.
-
+    `run_dir` has Proxmox' process ids and sockets. QEMUs of `users` count beside the system's. `start` runs a look
+    without waiting for it; `clock` is monotonic, in nanoseconds.
     """
 
     def __init__(
@@ -130,7 +98,7 @@ class QemuFinder:
         self._clock = clock
         self._start = start
         self._owners = Owners(users)
-        # Never held while something is read that may hang. It guards all that follows.
+        # Guards all that follows. Never held while something is read that may hang.
         self._lock = threading.Lock()
         self._current: _Look | None = None
         self._hung: dict[int, _Look] = {}
@@ -138,10 +106,10 @@ class QemuFinder:
         self._waited = False
         self._boot = ""
         self._looked: dict[int, int] = {}  # looks left, by process id
-        self._processes: dict[int, _Process] = {}
-        self._told_ns: dict[int, int] = {}  # when libvirt told of a process last
-        self._untold_ns: dict[int, int] = {}  # since when a libvirt's QEMU is known that it has not told
-        self._failed: dict[int, int] = {}  # where looking failed and it was told
+        self._processes: dict[int, Process] = {}
+        self._libvirt_ns: dict[int, int] = {}  # when libvirt last had a process
+        self._strange_ns: dict[int, int] = {}  # since when a libvirt's QEMU without status file is known
+        self._failed: dict[int, int] = {}  # processes whose failed examination was logged
         self._scanned_ns = self._checked_ns = -_SCAN_NS
         self._run_dir_mtime_ns = -1
         self._warned = ""
@@ -160,12 +128,12 @@ class QemuFinder:
         proxmox = f", Proxmox' in {self._run_dir}" if self._run_dir.is_dir() else ""
         detail = f"QEMU processes without libvirt in {self._proc}{proxmox}"
         stuck = self._stuck()
-        # The VMs that are known are measured all the same.
+        # Known VMs are still measured.
         reason = Reason.STUCK if stuck else Reason.UNSPECIFIED
         return Probe(available=True, detail=f"{detail}; {stuck}" if stuck else detail, reason=reason)
 
     def _stuck(self) -> str:
-        """Say which looks hang; "" none."""
+        """Describe the looks that hang; "" none."""
         with self._lock:
             pids = sorted(self._hung)
             if self._current is not None and not self._first.is_set() and self._waited:
@@ -177,14 +145,14 @@ class QemuFinder:
         return f"reading {self._proc}/PID/cmdline hangs for process {which}: {lost} until it goes on or ends"
 
     def vms(self, libvirt_pids: Collection[int]) -> list[VmIdentity]:
-        """Return the VMs whose process lives, without libvirt's, by process id, as the last look found them."""
+        """Return the living VMs of the last look, without libvirt's, by process id."""
         now_ns = self._clock()
         with self._lock:
             look = None
             if now_ns - self._checked_ns >= _FRESH_NS:
                 self._checked_ns = now_ns
                 for pid in libvirt_pids:
-                    self._told_ns[pid] = now_ns
+                    self._libvirt_ns[pid] = now_ns
                 self._drop_dead()
                 look = self._next_look(now_ns)
         if look is not None:
@@ -194,32 +162,31 @@ class QemuFinder:
             self._waited = True
         with self._lock:
             return [
-                self._identity(process)
+                process.identity(self._proc)
                 for pid, process in sorted(self._processes.items())
-                if pid not in libvirt_pids and not self._is_told(pid, now_ns)
+                if pid not in libvirt_pids and not self._is_libvirts(pid, now_ns)
             ]
 
     def launch(self, vm_uuid: str, epoch: str) -> Launch | None:
-        """Return how a VM of ours was started; None where it is gone."""
+        """Return how a VM was started; None where it is gone."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
             return process.launch if process else None
 
     def learn(self, vm_uuid: str, epoch: str, learned: Learned) -> None:
-        """Take what was asked of a VM, in place of what was known before."""
+        """Replace what was learned of a VM."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
             if process is not None and process.learned != learned:
-                process.learned = learned
-                process.identity = None
+                process.learned, process.made = learned, None
 
     def has_vcpu_names(self, vm_uuid: str, epoch: str) -> bool:
-        """Whether the vCPU threads have names that tell them (`-name ...,debug-threads=on`)."""
+        """Whether the vCPU threads have names (`-name ...,debug-threads=on`)."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
             return process is not None and bool(process.vcpus)
 
-    def _find(self, vm_uuid: str, epoch: str) -> _Process | None:
+    def _find(self, vm_uuid: str, epoch: str) -> Process | None:
         matches = (p for p in self._processes.values() if p.uuid == vm_uuid and p.epoch == epoch)
         return next(matches, None)
 
@@ -231,30 +198,30 @@ class QemuFinder:
     # --- processes ---
 
     def _drop_dead(self) -> None:
-        """Forget the VMs that ended. Their stat files never hang: the kernel reads none of their memory for those."""
+        """Forget the VMs that ended. Reading stat files never hangs: the kernel reads no process memory for them."""
         for pid, process in list(self._processes.items()):
             try:
                 lives = self._lives(process.launch)
             except OSError:
-                continue  # such as EMFILE, of which the next look tells: nothing says that the VM is gone
+                continue  # such as EMFILE, which the next look reports: the VM may live
             if not lives:
                 del self._processes[pid]
                 self._looked.pop(pid, None)
 
-    def _is_told(self, pid: int, now_ns: int) -> bool:
-        """Whether a process is one of libvirt's status files: then it is theirs to say whether it lives."""
-        told_ns = self._told_ns.get(pid)
-        return told_ns is not None and now_ns - told_ns < _GRACE_NS
+    def _is_libvirts(self, pid: int, now_ns: int) -> bool:
+        """Whether a process is in libvirt's status files, which then decide whether it lives."""
+        seen_ns = self._libvirt_ns.get(pid)
+        return seen_ns is not None and now_ns - seen_ns < _GRACE_NS
 
     def _lives(self, launch: Launch) -> bool:
         try:
-            is_alive, start = parse_life(read_start(f"{self._proc}/{launch.pid}/stat", 1024))
+            is_alive, start = parse_life(read_once(f"{self._proc}/{launch.pid}/stat", 1024))
         except (FileNotFoundError, ProcessLookupError, ValueError):
             return False
         return is_alive and int(start) == launch.start_ticks
 
     def _next_look(self, now_ns: int) -> _Look | None:
-        """Return the look that is due; None: nothing is, or one is at work."""
+        """Return the look that is due; None: none is, or one is running."""
         current = self._current
         if current is not None:
             if now_ns - current.since_ns < _HANG_NS:
@@ -290,7 +257,7 @@ class QemuFinder:
             pass
         except OSError as error:
             said = f"{error.filename or self._proc}: {error.strerror}; new VMs are not seen"
-        except Exception as error:  # noqa: BLE001 - it would end with nobody told
+        except Exception as error:  # noqa: BLE001 - the thread would end silently
             said = f"looking for new VMs failed: {type(error).__name__}: {error}; please report this"
         with self._lock:
             if look.given_up:
@@ -304,7 +271,7 @@ class QemuFinder:
         self._first.set()
 
     def _scan(self, look: _Look) -> None:
-        """Look at the processes that are new, young or due to be looked at again; find plugged vCPUs."""
+        """Examine the processes that are new, young or due again; find plugged vCPUs."""
         if not self._boot:
             self._boot = boot_of(self._proc)
         if not look.full:
@@ -312,13 +279,13 @@ class QemuFinder:
             return
         pids = {int(name) for name in listed(self._proc) if name.isdecimal()}
         with self._lock:
-            for seen in (self._looked, self._told_ns, self._untold_ns, self._failed):
+            for seen in (self._looked, self._libvirt_ns, self._strange_ns, self._failed):
                 for pid in seen.keys() - pids:
                     del seen[pid]
             due = len(self._looked) // _SCANS_PER_ROUND + 1
             for pid in list(itertools.islice(self._looked, due)):
                 self._looked[pid] = max(self._looked.pop(pid), 1)
-            theirs = {pid for pid in self._told_ns if self._is_told(pid, look.since_ns)}
+            theirs = {pid for pid in self._libvirt_ns if self._is_libvirts(pid, look.since_ns)}
             wanted = [pid for pid in pids - theirs if self._looked.get(pid, _LOOKS) > 0]
             known = [process for pid, process in self._processes.items() if pid not in theirs]
         self._look_at(look, sorted(wanted))
@@ -328,7 +295,7 @@ class QemuFinder:
                 self._find_vcpus(process)
 
     def _enter(self, look: _Look, pid: int) -> None:
-        """Say where this look is now, and end it if it was given up."""
+        """Note which process this look reads now, and end it if it was given up."""
         with self._lock:
             if look.given_up:
                 raise _GivenUpError
@@ -363,13 +330,13 @@ class QemuFinder:
 
     @contextlib.contextmanager
     def _alone(self, pid: int) -> Iterator[None]:
-        """What goes wrong with a process costs only that one: anybody may have started it, in any way."""
+        """Limit an error to its process: anybody may have started it, in any way."""
         try:
             yield
         except _GivenUpError:
             raise
         except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
-            pass  # it ended meanwhile, or is hidden from us
+            pass  # it ended meanwhile, or is hidden
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _SHORTAGES:
                 raise
@@ -380,64 +347,67 @@ class QemuFinder:
 
     def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"
-        text = read_start(f"{folder}/cmdline", _CMDLINE_BYTES)
+        text = read_once(f"{folder}/cmdline", _CMDLINE_BYTES)
         self._enter(look, pid)
         if not text or not is_qemu(text):
             return
-        stat = parse_task_stat(read_start(f"{folder}/stat", 1024))
+        stat = parse_task_stat(read_once(f"{folder}/stat", 1024))
         if not stat.alive:
             return
         is_starting = len(listed(f"{folder}/task")) < _MIN_THREADS
-        if is_starting or (is_libvirts(text) and self._may_be_told(pid, look.since_ns)):
+        if is_starting or (is_libvirts(text) and self._may_be_libvirts(pid, look.since_ns)):
             with self._lock:
                 self._looked[pid] = _LOOKS
             return
-        uid = real_uid(read_start(f"{folder}/status", 4096))
+        uid = real_uid(read_once(f"{folder}/status", 4096))
         if not self._owners.trusts(uid, pid):
             return
-        # Only now: the arguments of anybody else are not parsed.
+        # Only now: others' arguments are not parsed.
         if len(text) == _CMDLINE_BYTES:
-            text = read_start(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
+            text = read_once(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
         command = parse_command_line(text)
         if command.machine == "none":
             return
         launch = self._launch(pid, stat.start_ticks, uid, command)
-        process = _Process(launch, "", epoch_of(self._boot, stat.start_ticks), Learned(facts=_facts(launch.vmid)))
+        facts = {"pve:vmid": launch.vmid} if launch.vmid else {}
+        process = Process(launch, "", epoch_of(self._boot, stat.start_ticks), Learned(facts=facts))
         self._find_vcpus(process)
         self._enter(look, pid)
         with self._lock:
             process.uuid = self._uuid(launch, text)
             self._processes[pid] = process
 
-    def _may_be_told(self, pid: int, now_ns: int) -> bool:
-        """Whether libvirt may yet tell of its QEMU in a status file."""
+    def _find_vcpus(self, process: Process) -> None:
+        vcpus = process.find_vcpus(self._proc)
         with self._lock:
-            return now_ns - self._untold_ns.setdefault(pid, now_ns) < _GRACE_NS
+            if vcpus != process.vcpus:
+                process.vcpus, process.made = vcpus, None
+
+    def _may_be_libvirts(self, pid: int, now_ns: int) -> bool:
+        """Whether libvirt may still write a status file of its QEMU."""
+        with self._lock:
+            return now_ns - self._strange_ns.setdefault(pid, now_ns) < _GRACE_NS
 
     def _launch(self, pid: int, start_ticks: int, uid: int, command: CommandLine) -> Launch:
         folder = f"{self._proc}/{pid}"
         vmid = self._vmid(command)
-        # libvirt's own connection is the only one that a QMP socket serves.
+        # A QMP socket serves only one connection: libvirt's.
         qmp = () if command.libvirt else tuple(absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
         return Launch(pid, start_ticks, command, vmid, qmp, taps_of(command, folder), network_namespace(folder), uid)
 
     def _vmid(self, command: CommandLine) -> str:
-        """Return Proxmox' number of a VM, by its file in the run directory (/var/run is the same as /run)."""
+        """Return Proxmox' number of a VM, by its pid file in the run directory (/var/run is /run)."""
         path = Path(command.pidfile)
         if command.pidfile and path.stem.isdecimal() and path.parent.resolve() == self._run_dir.resolve():
             return path.stem
         return ""
 
     def _uuid(self, launch: Launch, text: bytes) -> str:
-        command = launch.command
-        if command.uuid:
-            made = command.uuid
-        elif launch.vmid:
+        made = launch.command.uuid
+        if not made and launch.vmid:
             made = str(uuid.uuid5(_NAMESPACE, f"proxmox {os.uname().nodename} {launch.vmid}"))
-        else:
-            made = ""
         if made and made not in {process.uuid for process in self._processes.values()}:
             return made
         if made:
@@ -448,64 +418,6 @@ class QemuFinder:
             )
         words = f"{self._boot} {launch.pid} {launch.start_ticks} {text.decode('utf-8', 'replace')}"
         return str(uuid.uuid5(_NAMESPACE, words))
-
-    # --- threads ---
-
-    def _find_vcpus(self, process: _Process) -> None:
-        """Find the vCPU threads by their names; one that was unplugged is gone."""
-        folder = f"{self._proc}/{process.launch.pid}/task"
-        try:
-            tids = frozenset(int(name) for name in listed(folder))
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        vcpus = {tid: vcpu for tid, vcpu in process.vcpus.items() if tid in tids}
-        for tid in tids - process.others - vcpus.keys():
-            try:
-                name = read_start(f"{folder}/{tid}/comm", 64).decode("utf-8", "replace").strip()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            match = _VCPU.fullmatch(name)
-            if match:
-                vcpus[tid] = (int(match[1] or 0), match[2])
-        process.others = (process.seen & tids) - vcpus.keys()
-        process.seen = tids
-        with self._lock:
-            if vcpus != process.vcpus:
-                process.vcpus, process.identity = vcpus, None
-
-    def _identity(self, process: _Process) -> VmIdentity:
-        if process.identity is None:
-            process.identity = self._make(process)
-        return process.identity
-
-    def _make(self, process: _Process) -> VmIdentity:
-        launch, learned, command = process.launch, process.learned, process.launch.command
-        named = tuple(tid for tid, _ in sorted(process.vcpus.items(), key=lambda item: (item[1][0], item[0])))
-        kinds = {kind for _, kind in process.vcpus.values()}
-        accelerator = "kvm" if "KVM" in kinds else "tcg" if kinds else command.accelerator or "tcg"
-        interfaces = (
-            InterfaceDevice(tap, netdev.mac, netdev.kind)
-            for tap, netdev in zip(launch.taps, command.netdevs, strict=True)
-        )
-        fallback = f"vm{launch.vmid}" if launch.vmid else f"qemu-{launch.pid}"
-        return VmIdentity(
-            uuid=process.uuid,
-            name=learned.name or command.name or fallback,
-            pid=launch.pid,
-            epoch=process.epoch,
-            vcpu_tids=named or learned.vcpu_tids,
-            state=learned.state,
-            accelerator=accelerator,
-            facts=learned.facts,
-            disks=command.disks if learned.disks is None else learned.disks,
-            interfaces=(*interfaces, *passed_interfaces(command.passed, self.proc_root)),
-            manager="proxmox" if launch.vmid else "qemu",
-            vfio=command.vfio,
-        )
-
-
-def _facts(vmid: str) -> dict[str, str]:
-    return {"pve:vmid": vmid} if vmid else {}
 
 
 def _mtime_ns(path: Path) -> int:

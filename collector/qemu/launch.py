@@ -1,19 +1,20 @@
-"""How a QEMU was started: what its source needs of it, and what of that only its folder in /proc tells."""
+"""How a QEMU was started, as far as its source needs it, from its command line and its folder in /proc."""
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.files import read_once
 from collector.qemu.cmdline import CommandLine
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a VM was started, as its source needs it.
+    """How a VM was started.
 
     `vmid` is Proxmox' number ("" elsewhere), `qmp` the sockets, `taps` the host's devices by back-end ("" unknown),
-    `netns` the network namespace (see `network_namespace`; 0 unknown), `uid` the user.
+    `netns` the `network_namespace`, `uid` the user.
     """
 
     pid: int
@@ -27,10 +28,9 @@ class Launch:
 
 
 def network_namespace(folder: str | Path) -> int:
-    """Tell the network namespace of a process by its folder in /proc; 0 unknown.
+    """Return the network namespace of a process by its folder in /proc; 0 unknown.
 
-    The number of the file net/dev is one of the namespace's own. /proc/PID/ns/net would say it too, but needs the right
-    to trace the process, which the agent's unit does not have.
+    It is the inode of net/dev. /proc/PID/ns/net needs the right to trace the process, which the agent's unit lacks.
     """
     try:
         return Path(f"{folder}/net/dev").stat().st_ino
@@ -41,7 +41,7 @@ def network_namespace(folder: str | Path) -> int:
 def taps_of(command: CommandLine, folder: str) -> tuple[str, ...]:
     """Return the host's device per network back-end.
 
-    Of taps that the kernel or a helper named, or that were handed in, the open files tell it where we may look.
+    For taps named by the kernel or a helper, or handed in, it comes from the process's open files, if readable.
     """
     names = [netdev.ifname if netdev.tap else "" for netdev in command.netdevs]
     nameless = [i for i, netdev in enumerate(command.netdevs) if netdev.tap and not netdev.ifname]
@@ -59,11 +59,11 @@ def taps_of(command: CommandLine, folder: str) -> tuple[str, ...]:
 
 
 def _tun_names(folder: str) -> dict[int, str]:
-    """Return the tap devices that a process has open, by file descriptor; none where we may not look."""
+    """Return the tap devices that a process has open, by file descriptor; empty where these cannot be read."""
     found = {}
     try:
         for name in listed(f"{folder}/fdinfo"):
-            text = read_start(f"{folder}/fdinfo/{name}", 4096)
+            text = read_once(f"{folder}/fdinfo/{name}", 4096)
             match = re.search(rb"^iff:\s*(\S+)", text, re.MULTILINE)
             if match:
                 found[int(name)] = match[1].decode("utf-8", "replace")
@@ -73,7 +73,7 @@ def _tun_names(folder: str) -> dict[int, str]:
 
 
 def absolute(path: str, folder: str) -> str:
-    """Return a path of a process as seen from its working directory; as it is where we may not look."""
+    """Return a process's path as seen from its working directory; unchanged where that cannot be read."""
     if path.startswith(("/", "\0")):
         return path
     try:
@@ -83,14 +83,5 @@ def absolute(path: str, folder: str) -> str:
 
 
 def listed(folder: str | Path) -> list[str]:
-    """Return the names in a folder. OSError: it cannot be read."""
+    """Return the names in a folder. Raises OSError."""
     return os.listdir(folder)  # noqa: PTH208 - of all processes: no object for each
-
-
-def read_start(path: str, size: int) -> bytes:
-    """Return at most `size` bytes of a file. OSError: it cannot be read."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, size)
-    finally:
-        os.close(fd)

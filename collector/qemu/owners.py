@@ -1,4 +1,4 @@
-"""Whose QEMUs are VMs of this host: anybody may start a program by that name and tell it any VM's name and UUID."""
+"""Whose QEMUs are VMs of this host: anybody may start a program of that name with any VM's name and UUID."""
 
 import logging
 import pwd
@@ -12,20 +12,15 @@ _UID = re.compile(rb"^Uid:\s+(\d+)\s", re.MULTILINE)
 
 
 class Owners:
-    """Trusts root, the system's users (ids below 1000) and those that are named.
-
-    Args:
-        users: names, or numbers where this host has no name for a user, such as a container's.
-
-    """
+    """Trusts root, system users (ids below 1000) and `users`: names, or numbers of users without a name here."""
 
     def __init__(self, users: Iterable[str] = ()) -> None:
         self._users = tuple(users)
         self._refused: set[int] = set()
 
     def trusts(self, uid: int, pid: int) -> bool:
-        """Whether QEMUs of this user count. The first one of each that does not is logged."""
-        # Looked up each time, which is seldom: a user may be made after the agent started.
+        """Whether QEMUs of this user count. The first one of each refused user is logged."""
+        # Names are resolved each time, which is rare: a user may be created after the agent started.
         if uid <= _MAX_SYSTEM_UID or any(_uid_of(user) == uid for user in self._users):
             return True
         if uid not in self._refused:
@@ -36,13 +31,9 @@ class Owners:
 
 
 def real_uid(status: bytes) -> int:
-    """Return the real user id of /proc/PID/status.
+    """Return the real user id of /proc/PID/status; /proc/PID is owned by root if tracing is forbidden.
 
-    Not the owner of /proc/PID, which is root for processes that may not be traced.
-
-    Raises:
-        ValueError: it is not told.
-
+    Raises ValueError.
     """
     match = _UID.search(status)
     if match is None:

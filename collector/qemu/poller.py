@@ -1,36 +1,36 @@
-"""Asks the VMs by QMP, one after the other in a thread of its own, so that one that does not answer delays no sample.
+"""Polls the VMs by QMP, one after the other in a thread of its own, so that a silent one delays no sample.
 
-Each VM is asked every `disk_poll_s`, at moments spread over that time; one that fails less and less often.
+Each VM is polled every `disk_poll_s`, at moments spread over that time; one that fails less and less often.
 """
 
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from collector.base import DiskCounters, Reason, Stamp, VmIdentity
+from collector.base import NS_PER_S, DiskCounters, Reason, Stamp, VmIdentity
+from collector.files import read_once
 from collector.proc_parse import parse_task_stat
-from collector.qemu.discovery import Learned, QemuFinder
+from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch
+from collector.qemu.process import Learned
 from collector.qemu.proxmox import ProxmoxConfig
 from collector.qemu.qmp import QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
+from collector.timestamps import clocks_now
 
 _log = logging.getLogger("whitepanda.qemu")
 
-_S = 1_000_000_000
-# vCPUs of which the threads' names do not tell, and kinds of disks, are asked for this often: they change by hot-plug.
-_SLOW_NS = 60 * _S
+# How often vCPUs without names of their threads, and kinds of disks, are polled: they change by hot-plug.
+_SLOW_NS = 60 * NS_PER_S
 _MAX_WHY = 200
-_MAX_BACKOFF_NS = 300 * _S
-_MAX_PAUSE_NS = _S // 2
-_IDLE_NS = 60 * _S  # without VMs; one that comes wakes the thread
+_MAX_BACKOFF_NS = 300 * NS_PER_S
+_MAX_PAUSE_NS = NS_PER_S // 2
+_IDLE_NS = 60 * NS_PER_S  # without VMs; a new one wakes the thread
 
 
 class DiskReading(NamedTuple):
-    """A VM's disk counters and when they were asked for."""
+    """A VM's disk counters and when they were read."""
 
     stamp: Stamp
     disks: Mapping[str, DiskCounters]
@@ -38,7 +38,7 @@ class DiskReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """From one `start` to its `stop`: a thread that hangs meanwhile ends once it goes on, whatever began since."""
+    """From one `start` to its `stop`: a thread that hung meanwhile ends once it continues, whatever began since."""
 
     wake: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -61,16 +61,9 @@ class _Vm:
 
 
 class Poller:
-    """Keeps the latest disk counters per VM, and tells the finder the rest of what it hears.
+    """Keeps the latest disk counters per VM, and gives the finder all else that it learns.
 
-    Args:
-        finder: how to reach the VMs.
-        config: Proxmox' configuration.
-        poll_ns: how often each VM is asked.
-        deadline_s: how long one VM may take to answer.
-        asker: `qmp.ask`, or what stands in for it.
-        clocks: both clocks.
-
+    Each VM is polled every `poll_ns` and may take `deadline_s` to answer. `asker` is `qmp.ask`, or a fake.
     """
 
     def __init__(
@@ -81,7 +74,7 @@ class Poller:
         *,
         deadline_s: float = 1.0,
         asker: Callable[..., dict[str, Any]] = ask,
-        clocks: Callable[[], Stamp] = lambda: Stamp(time.monotonic_ns(), time.time_ns()),
+        clocks: Callable[[], Stamp] = clocks_now,
     ) -> None:
         self._finder = finder
         self._config = config
@@ -103,14 +96,14 @@ class Poller:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; one that hangs (in Proxmox' file system) is left to the process's end."""
+        """End the thread; a hung one (in Proxmox' file system) ends with the process."""
         self._turn.ended.set()
         self._turn.wake.set()
         if self._thread is not None:
             self._thread.join(2 * self._deadline_s)
 
     def watch(self, vms: Iterable[VmIdentity]) -> None:
-        """Ask these VMs from now on; those that are new soon."""
+        """Poll these VMs from now on, new ones soon."""
         now_ns = self._clocks().mono_ns
         with self._lock:
             known, self._vms = self._vms, {}
@@ -133,12 +126,12 @@ class Poller:
             return Reason.VM_STARTING
         reading = vm.reading
         if reading is None or reading.stamp.mono_ns < not_before_ns:
-            # Polled too late without a failure of its own: the thread is at another VM, or hangs.
+            # Late without a failure of its own: the thread is at another VM, or hangs.
             return vm.reason or Reason.STALE
         return reading
 
     def step(self) -> int:
-        """Ask the VM that is most overdue, if one is; return how long to pause then, in nanoseconds."""
+        """Poll the most overdue VM, if any; return how long to pause then, in nanoseconds."""
         now = self._clocks()
         with self._lock:
             vms = list(self._vms.values())
@@ -148,22 +141,22 @@ class Poller:
         if vm.due_ns > now.mono_ns:
             return vm.due_ns - now.mono_ns
         self._poll(vm, now)
-        # Half of the time between two VMs: so polls that became due together come apart.
+        # Half of the time between two VMs, so that polls that became due together spread.
         return min(self._poll_ns // (2 * len(vms)), _MAX_PAUSE_NS)
 
     def _run(self, turn: _Turn) -> None:
         while True:
-            # Before the look at what there is to do, so that what comes during it is not slept over.
+            # Before `step`, so that a wake-up during it is not lost.
             turn.wake.clear()
             if turn.ended.is_set():
                 return
             try:
                 pause_ns = self.step()
             except Exception:  # noqa: BLE001 - it would end the thread
-                # A defect of ours, at one VM's answer: that VM's next turn was set before it was asked.
+                # A defect of ours at one VM's answer; that VM's next turn is already set.
                 _log.exception("asking a VM failed; please report this")
-                pause_ns = _S
-            turn.wake.wait(pause_ns / _S)
+                pause_ns = NS_PER_S
+            turn.wake.wait(pause_ns / NS_PER_S)
 
     def _poll(self, vm: _Vm, now: Stamp) -> None:
         vm.due_ns = now.mono_ns + self._poll_ns
@@ -184,7 +177,8 @@ class Poller:
             vm.fails, vm.said = 0, ""
         self._finder.learn(vm.uuid, vm.epoch, vm.learned)
         if launch.vmid:
-            self._read_config(vm, launch.vmid)
+            found = self._config.vm(launch.vmid)
+            vm.learned = replace(vm.learned, name=found.name, facts=found.facts)
             self._finder.learn(vm.uuid, vm.epoch, vm.learned)
 
     def _ask_disks(self, vm: _Vm, launch: Launch, now: Stamp) -> None:
@@ -213,16 +207,15 @@ class Poller:
             stamp = self._clocks()  # a QEMU that was slow to answer has read them just now
         except ValueError as error:
             raise QmpError(f"{path}: {error}", Reason.INVALID_VALUE) from error
-        # vhost-user disks that another program serves: the block layer that answers us does not know them.
+        # Another program serves vhost-user disks, so QEMU's block layer does not know them.
         named = launch.command.disks
         hidden = tuple(d for d in named if d.kind == "vhostuser" and d.target not in disks)
         old = vm.learned
-        vm.learned = Learned(
-            parse_state(answers.get("query-status")),
-            old.name,
-            old.facts,
-            parse_tids(answers["query-cpus-fast"]) if "query-cpus-fast" in answers else old.vcpu_tids,
-            (*parse_devices(answers["query-block"]), *hidden) if "query-block" in answers else old.disks,
+        vm.learned = replace(
+            old,
+            state=parse_state(answers.get("query-status")),
+            vcpu_tids=parse_tids(answers["query-cpus-fast"]) if "query-cpus-fast" in answers else old.vcpu_tids,
+            disks=(*parse_devices(answers["query-block"]), *hidden) if "query-block" in answers else old.disks,
         )
         if slow:
             vm.slow_due_ns = now.mono_ns + _SLOW_NS
@@ -238,25 +231,15 @@ class Poller:
         vm.fails += 1
         vm.due_ns = now.mono_ns + min(self._poll_ns << min(vm.fails, 16), max(_MAX_BACKOFF_NS, self._poll_ns))
         text = str(error)
-        # Of what passes at a VM's start and end there is no second failure: the VM answers then, or is gone.
+        # What fails only at a VM's start or end does not fail twice.
         is_lasting = is_defect or vm.fails > 1 or not launch.qmp or error.reason is Reason.NO_PERMISSION
         if is_lasting and vm.said != text:
             vm.said = text
             _log.warning("VM %s (process %d): %s", vm.name, launch.pid, text)
 
-    def _read_config(self, vm: _Vm, vmid: str) -> None:
-        found = self._config.vm(vmid)
-        old = vm.learned
-        if (found.name, found.facts) != (old.name, old.facts):
-            vm.learned = Learned(old.state, found.name, found.facts, old.vcpu_tids, old.disks)
-
     def _stopped(self, pid: int) -> bool:
-        """Whether a signal stopped the process: it would accept no connection, and ours would be in others' way."""
+        """Whether a signal stopped the process: it would accept no connection, and ours would block others'."""
         try:
-            fd = os.open(self._proc / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return parse_task_stat(os.read(fd, 1024)).state in {"T", "t"}
-            finally:
-                os.close(fd)
+            return parse_task_stat(read_once(f"{self._proc}/{pid}/stat")).state in {"T", "t"}
         except (OSError, ValueError):
             return False

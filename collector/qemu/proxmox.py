@@ -1,7 +1,7 @@
-"""What Proxmox VE knows of a VM beside its process: /etc/pve, a file system of its own (pmxcfs).
+"""Proxmox VE's configuration of VMs: /etc/pve, a file system of its own (pmxcfs).
 
-It may block for as long as the cluster has no quorum or its daemon hangs, so it is read in a thread where that
-costs nobody else. A file is parsed again only when it changed.
+It may block while the cluster has no quorum or its daemon hangs, so it is read in the poller's thread. A file is parsed
+again only when it changed.
 """
 
 import os
@@ -25,13 +25,7 @@ class ProxmoxVm:
 
 
 class ProxmoxConfig:
-    """Reads the configuration of VMs. What cannot be read is left out: names are also on the command line.
-
-    Args:
-        folder: where pmxcfs is mounted.
-        node: this host's name in the cluster.
-
-    """
+    """Reads VMs from pmxcfs, mounted at `folder`, on this `node` of the cluster; what cannot be read is left out."""
 
     def __init__(self, folder: str = "/etc/pve", node: str = "") -> None:
         self._folder = Path(folder)
@@ -39,7 +33,7 @@ class ProxmoxConfig:
         self._parsed: dict[Path, tuple[tuple[int, int, int], Any]] = {}
 
     def vm(self, vmid: str) -> ProxmoxVm:
-        """Return what is told of a VM; at least its `pve:vmid`."""
+        """Return a VM's configuration; at least its `pve:vmid`."""
         places = (self._folder, self._folder / "nodes" / self._node)
         files = (place / "qemu-server" / f"{vmid}.conf" for place in places)
         found = next((vm for vm in (self._read(file, parse_vm) for file in files) if vm), ProxmoxVm())
@@ -63,7 +57,7 @@ class ProxmoxConfig:
 
 
 def parse_vm(text: str) -> ProxmoxVm:
-    """Parse a VM's file: `key: value` lines; what follows a `[section]` is of a snapshot."""
+    """Parse a VM's file: `key: value` lines, up to the first `[section]`, which is a snapshot."""
     values = {}
     for line in text.splitlines():
         if line.startswith("["):

@@ -1,8 +1,7 @@
-"""A QMP client (QEMU's machine protocol): connect, ask what only reads, disconnect.
+"""A QMP client (QEMU's machine protocol): connect, send read-only commands, disconnect.
 
-Why none of a library: the well-kept `qemu.qmp` is built on asyncio, for clients that stay connected; it would bring an
-event loop into a thread that asks four questions every ten seconds. A QMP socket serves one client at a time, so we
-must never stay, and what is left then is less than the glue would be.
+A QMP socket serves one client at a time, so we never stay connected. The library `qemu.qmp` is built on asyncio, for
+clients that stay; for four commands every ten seconds its event loop would cost more than this client.
 """
 
 import errno
@@ -18,7 +17,7 @@ from typing import Any
 from collector.base import MAX_PID, DiskCounters, DiskDevice, Reason
 from collector.qemu.cmdline import disk_kind
 
-#: All that is ever sent, beside the handshake: nothing of it changes a VM.
+#: The only commands that are ever sent, beside the handshake: none changes a VM.
 ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "query-block"})
 
 _MAX_BYTES = 8 << 20  # of one conversation; 1000 disks make some 2 MB
@@ -27,7 +26,7 @@ _MAX_COUNTER = 2**64 - 1
 _MAX_NAME = 256  # characters of a device's name
 _UCRED = struct.Struct("3i")
 
-# QEMU's RunState in libvirt's words; every other one is a guest that does not run: "paused".
+# libvirt's words for QEMU's RunState; every other one is a guest that does not run: "paused".
 _STATES = {
     "running": "running",
     "suspended": "pmsuspended",
@@ -46,22 +45,12 @@ class QmpError(Exception):
 
 
 def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
-    r"""Ask a QEMU, on a connection of its own that is closed before this returns.
+    r"""Return a QEMU's answers by command, without refused commands, on a connection that is closed before returning.
 
-    Args:
-        path: the socket ("\0..." is an abstract one).
-        commands: of `ALLOWED`.
-        pid: the QEMU's process id; another process' answers are refused.
-        uid: its user; a socket of another user but root is not connected to, nor is a symbolic link.
-        deadline_s: for all of it.
-
-    Returns:
-        The answers by command, without those to which this QEMU said no.
-
-    Raises:
-        QmpError: nobody is there, nobody answers in time (another client holds the socket, QEMU hangs), or what
-            answers is not that QEMU's QMP.
-
+    `path` is the socket ("\0..." is an abstract one), `commands` are of `ALLOWED`. Answers of another process than
+    `pid` are refused. A socket of another user than `uid` or root, or behind a symbolic link, is not connected to.
+    Raises QmpError if nobody is there, nobody answers in `deadline_s` (another client holds the socket, QEMU hangs), or
+    what answers is not that QEMU's QMP.
     """
     wanted = list(commands)
     refused = set(wanted) - ALLOWED
@@ -84,12 +73,7 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
 
 
 def check_socket(path: str, uid: int) -> None:
-    """Look whether `ask` may connect to a socket, as far as the file tells; nobody is connected to.
-
-    Raises:
-        QmpError: why not, as `ask` would say it.
-
-    """
+    """Check by its file alone whether `ask` may connect to a socket. Raises QmpError as `ask` would."""
     if path.startswith("\0"):
         return  # no file
     try:
@@ -118,7 +102,7 @@ class _Talk:
         if path.startswith("\0"):
             self._connection.connect(path)
             return
-        # By a descriptor, so that what was looked at is what is connected to.
+        # By a descriptor, so that the checked file is the one that is connected to.
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _check_file(os.fstat(fd), path, uid)
@@ -173,7 +157,7 @@ class _Talk:
 
 
 def _check_file(found: os.stat_result, path: str, uid: int) -> None:
-    """Refuse what somebody else may have put there to have root connect to it."""
+    """Refuse a file that somebody else may have put there for root to connect to."""
     if not stat.S_ISSOCK(found.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no socket"
         raise QmpError(f"{path}: {kind}; give QEMU the path of the socket itself", Reason.NO_PERMISSION)
@@ -208,13 +192,13 @@ def _explain(error: OSError, shown: str) -> QmpError:
 
 
 def parse_state(answer: Any) -> str:
-    """Return the VM's state of a query-status, in libvirt's words; "running" where it is not told."""
+    """Return a query-status's state in libvirt's words; "running" where it is missing."""
     status = answer.get("status") if isinstance(answer, Mapping) else None
     return _STATES.get(status, "paused") if isinstance(status, str) else "running"
 
 
 def parse_tids(answer: Any) -> tuple[int, ...]:
-    """Return the vCPU threads of a query-cpus-fast in the order of the vCPUs. Empty: none was told."""
+    """Return a query-cpus-fast's vCPU threads in the order of the vCPUs; empty if none is there."""
     cpus = [cpu for cpu in answer if isinstance(cpu, Mapping)] if isinstance(answer, list) else []
     pairs = [(cpu.get("cpu-index"), cpu.get("thread-id")) for cpu in cpus]
     numbers = [(index, tid) for index, tid in pairs if isinstance(index, int) and isinstance(tid, int)]
@@ -223,12 +207,7 @@ def parse_tids(answer: Any) -> tuple[int, ...]:
 
 
 def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
-    """Return the counters of a query-blockstats, as the guest sees the devices. An empty drive has none.
-
-    Raises:
-        ValueError: it is not what QEMU says.
-
-    """
+    """Return a query-blockstats's counters, as the guest sees the devices; none for empty drives. Raises ValueError."""
     found = {}
     try:
         for entry in answer:
@@ -242,7 +221,7 @@ def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
 
 
 def _counter(stats: Mapping[str, Any], key: str) -> int:
-    """Return a counter: QEMU's are signed or unsigned 64-bit integers that only grow."""
+    """Return a counter: QEMU's are 64-bit integers that only grow."""
     value = stats[key]
     if type(value) is not int or not 0 <= value <= _MAX_COUNTER:  # type: True is an int
         raise ValueError(f"query-blockstats: {key} is no counter ({str(value)[:40]!r})")

@@ -1,33 +1,44 @@
 """VMs without libvirt: state and disk counters by QMP, network counters of their tap devices.
 
-Tap devices are read in one file per network namespace and tick. A tap is looked for in the namespace of its QEMU
-process, where QEMU made it; one that was handed to QEMU also in the agent's own. Elsewhere it is not visible. Where one
-of a VM's interfaces is not visible (or has no device on the host: vhost-user, user networking) the VM's network is
-absent, because a sum over the others would look like a quieter VM.
+Tap devices are read from one file per network namespace and tick. A tap is in the namespace of its QEMU process, where
+QEMU made it; one that was handed to QEMU may be in the agent's own. Elsewhere it is not visible. If one of a VM's
+interfaces is not visible (or has no device on the host: vhost-user, user networking) the VM's network is absent,
+because a sum over the others would look like a quieter VM.
 """
 
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
+from collector.base import (
+    InterfaceCounters,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+    vm_sample,
+)
 from collector.inventory.inventory import Inventory
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch, network_namespace
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
+from collector.timestamps import clocks_now
+from whitepanda.common.texts import counted
 
 _log = logging.getLogger("whitepanda.qemu")
 
 _MANAGERS = {"proxmox", "qemu"}
-# A reading is handed on until it is this many polls old.
+# A reading is repeated until it is this many polls old.
 _STALE_POLLS = 2.5
 _MIN_STALE_NS = 5_000_000_000
 _PROXMOX_TAP = re.compile(rb"tap(\d+)i\d+")
 _FIELDS = 16
-# QEMU names its vCPU threads some time after it started others, and when it ends they go before it.
+# QEMU names its vCPU threads some time after it started others, and they end before it.
 _UNNAMED_NS = 10_000_000_000
 
 _Lines = Mapping[bytes, bytes]
@@ -36,13 +47,8 @@ _Lines = Mapping[bytes, bytes]
 class QemuSource:
     """The qemu source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    Args:
-        inventory: the VMs; its `QemuFinder` knows how they were started.
-        disk_poll_s: how often each VM is asked for its disk counters and its state.
-        config_dir: Proxmox' configuration.
-        poller: asks the VMs; None: one of its own, with a thread.
-        clocks: both clocks.
-
+    The inventory's `QemuFinder` knows how the VMs were started; each VM's disk counters and state are polled every
+    `disk_poll_s`, by a `poller` of its own if none is given.
     """
 
     name = "qemu"
@@ -52,9 +58,9 @@ class QemuSource:
         inventory: Inventory,
         *,
         disk_poll_s: float = 10.0,
-        config_dir: str = "/etc/pve",
+        proxmox_config_dir: str = "/etc/pve",
         poller: Poller | None = None,
-        clocks: Callable[[], Stamp] = lambda: Stamp(time.monotonic_ns(), time.time_ns()),
+        clocks: Callable[[], Stamp] = clocks_now,
     ) -> None:
         self._inventory = inventory
         self._clocks = clocks
@@ -65,33 +71,28 @@ class QemuSource:
             raise SourceError("the inventory has no finder of QEMU processes; please report this")
         self._finder = finder
         self._proc = finder.proc_root
-        self._poller = poller or Poller(finder, ProxmoxConfig(config_dir), poll_ns)
-        self._untold_ns: dict[str, int] = {}  # since when no vCPU thread is known, by epoch
+        self._poller = poller or Poller(finder, ProxmoxConfig(proxmox_config_dir), poll_ns)
+        self._unnamed_ns: dict[str, int] = {}  # since when no vCPU thread is known, by epoch
         self._warned: set[str] = set()
 
     def probe(self) -> Probe:
-        """Say whether VMs can be found, and how many of ours there are now."""
+        """Say whether VMs can be found, and how many there are without libvirt."""
         probe = self._inventory.probe()
         if not probe.available:
             return probe
         try:
             count = sum(vm.manager in _MANAGERS for vm in self._inventory.vms())
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
-        vms = "VM" if count == 1 else "VMs"
-        return Probe(available=True, detail=f"{count} {vms} without libvirt now; {self._finder.probe().detail}")
+            return error.as_probe()
+        vms = counted(count, "VM")
+        return Probe(available=True, detail=f"{vms} without libvirt now; {self._finder.probe().detail}")
 
     def open(self) -> None:
-        """Start asking VMs."""
+        """Start polling VMs."""
         self._poller.start()
 
     def sample(self) -> SourceSample:
-        """Read the tap devices; disks and state are those of each VM's last poll.
-
-        Raises:
-            SourceError: the VMs or the tap devices cannot be read at all.
-
-        """
+        """Read the tap devices; disks and state are each VM's last poll's. Raises SourceError."""
         now = self._clocks()
         inventory = self._inventory.vms()
         mine = [vm for vm in inventory if vm.manager in _MANAGERS]
@@ -101,35 +102,36 @@ class QemuSource:
             taps = _Taps(self._proc, self._clocks)
             vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
         self._warned &= {vm.epoch for vm in mine}
-        self._untold_ns = {vm.epoch: self._untold_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids}
+        self._unnamed_ns = {vm.epoch: self._unnamed_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids}
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
     def close(self) -> None:
-        """Stop asking VMs."""
+        """Stop polling VMs."""
         self._poller.stop()
 
     def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: "_Taps") -> VmSample:
-        absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
-        disks = None
+        parts: dict[str, object] = {}
         reading = self._poller.reading(vm.uuid, vm.epoch, now.mono_ns - self._stale_ns)
         if isinstance(reading, DiskReading):
-            disks, stamps["disks"] = reading.disks, reading.stamp
+            parts["disks"], stamps["disks"] = reading.disks, reading.stamp
         else:
-            absent["disks"] = reading
-        interfaces: Mapping[str, InterfaceCounters] | None = None
-        if not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, now.mono_ns):
+            parts["disks"] = reading
+        if not self._inventory.interfaces_covered.covers(vm.uuid, vm.epoch, now.mono_ns):
             passed = any(device.kind == "hostdev" for device in vm.interfaces)
             found = Reason.NOT_VISIBLE if passed else self._interfaces(vm, taps)
             if isinstance(found, Reason):
-                absent["interfaces"] = found
+                parts["interfaces"] = found
             else:
-                stamps["interfaces"], interfaces = found
-        untold_ns = now.mono_ns - self._untold_ns.get(vm.epoch, now.mono_ns)
-        if not vm.vcpu_tids and reading is not Reason.VM_STARTING and untold_ns >= _UNNAMED_NS:
-            absent["threads"] = Reason.NOT_VISIBLE
-            self._warn_untold(vm)
-        return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
+                stamps["interfaces"], parts["interfaces"] = found
+        unnamed_ns = now.mono_ns - self._unnamed_ns.get(vm.epoch, now.mono_ns)
+        if not vm.vcpu_tids and reading is not Reason.VM_STARTING and unnamed_ns >= _UNNAMED_NS:
+            parts["threads"] = Reason.NOT_VISIBLE
+            if vm.epoch not in self._warned:
+                self._warned.add(vm.epoch)
+                remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
+                _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
+        return vm_sample(vm.epoch, stamps, **parts)
 
     def _interfaces(self, vm: VmIdentity, taps: "_Taps") -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
         launch = self._finder.launch(vm.uuid, vm.epoch)
@@ -137,12 +139,12 @@ class QemuSource:
             return Reason.VM_STARTING  # it ended since the inventory was made
         lines = taps.of(launch)
         if launch.vmid:
-            # By their names, which tell of plugged ones too.
+            # By their names, which include plugged ones.
             names = taps.proxmox(lines, launch.vmid)
             if not names:
                 return Reason.NOT_VISIBLE if launch.command.netdevs else Reason.NOT_PRESENT
-        elif not launch.command.netdevs or not launch.command.networks_told:
-            return Reason.NOT_PRESENT if launch.command.networks_told else Reason.NOT_VISIBLE
+        elif not launch.command.netdevs or not launch.command.networks_known:
+            return Reason.NOT_PRESENT if launch.command.networks_known else Reason.NOT_VISIBLE
         else:
             names = [name.encode() for name in launch.taps]
         found = {}
@@ -157,12 +159,6 @@ class QemuSource:
             except ValueError:
                 return Reason.INVALID_VALUE
         return taps.stamp_of(launch), found
-
-    def _warn_untold(self, vm: VmIdentity) -> None:
-        if vm.epoch not in self._warned:
-            self._warned.add(vm.epoch)
-            remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
-            _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
 
 
 class _Taps:
@@ -210,7 +206,7 @@ class _Taps:
                 text = b""  # the process of that namespace ended
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
-            # Not the tick's beginning: finding the VMs took its time, and so did the reading.
+            # Not the tick's beginning: finding the VMs and reading took time.
             self._stamps[namespace] = self._clocks()
             pairs = (line.partition(b":") for line in text.splitlines()[2:])
             self._lines[namespace] = {name.strip(): rest for name, _, rest in pairs}
@@ -218,26 +214,15 @@ class _Taps:
 
 
 def parse_tap(line: bytes) -> InterfaceCounters:
-    """Parse a device's numbers of /proc/net/dev. What the host receives from a tap the guest has transmitted.
-
-    Raises:
-        ValueError: they are not sixteen numbers.
-
-    """
+    """Parse a device's numbers in /proc/net/dev. The guest transmits what the host receives. Raises ValueError."""
     numbers = [int(number) for number in line.split()]
     if len(numbers) != _FIELDS:
         raise ValueError(f"{len(numbers)} numbers of a network device, {_FIELDS} are needed: {line[:60]!r}")
-    return InterfaceCounters(
-        receive_bytes=numbers[8],
-        transmit_bytes=numbers[0],
-        receive_packets=numbers[9],
-        transmit_packets=numbers[1],
-        receive_drops=numbers[11],
-        transmit_drops=numbers[3],
-    )
+    rx_bytes, rx_packets, _, rx_drops, *_, tx_bytes, tx_packets, _, tx_drops = numbers[:12]  # as the host sees them
+    return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_drops, rx_drops)
 
 
 def _handed_in(launch: Launch, index: int) -> bool:
-    """Whether somebody else than QEMU opened this tap, perhaps in another namespace than QEMU's."""
+    """Whether another process than QEMU opened this tap, perhaps in another namespace."""
     netdev = launch.command.netdevs[index]
     return bool(netdev.fds) or netdev.kind == "bridge"

@@ -1,15 +1,13 @@
-"""Reading a group's counters through files that are kept open, as far as the bound on them goes.
+"""Reads a group's counters through files that are kept open, within a bound.
 
 kernfs makes a file's text anew for every read from its start, so pread at 0 gives the present value.
 """
 
 import contextlib
-import errno
-import os
 from collections.abc import Collection
 
 from collector.base import RdtDomain, Reason
-from collector.files import GONE, KeptFile, KeptFiles, NoFdError
+from collector.files import GONE, NO_FD, KeptFile, KeptFiles
 from collector.resctrl.counters import EVENTS, make_domain, parse_value
 from collector.resctrl.tree import domains_of
 
@@ -21,20 +19,11 @@ class GroupGoneError(Exception):
 
 
 class GroupReader:
-    """The value files of one group.
+    """The value files of one group in `folder`. Every method raises GroupGoneError once there is no such group.
 
-    Only the files of a domain itself are read: those of its sub-NUMA nodes (mon_sub_L3_YY) are in its sums already.
-
-    Args:
-        folder: the group's.
-        features: the events that the kernel says it has; a file of another one is not missed.
-        kept: keeps the files open.
-        settled_ns: from when on the occupancy is that of the threads here; see `SETTLE_NS`.
-
-    Raises:
-        GroupGoneError: there is no such group.
-        OSError: EMFILE: no file descriptor is left.
-
+    Only a domain's own files are read: its sub-NUMA nodes (mon_sub_L3_YY) are included in them. `features` are the
+    events that the kernel says it has; a missing file of another one is normal. `settled_ns`: from when on the
+    occupancy is that of the threads here; see `SETTLE_NS`. Also raises OSError (EMFILE).
     """
 
     def __init__(self, folder: str, features: Collection[str], kept: KeptFiles, *, settled_ns: int = 0) -> None:
@@ -46,16 +35,9 @@ class GroupReader:
         self._open()
 
     def read(self, domains: tuple[str, ...], now_ns: int) -> dict[str, RdtDomain]:
-        """Read all values.
+        """Read all values of the `domains` that the kernel shows now (CPUs that go offline take theirs with them).
 
-        Args:
-            domains: those that the kernel shows now; CPUs that go offline or come take domains with them.
-            now_ns: the time, by the clock of `settled_ns`.
-
-        Raises:
-            GroupGoneError: the group was removed.
-            OSError: EMFILE: no file descriptor is left.
-
+        `now_ns` is the time by the clock of `settled_ns`.
         """
         if tuple(self._files) != domains:
             self._open()
@@ -83,7 +65,7 @@ class GroupReader:
         try:
             for name in domains_of(self._folder):
                 self._files[name] = ()
-                for event in EVENTS:
+                for event in EVENTS:  # one by one, so that `close` finds those before one that fails
                     self._files[name] += (self._open_file(f"{self._folder}/mon_data/mon_L3_{name}/{event}", event),)
         except OSError as error:
             self.close()
@@ -95,19 +77,16 @@ class GroupReader:
         if event not in self._features:
             return Reason.NO_EVENT
         with contextlib.suppress(FileNotFoundError):
-            try:
-                return self._kept.open(path)
-            except NoFdError as error:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path) from error
+            return self._kept.open(path)
         return Reason.RDT_UNAVAILABLE
 
 
 def _read_value(file: KeptFile) -> int | Reason:
     try:
         return parse_value(file.read(_VALUE_BYTES))
-    except NoFdError as error:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), file.path) from error
     except OSError as error:
         if error.errno in GONE:
             raise GroupGoneError from error
+        if error.errno in NO_FD:
+            raise
         return Reason.RDT_UNAVAILABLE

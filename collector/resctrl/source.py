@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from collector.base import Probe, RdtCounters, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
-from collector.files import NO_FD, KeptFiles, fd_share
+from collector.base import NS_PER_S, Probe, RdtCounters, Reason, SourceError, SourceSample, Stamp, VmIdentity, VmSample
+from collector.files import KeptFiles, fd_share, reason_of
 from collector.inventory.inventory import Inventory
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
@@ -23,36 +23,25 @@ from collector.timestamps import read_in_turn
 
 _log = logging.getLogger("whitepanda.resctrl")
 
-_S = 1_000_000_000
-#: How often what others do in the tree is looked at: their groups, who else is in them; and all threads are listed.
-_SURVEY_NS = 5 * _S
-_PERMISSION_NS = 60 * _S
+#: How often others' groups and members are surveyed, and all threads are listed.
+_SURVEY_NS = 5 * NS_PER_S
+_PERMISSION_NS = 60 * NS_PER_S
 _CLOSE_TRIES, _CLOSE_PAUSE_S = 20, 0.05
 _NO_RMID = {errno.ENOSPC, errno.EBUSY}
-_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 _UUID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # becomes the name of a folder
 
 
 class ResctrlSource:
     """The resctrl source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    A VM's group is made in the control group of its vCPU threads, of which each thread of QEMU that is there becomes a
-    member; where vCPUs are in several control groups there is one in each, and the VM's values are their sums. vCPUs in
-    a monitoring group of somebody else are read in that group.
+    A VM's group is made in the control group of its vCPU threads, and all threads of its QEMU there become members. A
+    VM whose vCPUs are in several control groups has one in each, and its values are their sums. vCPUs in somebody
+    else's monitoring group are read in that group.
 
-    Args:
-        inventory: the VMs; called once per sample.
-        root: where resctrl is mounted.
-        max_groups: at most this many groups of ours at once; 0: no such bound. In any case there are at most as many
-            as monitoring ids, less the others' groups and `reserve_rmids`.
-        reserve_rmids: monitoring ids left to others.
-        hold_s: with more VMs than groups, how long a VM keeps its group before another's turn.
-        proc_root: where /proc is.
-        tree: the tree at `root`; another one for tests.
-        max_fds: at most this many files are kept open (three per VM and cache domain, two per VM); those beyond it are
-            opened for each reading. None: this source's share (`collector.files.fd_share`).
-        clock: monotonic, in nanoseconds.
-
+    There are at most `max_groups` groups of whitepanda's (0: no such bound), and never more than monitoring ids, less
+    the others' groups and `reserve_rmids`. With more VMs than groups, each keeps its group for `hold_s` before
+    another's turn. At most `max_fds` files are kept open (three per VM and cache domain, two per VM; None: this
+    source's `fd_share`); the others are opened for each reading. `clock` is monotonic, in nanoseconds.
     """
 
     name = "resctrl"
@@ -74,13 +63,13 @@ class ResctrlSource:
         self._tree = Tree(root, proc_root) if tree is None else tree
         self._max_groups = max_groups
         self._reserve_rmids = reserve_rmids
-        self._hold_ns = int(hold_s * _S)
+        self._hold_ns = int(hold_s * NS_PER_S)
         self._proc = proc_root
         self._files = KeptFiles(fd_share("resctrl") if max_fds is None else max_fds)
         self._clock = clock
         self._opened = itertools.count(1)
         self._warned: set[str] = set()
-        self._stuck: set[Place] = set()  # groups of ours that could not be removed, as was said
+        self._stuck: set[Place] = set()  # groups that could not be removed, as was logged
         self._reset()
 
     def _reset(self) -> None:
@@ -92,29 +81,26 @@ class ResctrlSource:
         self._others = 1
         self._survey_at_ns = 0
         self._surveyed = False
-        self._kernel_tells = False
+        self._kernel_knows = False
         self._where: dict[int, Place] = {}
 
     def probe(self) -> Probe:
         """Say whether resctrl is there, monitors, and may be used."""
+        root = self._tree.root
         try:
             monitoring = self._tree.monitoring()
-        except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
-        root = self._tree.root
-        if os.geteuid() != 0:
-            detail = f"{root}: only root may put others' threads into groups; run the agent by its unit"
-            return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
-        try:
+            if os.geteuid() != 0:
+                detail = f"{root}: only root may put others' threads into groups; run the agent by its unit"
+                return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
             self._tree.check_owner()
         except SourceError as error:
-            return Probe(available=False, detail=str(error), reason=error.reason)
+            return error.as_probe()
         except OSError as error:
-            return Probe(available=False, detail=f"{root}: {error.strerror}", reason=_reason(error))
-        told = f"{root}: {', '.join(sorted(monitoring.features))}; {monitoring.num_rmids} monitoring ids"
+            return Probe(available=False, detail=f"{root}: {error.strerror}", reason=reason_of(error))
+        detail = f"{root}: {', '.join(sorted(monitoring.features))}; {monitoring.num_rmids} monitoring ids"
         if self._tree.read_only:
-            told += "; read-only here, so only VMs that others monitor are read; ReadWritePaths= in the unit"
-        return Probe(available=True, detail=told)
+            detail += "; read-only here, so only VMs that others monitor are read; ReadWritePaths= in the unit"
+        return Probe(available=True, detail=detail)
 
     def open(self) -> None:
         """Open the tree. Groups are made, and stale ones removed, with the first sample."""
@@ -124,19 +110,14 @@ class ResctrlSource:
         try:
             self._tree.open()
         except OSError as error:
-            raise SourceError(f"{self._tree.root}: {error.strerror}", _reason(error)) from error
+            raise SourceError(f"{self._tree.root}: {error.strerror}", reason_of(error)) from error
         try:
-            self._kernel_tells = read_groups(f"{self._proc}/self") is not None
+            self._kernel_knows = read_groups(f"{self._proc}/self") is not None
         except OSError:
-            self._kernel_tells = False  # Linux before 5.7
+            self._kernel_knows = False  # Linux before 5.7
 
     def sample(self) -> SourceSample:
-        """Bring the groups into step with the VMs, and read them.
-
-        Raises:
-            SourceError: the VMs are not known, or resctrl was unmounted.
-
-        """
+        """Update the groups for the VMs, and read them. Raises SourceError."""
         if not self._tree.is_current():
             self.open()
         inventory = self._inventory.vms()
@@ -148,14 +129,14 @@ class ResctrlSource:
             domains = self._tree.domains()
         except OSError as error:
             message = f"{error.filename or self._tree.root}: {error.strerror}"
-            raise SourceError(message, _reason(error)) from error
-        begun = Stamp(self._clock(), time.time_ns())  # not before: the list, locks and moves take their time
-        read = partial(self._tell, domains=domains, now_ns=begun.mono_ns)
+            raise SourceError(message, reason_of(error)) from error
+        begun = Stamp(self._clock(), time.time_ns())  # only now: listing, locks and moves take time
+        read = partial(self._sample_vm, domains=domains, now_ns=begun.mono_ns)
         vms = read_in_turn(inventory, read, begun, self._clock)
         return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
     def close(self) -> None:
-        """Remove our groups and close everything."""
+        """Remove whitepanda's groups and close everything."""
         self._let_go()
         self._tree.close()
 
@@ -169,14 +150,13 @@ class ResctrlSource:
         self._absent.clear()
 
     def _drop(self, vm: Vm) -> None:
-        """Forget a VM; its groups go with the next change."""
         self._close_readers(vm, all_groups=True)
         self._turns.forget(vm.identity.uuid)
         vm.threads.close()
         del self._vms[vm.identity.uuid]
 
     def _close_readers(self, vm: Vm, *, all_groups: bool) -> None:
-        """Let go of a VM's groups, ours only or all; ours are removed with the next change."""
+        """Stop reading a VM's own groups, or all; its own are removed with the next change."""
         for place in [place for place in vm.readers if all_groups or place.ours]:
             vm.readers.pop(place).close()
             if place.ours:
@@ -185,10 +165,9 @@ class ResctrlSource:
         vm.last = {}
 
     def _follow(self, inventory: tuple[VmIdentity, ...], now_ns: int) -> None:
-        """Look where the threads are, as far as something may have changed."""
         due = [vm for identity in inventory if (vm := self._look(identity, now_ns)) is not None]
         survey = now_ns >= self._survey_at_ns
-        if survey or (due and not self._kernel_tells):
+        if survey or (due and not self._kernel_knows):
             with self._tree.locked(exclusive=False) as locked:
                 if not locked:  # somebody is changing the tree: at the next tick
                     for vm in due:
@@ -196,22 +175,22 @@ class ResctrlSource:
                     return
                 if survey:
                     self._survey(now_ns)
-                if not self._kernel_tells:
-                    self._where = self._all_tasks()
+                if not self._kernel_knows:
+                    self._where = self._tree.all_tasks()
         for vm in due:
             self._place(vm, now_ns)
 
     def _look(self, identity: VmIdentity, now_ns: int) -> Vm | None:
-        """Bring a VM's threads into step; returns the VM if it is to be asked where they are."""
+        """Refresh a VM's threads; returns the VM if they have to be located."""
         try:
             vm = self._known(identity)
             forced = now_ns >= vm.look_at_ns
             changed = vm.threads.refresh(force=forced)
-            moved = self._kernel_tells and vm.threads.moved(vm.watched[0])
+            moved = self._kernel_knows and vm.threads.moved(vm.watched[0])
         except ValueError:
             self._absent[identity.uuid] = Reason.INVALID_VALUE
         except OSError as error:
-            self._absent[identity.uuid] = _reason(error)
+            self._absent[identity.uuid] = reason_of(error)
             if identity.uuid in self._vms:
                 self._drop(self._vms[identity.uuid])
         else:
@@ -229,20 +208,8 @@ class ResctrlSource:
         vm.identity = identity
         return vm
 
-    def _all_tasks(self) -> dict[int, Place]:
-        """Return where the threads are that are not in the root, as kernels before 5.7 tell it."""
-        found: dict[int, Place] = {}
-        # Monitoring groups come after the control groups, whose lists have their members too.
-        for place in sorted(self._tree.places(), key=lambda place: bool(place.mon)):
-            if place != Place(""):
-                try:
-                    found.update(dict.fromkeys(self._tree.tasks(place), place))
-                except OSError:
-                    continue  # it has just gone, or is pseudo-locked
-        return found
-
     def _locate(self, vm: Vm) -> dict[int, Place]:
-        if not self._kernel_tells:
+        if not self._kernel_knows:
             return {tid: self._where.get(tid, Place("")) for tid in vm.threads.tids}
         found = {}
         for tid in vm.threads.tids:
@@ -255,10 +222,9 @@ class ResctrlSource:
         return found
 
     def _place(self, vm: Vm, now_ns: int) -> None:
-        """See where a VM is now, and let its groups follow it."""
         first = not vm.look_at_ns
-        # Not all VMs in the same tick, unless one walk through the whole tree tells of all of them.
-        spread_ns = hash(vm.identity.uuid) % _SURVEY_NS if self._kernel_tells else 0
+        # Not all VMs in the same tick, unless one walk through the whole tree finds all of them.
+        spread_ns = hash(vm.identity.uuid) % _SURVEY_NS if self._kernel_knows else 0
         vm.look_at_ns = now_ns + _SURVEY_NS + spread_ns
         vm.places = self._locate(vm)
         deciding = {vm.places[tid] for tid in vm.watched if tid in vm.places}
@@ -276,7 +242,7 @@ class ResctrlSource:
         self._read_foreign(vm, foreign)
 
     def _read_foreign(self, vm: Vm, foreign: frozenset[Place]) -> None:
-        """Open the groups of others that the VM is in, unless other processes are there too."""
+        """Open others' groups that the VM is in; note whether other processes are there too."""
         for place in [place for place in vm.readers if not place.ours and place not in foreign]:
             vm.readers.pop(place).close()
             vm.opened = next(self._opened)
@@ -290,15 +256,15 @@ class ResctrlSource:
                     vm.opened = next(self._opened)
             except (OSError, GroupGoneError) as error:
                 vm.look_at_ns = 1
-                vm.reason = _reason(error) if isinstance(error, OSError) else Reason.VM_STARTING
+                vm.reason = reason_of(error) if isinstance(error, OSError) else Reason.VM_STARTING
 
     def _strangers(self, vm: Vm, place: Place) -> set[int]:
         others = self._tree.tasks(place) - vm.threads.tids
-        # A thread may have begun since they were listed.
+        # A thread may be younger than the list.
         return {tid for tid in others if not Path(vm.threads.folder, str(tid)).exists()}
 
     def _survey(self, now_ns: int) -> None:
-        """Count the others' groups; find ours that nobody uses, such as those of an agent that was killed."""
+        """Count others' groups; find whitepanda's unused ones, such as those of a killed agent."""
         self._survey_at_ns = now_ns + _SURVEY_NS
         places = self._tree.places()
         ours = {place for place in places if place.ours}
@@ -306,7 +272,7 @@ class ResctrlSource:
         self._stuck &= ours
         used = {place for vm in self._vms.values() for place in vm.readers}
         if not self._surveyed:
-            # What an agent before this one left to a VM that lives is taken over.
+            # Groups that an earlier agent left to a living VM are taken over.
             used |= {place for place in ours if place.mon.removeprefix(PREFIX) in self._vms}
         self._surveyed = True
         self._doomed |= ours - used
@@ -319,7 +285,7 @@ class ResctrlSource:
         return min(self._max_groups, free) if self._max_groups else free
 
     def _change(self, now_ns: int) -> None:
-        """Remove, make and fill groups, as far as there is need and nobody else has the tree locked."""
+        """Remove, make and fill groups, if needed and nobody else has the tree locked."""
         holders = [self._vms[uuid] for uuid in self._turns.holders]
         to_fill = [vm for vm in holders if not self._complete(vm) or vm.to_move()]
         if self._doomed or to_fill or self._turns.next(self._cap, now_ns):
@@ -368,7 +334,6 @@ class ResctrlSource:
                 self._not_filled(vm, error, now_ns)
 
     def _release(self, uuid: str) -> None:
-        """Take a VM's groups away: its turn is over."""
         vm = self._vms[uuid]
         self._turns.released(uuid)
         self._close_readers(vm, all_groups=False)
@@ -376,7 +341,7 @@ class ResctrlSource:
         self._remove_doomed()
 
     def _make_groups(self, vm: Vm) -> OSError | GroupGoneError | None:
-        """Give a VM its groups and put its threads there; returns why that was not possible."""
+        """Give a VM its groups and move its threads there; returns why that failed."""
         made = False
         try:
             for ctrl in vm.own:
@@ -394,7 +359,6 @@ class ResctrlSource:
         return None
 
     def _not_filled(self, vm: Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
-        """Say why a VM has no group now, and when to try again."""
         uuid = vm.identity.uuid
         if isinstance(error, GroupGoneError):
             vm.reason = Reason.VM_STARTING
@@ -404,15 +368,15 @@ class ResctrlSource:
             self._turns.refused(uuid, now_ns, all_taken=error.errno == errno.ENOSPC)
             return
         else:
-            vm.reason = _reason(error)
-            if error.errno in _FORBIDDEN:
+            vm.reason = reason_of(error)
+            if vm.reason is Reason.NO_PERMISSION:
                 self._warn(f"{self._tree.root}: groups cannot be made or filled: {error.strerror}")
-        vm.look_at_ns = 1  # look again where it is: its control group may have gone
+        vm.look_at_ns = 1  # locate it again: its control group may have gone
         pause_ns = _PERMISSION_NS if vm.reason is Reason.NO_PERMISSION else 1
         self._turns.postponed(uuid, now_ns + pause_ns)
 
     def _open_group(self, vm: Vm, place: Place) -> bool:
-        """Make one group of ours, or take over the one that is there; returns whether it is new to us."""
+        """Make a group, or take over the one that is there; returns whether it is new to us."""
         if place in vm.readers:
             return False
         fresh = True
@@ -429,7 +393,6 @@ class ResctrlSource:
         return True
 
     def _let_go(self) -> None:
-        """Remove our groups and close all files."""
         for vm in list(self._vms.values()):
             self._drop(vm)
         for _ in range(_CLOSE_TRIES if self._doomed else 0):
@@ -447,7 +410,7 @@ class ResctrlSource:
 
     # --- reading ---
 
-    def _tell(self, identity: VmIdentity, domains: tuple[str, ...], now_ns: int) -> VmSample:
+    def _sample_vm(self, identity: VmIdentity, domains: tuple[str, ...], now_ns: int) -> VmSample:
         uuid = identity.uuid
         vm = self._vms.get(uuid)
         if vm is None:
@@ -457,17 +420,17 @@ class ResctrlSource:
         elif not vm.readers or not self._complete(vm) or not vm.foreign <= vm.readers.keys():
             reason = vm.reason
         elif vm.own and not vm.inside:
-            reason = Reason.VM_STARTING  # its threads were moved elsewhere at this moment: its group counts nothing
+            reason = Reason.VM_STARTING  # its threads were just moved elsewhere: its group counts nothing
         else:
             try:
                 rdt = self._read(vm, domains, now_ns)
             except GroupGoneError:
-                # Somebody removed a group: made anew, or looked for, at the next tick.
+                # Somebody removed a group: it is made or located again at the next tick.
                 self._close_readers(vm, all_groups=True)
                 vm.look_at_ns = 1
                 reason = vm.reason = Reason.VM_STARTING
             except OSError as error:
-                reason = _reason(error)
+                reason = reason_of(error)
             else:
                 vm.reason = Reason.VM_STARTING
                 return VmSample(identity.epoch, rdt=rdt)
@@ -482,15 +445,6 @@ class ResctrlSource:
         return RdtCounters(vm.opened, found, ", ".join(owners))
 
     def _warn(self, message: str) -> None:
-        """Log a message once. It is of the tree: a VM's would stay for ever."""
         if message not in self._warned:
             self._warned.add(message)
             _log.warning("%s", message)
-
-
-def _reason(error: OSError) -> Reason:
-    if error.errno in _FORBIDDEN:
-        return Reason.NO_PERMISSION
-    if error.errno in {errno.ENOENT, errno.ESRCH, errno.ENODEV}:
-        return Reason.NOT_PRESENT
-    return Reason.FD_LIMIT if error.errno in NO_FD else Reason.SOURCE_FAILED

@@ -3,7 +3,7 @@
 import errno
 import os
 
-from collector.files import KeptFile, KeptFiles, NoFdError
+from collector.files import KeptFile, KeptFiles, read_once
 from collector.resctrl.tree import Place
 
 # /proc counts a process's threads in the link count of its task folder, above the two of every folder.
@@ -11,19 +11,11 @@ _LINKS_OF_EMPTY = 2
 
 
 class Threads:
-    """The threads of one process, kept in step.
+    """The threads of one process, kept in step. Raises OSError once it has ended (ENOENT, ESRCH), or EMFILE.
 
-    A listing costs ten times a look at the link count, so it is done when that count changed, and when told so:
-    a thread may end and another begin between two looks. (Such a one is already where the thread is that made it.)
-
-    Args:
-        pid: the process.
-        proc_root: where /proc is.
-        files: keeps the folder and a thread's file open; None: these two are kept.
-
-    Raises:
-        OSError: ENOENT, ESRCH: the process has ended. EMFILE: no file descriptor is left.
-
+    Listing costs ten times as much as reading the link count, so it is done when that count changed or on demand: a
+    thread may end and another begin between two readings. (The new one is in its creator's group already.) `files`
+    keeps the folder and one thread's file open.
     """
 
     def __init__(self, pid: int, proc_root: str = "/proc", files: KeptFiles | None = None) -> None:
@@ -31,10 +23,7 @@ class Threads:
         self.folder = f"{proc_root}/{pid}/task"
         self.tids: frozenset[int] = frozenset()
         self._links = -1
-        try:
-            self._folder = self._files.open(self.folder, os.O_DIRECTORY)
-        except NoFdError as error:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), self.folder) from error
+        self._folder = self._files.open(self.folder, os.O_DIRECTORY)
         self._watched: tuple[int, KeptFile] | None = None  # thread id, its file
         self._text: bytes | None = None
 
@@ -46,8 +35,7 @@ class Threads:
             return False
         if fd is not None:
             os.lseek(fd, 0, os.SEEK_SET)
-        names = os.listdir(self.folder if fd is None else fd)  # noqa: PTH208 - the same
-        tids = frozenset(map(int, names))
+        tids = frozenset(map(int, os.listdir(self.folder if fd is None else fd)))  # noqa: PTH208 - the same
         changed = tids != self.tids
         self._links, self.tids = links, tids
         if not tids:
@@ -55,13 +43,13 @@ class Threads:
         return changed
 
     def moved(self, tid: int) -> bool:
-        """Say whether a thread's groups are others than at the last call, by the kernel's word."""
+        """Whether the kernel shows a thread in other groups than at the last call."""
         try:
             if self._watched is None or self._watched[0] != tid:
                 self._unwatch()
                 self._watched = tid, self._files.open(f"{self.folder}/{tid}/cpu_resctrl_groups")
             text = self._watched[1].read()
-        except (OSError, NoFdError):
+        except OSError:
             self._unwatch()
             return True
         changed = text != self._text
@@ -89,12 +77,6 @@ def parse_groups(text: bytes) -> Place | None:
 def read_groups(folder: str) -> Place | None:
     """Read in which groups the thread of a /proc folder is. None: resctrl is not mounted.
 
-    Raises:
-        OSError: the thread has ended, or this kernel does not tell.
-
+    Raises OSError if the thread has ended, or this kernel has no such file.
     """
-    fd = os.open(f"{folder}/cpu_resctrl_groups", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return parse_groups(os.read(fd, 4096))
-    finally:
-        os.close(fd)
+    return parse_groups(read_once(f"{folder}/cpu_resctrl_groups"))

@@ -1,4 +1,4 @@
-"""The tree that the kernel shows at /sys/fs/resctrl: where groups are, and the few changes that are made there."""
+"""The tree that the kernel shows at /sys/fs/resctrl: its groups, and the few changes that we make there."""
 
 import contextlib
 import errno
@@ -18,8 +18,8 @@ PREFIX = "whitepanda-"
 NO_CONTROL_GROUPS = frozenset({"info", "mon_groups", "mon_data"})
 
 _DOMAIN = "mon_L3_"
-#: Held locked by the one who has groups of `PREFIX`. The kernel's rule knows the root only, so this is in nobody's way;
-#: and it is what is fought over itself, so it is seen from every sandbox, and ends with its holder.
+#: Locked by the agent that has groups of `PREFIX`. The kernel's locking rule is about the root only, so this disturbs
+#: nobody; the lock is seen from every sandbox and ends with its holder.
 _OWNED = "info/L3_MON"
 _OWN_TRIES, _OWN_PAUSE_S = 3, 0.02
 _MOUNT = "mount -t resctrl resctrl"
@@ -50,13 +50,7 @@ class Monitoring(NamedTuple):
 
 
 class Tree:
-    """A mounted resctrl.
-
-    Args:
-        root: where it is mounted.
-        proc_root: where /proc is; its list of file systems tells what the kernel has.
-
-    """
+    """A resctrl mounted at `root`; /proc's list of file systems says whether the kernel has it."""
 
     def __init__(self, root: str = "/sys/fs/resctrl", proc_root: str = "/proc") -> None:
         self.root = Path(root)
@@ -65,12 +59,7 @@ class Tree:
         self._owned: int | None = None
 
     def monitoring(self) -> Monitoring:
-        """Read what can be monitored.
-
-        Raises:
-            SourceError: nothing, or not here; says why and the remedy.
-
-        """
+        """Read what can be monitored. Raises SourceError, with the remedy, where nothing can."""
         folder = self.root / "info" / "L3_MON"
         try:
             features = (folder / "mon_features").read_text().split()
@@ -112,10 +101,7 @@ class Tree:
     def open(self) -> None:
         """Open the root for locking, and become the one who has groups here until `close`.
 
-        Raises:
-            OSError: it cannot be opened.
-            SourceError: another process has groups of this product here.
-
+        Raises OSError, or SourceError if another process has whitepanda's groups here.
         """
         self.close()
         for _ in range(_OWN_TRIES):
@@ -133,13 +119,7 @@ class Tree:
             raise
 
     def check_owner(self) -> None:
-        """Look whether this process could `open`, or has.
-
-        Raises:
-            OSError: it cannot be looked at.
-            SourceError: another process has groups of this product here.
-
-        """
+        """Raise what `open` would raise, unless this process has opened it."""
         if self._owned is None:
             os.close(self._own())
 
@@ -176,7 +156,7 @@ class Tree:
 
     @contextlib.contextmanager
     def locked(self, *, exclusive: bool) -> Iterator[bool]:
-        """Lock the tree as the kernel's document asks, without waiting. Gives whether that succeeded."""
+        """Lock the tree as the kernel's documentation asks, without waiting. Yields whether that succeeded."""
         if self._fd is None:
             yield False
             return
@@ -216,22 +196,24 @@ class Tree:
         """Return the thread ids in a group; of a control group those in its monitoring groups, too."""
         return {int(tid) for tid in Path(self.path(place), "tasks").read_bytes().split()}
 
+    def all_tasks(self) -> dict[int, Place]:
+        """Return where all threads outside the root are, for kernels before 5.7."""
+        found: dict[int, Place] = {}
+        # Monitoring groups come after the control groups, whose lists have their members too.
+        for place in sorted(self.places()[1:], key=lambda place: bool(place.mon)):
+            with contextlib.suppress(OSError):  # it has just gone, or is pseudo-locked
+                found.update(dict.fromkeys(self.tasks(place), place))
+        return found
+
     def make(self, place: Place) -> None:
-        """Make a monitoring group.
-
-        Raises:
-            OSError: ENOSPC or EBUSY where no monitoring id is free.
-
-        """
+        """Make a monitoring group. Raises OSError: ENOSPC or EBUSY where no monitoring id is free."""
         with self._writable(place):
             Path(self.path(place)).mkdir()
 
     def remove(self, place: Place) -> None:
-        """Remove a monitoring group of ours; its threads go back to its control group. Gone already is fine.
+        """Remove one of whitepanda's monitoring groups, if it is there; its threads go back to its control group.
 
-        Raises:
-            ValueError: the group is not ours.
-
+        Raises ValueError if the group is another's.
         """
         if not place.ours:
             raise ValueError(f"{place.name} is not ours")
@@ -245,8 +227,8 @@ class Tree:
     def _writable(self, place: Place) -> Iterator[None]:
         """Let a folder's owner change what is in it.
 
-        The kernel makes these folders without a write bit for anybody (0555). CAP_DAC_OVERRIDE passes that by; a root
-        without it, as in a sandbox, may give the bit to itself, which tells nobody else anything new.
+        The kernel makes these folders without any write bit (0555). CAP_DAC_OVERRIDE ignores that; root without it, as
+        in a sandbox, may give itself the bit, which gives nobody else a right.
         """
         folder = Path(self.path(place)).parent
         with contextlib.suppress(OSError):
@@ -258,11 +240,8 @@ class Tree:
     def move(self, place: Place, tids: Iterable[int]) -> set[int]:
         """Put threads into a monitoring group; returns those that are there now.
 
-        A thread that has ended (ESRCH), or is in another control group (EINVAL), is left out.
-
-        Raises:
-            OSError: EPERM where the kernel forbids it: only euid 0 or the thread's owner may.
-
+        A thread that has ended (ESRCH) or is in another control group (EINVAL) is left out. Raises OSError: EPERM
+        unless this is euid 0 or the thread's owner.
         """
         moved = set()
         fd = os.open(f"{self.path(place)}/tasks", os.O_WRONLY | os.O_CLOEXEC)
@@ -285,6 +264,6 @@ class Tree:
 
 
 def domains_of(group: str) -> tuple[str, ...]:
-    """Return the cache domains in a group's mon_data. What is not of the L3 cache is not for us."""
+    """Return the L3 cache's domains in a group's mon_data."""
     names = [path.name for path in Path(group, "mon_data").iterdir()]
     return tuple(sorted(name.removeprefix(_DOMAIN) for name in names if name.startswith(_DOMAIN)))

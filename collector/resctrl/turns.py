@@ -3,18 +3,19 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-_S = 1_000_000_000
+from collector.base import NS_PER_S
+
 #: A freed monitoring id is in limbo until its lines left the cache; the kernel looks once a second.
-_FIRST_BACK_OFF_NS = 1 * _S
-_LAST_BACK_OFF_NS = 32 * _S
-#: How long it is believed that there are no more ids than were to be had. Finding out costs a refused mkdir.
-_LIMIT_NS = 60 * _S
+_FIRST_BACK_OFF_NS = 1 * NS_PER_S
+_LAST_BACK_OFF_NS = 32 * NS_PER_S
+#: How long a found limit of ids is believed. Finding it costs a refused mkdir.
+_LIMIT_NS = 60 * NS_PER_S
 
 
 class Step(NamedTuple):
-    """What to do next: give `grant` its groups, and `release` loses its own; "" is nobody.
+    """What to do next: give `grant` its groups, take those of `release`; "" is nobody.
 
-    With both, the one takes the other's turn: the new group first, so that nothing is lost should the kernel refuse it.
+    With both, make the new group first, so that nothing is lost if the kernel refuses it.
     """
 
     release: str
@@ -22,12 +23,7 @@ class Step(NamedTuple):
 
 
 class Turns:
-    """VMs by UUID: those that hold groups, since when, and those that wait, first come first served.
-
-    Args:
-        hold_ns: how long a VM keeps its groups before another's turn.
-
-    """
+    """VMs by UUID: holders of groups, for `hold_ns` before another's turn, and those that wait, first come first."""
 
     def __init__(self, hold_ns: int) -> None:
         self._hold_ns = hold_ns
@@ -37,7 +33,7 @@ class Turns:
         self._blocked: dict[str, int] = {}  # until when
         self._free_at_ns = 0
         self._back_off_ns = _FIRST_BACK_OFF_NS
-        self._limit = 0  # groups that there can be, as was found out, and until when that is believed
+        self._limit = 0  # groups that there can be, as far as was found, and until when that is believed
         self._limit_until_ns = 0
 
     @property
@@ -46,7 +42,7 @@ class Turns:
         return self._holders.keys()
 
     def want(self, uuid: str, groups: int, *, first: bool = False) -> None:
-        """Say that a VM needs so many groups. `first`: it has had them already, so it is not to wait."""
+        """Note that a VM needs so many groups. `first`: it has had them already and need not wait."""
         known = uuid in self._needs
         self._needs[uuid] = groups
         if known:
@@ -54,11 +50,9 @@ class Turns:
         self._waiting = {uuid: None, **self._waiting} if first else {**self._waiting, uuid: None}
 
     def forget(self, uuid: str) -> None:
-        """Say that a VM needs none any more."""
-        self._needs.pop(uuid, None)
-        self._holders.pop(uuid, None)
-        self._waiting.pop(uuid, None)
-        self._blocked.pop(uuid, None)
+        """Note that a VM needs none any more."""
+        for each in (self._needs, self._holders, self._waiting, self._blocked):
+            each.pop(uuid, None)
 
     def next(self, cap: int, now_ns: int) -> Step | None:
         """Return what to do next with at most `cap` groups; None: nothing now. Changes nothing by itself."""
@@ -95,14 +89,10 @@ class Turns:
         self._back_off_ns = _FIRST_BACK_OFF_NS
 
     def refused(self, uuid: str, now_ns: int, *, all_taken: bool = False) -> None:
-        """The kernel has no monitoring id now: the VM stays first in the line.
+        """The kernel has no monitoring id now: the VM stays first in the line, and nobody asks for a while.
 
-        Args:
-            uuid: the VM.
-            now_ns: the time.
-            all_taken: none is in limbo either, so there are fewer than was thought (others have some, or the CPU has
-                fewer than it says): the turns go on among those that are held. Otherwise nobody asks for a while.
-
+        `all_taken`: none is in limbo either, so there are fewer ids than was thought (others have some, or the CPU has
+        fewer than it says). Then the turns continue among those that are held.
         """
         if self._holders.pop(uuid, None) is not None:
             self._waiting = {uuid: None, **self._waiting}

@@ -13,8 +13,8 @@ from collector.resctrl.tree import PREFIX, Place
 class Vm:
     """A VM in its epoch.
 
-    `places` is where its threads were at the last look, `own` the control groups in which it needs groups of ours,
-    `readers` the groups that are read, ours and others'. `reason` says why there is nothing to read.
+    `places` is where its threads were last found, `own` the control groups in which it needs whitepanda's groups,
+    `readers` the groups that are read, also others'. `reason` says why there is nothing to read.
     """
 
     identity: VmIdentity
@@ -32,7 +32,7 @@ class Vm:
     last_ns: int = 0
 
     def group(self, ctrl: str) -> Place:
-        """Return the place of its group in a control group."""
+        """Return its group in a control group."""
         return Place(ctrl, PREFIX + self.identity.uuid)
 
     @property
@@ -42,10 +42,7 @@ class Vm:
         return living or tuple(self.threads.tids)
 
     def to_move(self) -> dict[str, set[int]]:
-        """Return the threads that are not yet in the VM's groups, by control group.
-
-        Those in a group of others stay there.
-        """
+        """Return the threads to move into the VM's groups, by control group; those in others' groups stay there."""
         found: dict[str, set[int]] = {}
         for tid, place in self.places.items():
             if place.ctrl in self.own and tid not in self.inside and (place.ours or not place.mon):

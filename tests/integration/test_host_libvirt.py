@@ -145,7 +145,7 @@ def test_where_all_is_told_already_libvirtd_is_not_asked_and_its_silence_is_noti
         monkeypatch.setattr(connection, call, asked)
 
     def quiet_sample():
-        source._inventory.interfaces_told.tell(time.monotonic_ns(), told)
+        source._inventory.interfaces_covered.replace(time.monotonic_ns(), told)
         return source.sample()
 
     for _ in range(5):

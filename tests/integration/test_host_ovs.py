@@ -149,7 +149,7 @@ class Host:
     """The inventory that the source asks, with VMs of one interface each."""
 
     identities: tuple = ()
-    interfaces_told: Coverage = field(default_factory=Coverage)
+    interfaces_covered: Coverage = field(default_factory=Coverage)
 
     def vms(self):
         return self.identities
@@ -385,12 +385,12 @@ def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
     with Traffic(pairs, 1, 2) as traffic:
         sampler.run(0.5)
         told = sampled(source).mono_ns
-        assert source._inventory.interfaces_told.covers(one, "e1", told)
+        assert source._inventory.interfaces_covered.covers(one, "e1", told)
         opened = counters(sampled(source), 1).opened
         pairs.kill("ovs-vswitchd", how)
         try:
             sampler.until_error()
-            assert not source._inventory.interfaces_told.covers(one, "e1", told)  # libvirt is asked meanwhile
+            assert not source._inventory.interfaces_covered.covers(one, "e1", told)  # libvirt is asked meanwhile
         finally:
             pairs.start_vswitchd()
         sampler.until_complete()
@@ -478,7 +478,7 @@ def test_a_stopped_vswitchd_is_stuck_and_libvirt_is_asked(pairs, four, source):
         with pytest.raises(SourceError, match=r"is ovs-vswitchd hung or stopped\?") as caught:
             source.sample()
         assert caught.value.reason is Reason.STUCK
-        assert not source._inventory.interfaces_told.covers(uuid_of(1), "e1", sample.mono_ns)
+        assert not source._inventory.interfaces_covered.covers(uuid_of(1), "e1", sample.mono_ns)
         assert source.probe().reason is Reason.STUCK
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -222,7 +222,7 @@ def inventory(host):
 
 @pytest.fixture
 def source(host, inventory):
-    source = QemuSource(inventory, disk_poll_s=0.5, config_dir=str(host.config_dir))
+    source = QemuSource(inventory, disk_poll_s=0.5, proxmox_config_dir=str(host.config_dir))
     source.open()
     wait_until(lambda: source.sample() and all(disks(source, uuid) for uuid in (WEB, BATCH)))
     yield source

@@ -68,7 +68,7 @@ def ovs(daemon, monkeypatch):
         monotonic=lambda: daemon.now_ns / S, monotonic_ns=lambda: daemon.now_ns, time_ns=lambda: daemon.now_ns
     )
     monkeypatch.setattr(ovs_source, "time", clock)
-    inventory = SimpleNamespace(vms=lambda: (VM,), interfaces_told=Coverage())
+    inventory = SimpleNamespace(vms=lambda: (VM,), interfaces_covered=Coverage())
     return ovs_source.OvsSource(inventory, database="unix:/db.sock", run_dir="/run")
 
 
@@ -107,7 +107,7 @@ def libvirt(daemon, monkeypatch):
         setattr(module, f"VIR_DOMAIN_EVENT_ID_{event}", event)
     Raw.domainEventRegisterAny = lambda *_: 1
     monkeypatch.setattr("collector.libvirt.connection._start_event_loop", lambda _: None)
-    inventory = SimpleNamespace(vms=lambda: (VM,), interfaces_told=Coverage())
+    inventory = SimpleNamespace(vms=lambda: (VM,), interfaces_covered=Coverage())
     return LibvirtSource("qemu:///system", inventory=inventory, binding=module, clocks=daemon.clocks)
 
 
@@ -171,7 +171,7 @@ def test_what_is_asked_before_and_after_is_no_part_of_the_moment(make, monkeypat
 def test_a_vm_whose_answer_is_late_is_still_open_vswitchs_to_tell(monkeypatch):
     daemon = Daemon(1.0)
     source = ovs(daemon, monkeypatch)
-    covers = source._inventory.interfaces_told.covers
+    covers = source._inventory.interfaces_covered.covers
     for wait_s in (0, 4.0):
         daemon.now_ns += S
         daemon.wait_s = wait_s

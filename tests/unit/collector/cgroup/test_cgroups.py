@@ -103,6 +103,7 @@ def clock(monkeypatch):
     """The source's monotonic clock, in a list."""
     now = [10**12]
     monkeypatch.setattr(cgroups, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(cgroups, "clocks_now", lambda: Stamp(now[0], now[0]))
     return now
 
 

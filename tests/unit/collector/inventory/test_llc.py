@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import NumaPlacement
-from collector.inventory.llc import domains_of, llc_domains
+from collector.inventory.numa import domains_of, llc_domains
 
 
 def host(root: Path, nodes: dict[int, str], caches: dict[str, str]) -> Path:

@@ -71,7 +71,7 @@ def test_a_watched_vm_costs_no_reading_and_is_gone_at_once(host, sleeper, monkey
     inventory = Inventory(str(host.state), "/proc")
     (first,) = inventory.vms()
     reads = []
-    monkeypatch.setattr("collector.inventory.inventory._read", reads.append)
+    monkeypatch.setattr("collector.inventory.inventory.read_once", lambda path, _size: reads.append(path))
     assert inventory.vms() == (first,)
     assert reads == []
     process.kill()

@@ -556,14 +556,14 @@ def test_interfaces_that_open_vswitch_tells_are_not_asked_for(host, module, sour
     for _ in range(3):
         source.sample()
         clocks.advance(0.001)
-    inventory.interfaces_told.tell(clocks.mono_ns, {a: epoch})
+    inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch})
     module.asked.clear()
     sample = source.sample()
     assert module.asked == [(INTERFACE, [b])]
     assert (sample.vms[a].interfaces, dict(sample.vms[a].absent)) == (None, {})
     assert sample.vms[b].interfaces["vnet3"].receive_bytes == 11
     # All told: libvirt is not asked at all.
-    inventory.interfaces_told.tell(clocks.mono_ns, {a: epoch, b: epoch})
+    inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch, b: epoch})
     module.asked.clear()
     told = source.sample().vms
     assert told[b].disks["vda"].read_bytes == 32
@@ -572,9 +572,9 @@ def test_interfaces_that_open_vswitch_tells_are_not_asked_for(host, module, sour
     again = source.sample().vms
     assert (again[a], again[b]) == (told[a], told[b])
     assert again[b] is told[b]
-    inventory.interfaces_told.tell(clocks.mono_ns, {a: epoch})
+    inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch})
     assert source.sample().vms[b].interfaces["vnet3"].receive_bytes == 11
-    inventory.interfaces_told.tell(clocks.mono_ns, {a: epoch, b: epoch})
+    inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch, b: epoch})
     # Open vSwitch falls silent: libvirt tells them again.
     clocks.advance(5.5)
     module.asked.clear()
@@ -703,7 +703,7 @@ def test_silence_is_noticed_while_nothing_is_asked(host, module, source, invento
     epoch = "111111112222-1000"
     for _ in range(3):
         source.sample()
-    inventory.interfaces_told.tell(clocks.mono_ns, {host.uuid_of(name): epoch for name in "ab"})
+    inventory.interfaces_covered.replace(clocks.mono_ns, {host.uuid_of(name): epoch for name in "ab"})
     module.asked.clear()
     module.opened[0].end(module.VIR_CONNECT_CLOSE_REASON_KEEPALIVE)
     with pytest.raises(SourceError, match=r"qemu:///system: .*does not answer; is it hung or stopped") as caught:

@@ -63,7 +63,7 @@ class Host:
     """Inventory, database and bridges of a host."""
 
     identities: tuple = ()
-    interfaces_told: Coverage = field(default_factory=Coverage)
+    interfaces_covered: Coverage = field(default_factory=Coverage)
     bridges: dict = field(default_factory=dict)
     ports_now: tuple = ()
     database_error: SourceError | None = None
@@ -150,7 +150,7 @@ def test_what_is_told_libvirt_is_not_asked_for(host, source):
     host.port("br0", "tap1b", 6, *[0] * 6)  # its other interface is elsewhere
     sample = source.sample()
     assert sample.vms.keys() == {A}
-    covers = host.interfaces_told.covers
+    covers = host.interfaces_covered.covers
     assert covers(A, "e1", sample.mono_ns)
     assert not covers(A, "e2", sample.mono_ns)
     assert not covers(B, "e1", sample.mono_ns)
@@ -172,7 +172,7 @@ def test_a_failure_leaves_the_vms_to_libvirt_at_once(host, source, failing):
         source.sample()
     if failing == "database":  # an ovs-vswitchd without its database answers nobody
         assert host.bridges["br0"].asked_stats == asked
-    assert not host.interfaces_told.covers(A, "e1", sample.mono_ns)
+    assert not host.interfaces_covered.covers(A, "e1", sample.mono_ns)
 
 
 def test_one_bridge_that_fails_costs_only_its_own_vms(host, source):

@@ -205,7 +205,7 @@ def test_a_server_that_never_answers_costs_the_deadline(tmp_path):
 
 
 class _Inventory:
-    interfaces_told = Coverage()
+    interfaces_covered = Coverage()
 
     def vms(self):
         return ()

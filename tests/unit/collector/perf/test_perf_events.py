@@ -157,33 +157,31 @@ def test_a_cpu_of_nobody_is_unknown():
 
 
 @pytest.mark.parametrize(
-    ("name", "event", "config", "source"),
+    ("name", "event", "config"),
     [
-        ("intel-skylake-sp", "memory_stall_cycles", 0x140014A3, "CYCLE_ACTIVITY.STALLS_MEM_ANY"),
-        ("intel-skylake-sp", "total_stall_cycles", 0x040004A3, "CYCLE_ACTIVITY.STALLS_TOTAL"),
-        ("intel-skylake-sp", "llc_misses", 0x412E, "LONGEST_LAT_CACHE.MISS"),
-        ("intel-skylake-sp", "l2_misses", 0x3F24, "L2_RQSTS.MISS"),
-        ("intel-icelake-sp", "l2_misses", 0x1FF1, "L2_LINES_IN.ALL"),
-        ("intel-sapphire-rapids", "memory_stall_cycles", 0x050021A6, "EXE_ACTIVITY.BOUND_ON_LOADS"),
-        ("intel-emerald-rapids", "core_stall_cycles", 0x80A6, "EXE_ACTIVITY.EXE_BOUND_0_PORTS"),
-        ("amd-zen3", "l2_misses", 0x0964, "PMCx064 l2_cache_req_stat.ic_dc_miss_in_l2"),
-        ("amd-zen4", "memory_stall_cycles", 0xA2D6, "PMCx0D6 ex_no_retire.load_not_complete"),
-        ("amd-zen5", "reference_cycles", 0x100000120, "PMCx120 ls_not_halted_p0_cyc.p0_freq_cyc"),
-        ("arm-neoverse-v1", "memory_stall_cycles", 0x4005, "STALL_BACKEND_MEM"),
-        ("arm-neoverse-n1", "llc_misses", 0x37, "LL_CACHE_MISS_RD"),
+        ("intel-skylake-sp", "memory_stall_cycles", 0x140014A3),
+        ("intel-skylake-sp", "total_stall_cycles", 0x040004A3),
+        ("intel-skylake-sp", "llc_misses", 0x412E),
+        ("intel-skylake-sp", "l2_misses", 0x3F24),
+        ("intel-icelake-sp", "l2_misses", 0x1FF1),
+        ("intel-sapphire-rapids", "memory_stall_cycles", 0x050021A6),
+        ("intel-emerald-rapids", "core_stall_cycles", 0x80A6),
+        ("amd-zen3", "l2_misses", 0x0964),
+        ("amd-zen4", "memory_stall_cycles", 0xA2D6),
+        ("amd-zen5", "reference_cycles", 0x100000120),
+        ("arm-neoverse-v1", "memory_stall_cycles", 0x4005),
+        ("arm-neoverse-n1", "llc_misses", 0x37),
     ],
 )
-def test_encodings_as_perf_stat_would_take_them(name, event, config, source):
+def test_encodings_as_perf_stat_would_take_them(name, event, config):
     catalog = resolve(FILES[name], CorePmu("cpu", TYPE_RAW))
     assert catalog.events[event] == Event(event, TYPE_RAW, config)
-    assert catalog.sources[event] == source
 
 
 def test_zen_has_no_llc_misses_of_a_task_and_says_so():
     for name in ("amd-zen2", "amd-zen3", "amd-zen4", "amd-zen5"):
         catalog = resolve(FILES[name], CorePmu("cpu", TYPE_RAW))
         assert catalog.missing["llc_misses"] is Reason.NO_EVENT
-        assert "belong to no task" in catalog.why["llc_misses"]
 
 
 # -- this host ---------------------------------------------------------------------------------------------------
@@ -224,9 +222,7 @@ def skylake(tmp_path):
 def test_the_kernels_table_comes_first_and_the_data_file_fills_it_up(skylake):
     catalog = read_catalog(*map(str, skylake))
     assert catalog.title == "Intel Skylake-SP or Cascade Lake-SP"
-    assert catalog.sources["reference_cycles"] == "cpu/ref-cycles/ in sysfs"
     assert catalog.events["reference_cycles"] == Event("reference_cycles", 4, 0x300)
-    assert catalog.sources["llc_misses"] == "LONGEST_LAT_CACHE.MISS"
     assert set(catalog.events) == set(EXTRA)
     assert catalog.missing == {}
     assert catalog.programmable == 4
@@ -237,13 +233,12 @@ def test_a_field_that_the_kernel_does_not_have_costs_the_events_that_need_it(sky
     (skylake[1] / "bus/event_source/devices/cpu/format/cmask").unlink()
     catalog = read_catalog(*map(str, skylake))
     assert set(catalog.missing) == {"memory_stall_cycles", "total_stall_cycles"}
-    assert catalog.why["total_stall_cycles"] == "CYCLE_ACTIVITY.STALLS_TOTAL: the PMU has no field 'cmask'"
 
 
-def test_an_entry_of_the_kernels_table_that_is_not_understood_is_told(skylake):
+def test_an_entry_of_the_kernels_table_that_is_not_understood_costs_its_event(skylake):
     write(skylake[1] / "bus/event_source/devices/cpu/events/ref-cycles", "event=?\n")
     catalog = read_catalog(*map(str, skylake))
-    assert catalog.why["reference_cycles"] == "cpu/events/ref-cycles: not a number: 'event=?'"
+    assert set(catalog.missing) == {"reference_cycles"}
 
 
 def test_a_cpu_without_a_file_gets_what_the_kernel_offers(skylake):
@@ -251,8 +246,6 @@ def test_a_cpu_without_a_file_gets_what_the_kernel_offers(skylake):
     write(proc / "cpuinfo", INTEL.format(0).replace("85", "250"))
     catalog = read_catalog(str(proc), str(sys))
     assert set(catalog.events) == {"reference_cycles"}
-    assert catalog.why["llc_misses"] == "the kernel's table (cpu/events) has no cache-misses"
-    assert "differs between models" in catalog.why["total_stall_cycles"]
     write(proc / "cpuinfo", INTEL.format(0).replace("GenuineIntel", "Other"))
     catalog = read_catalog(str(proc), str(sys))
     assert catalog.events == {}

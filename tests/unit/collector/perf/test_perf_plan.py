@@ -9,7 +9,7 @@ from collector.perf.cpu import CorePmu
 from collector.perf.encoding import Event
 from collector.perf.events import TYPE_RAW, Catalog, resolve
 from collector.perf.microarch import load_microarchs
-from collector.perf.plan import RANK, Budget, Trial, basic_plan, fit_plan, make_plan
+from collector.perf.plan import RANK, Trial, basic_plan, beside_base, fit_plan, make_plan
 
 EVENTS = {name: Event(name, TYPE_RAW, number) for number, name in enumerate(RANK)}
 BASE = ("cycles", "instructions")
@@ -93,12 +93,12 @@ def test_a_plan_has_every_event_once_and_keeps_the_budget(names, beside, fixed):
 )
 def test_budgets_of_real_cpus(file, smt, watchdog, reserved, beside):
     catalog = resolve(load_microarchs()[file], CorePmu("cpu", TYPE_RAW), smt=smt)
-    assert Budget(catalog.programmable, catalog.fixed, reserved, watchdog).beside_base == beside
+    assert beside_base(catalog, reserved, watchdog=watchdog) == beside
 
 
 def fitted(pmu, *, programmable=8, fixed=(), events=EVENTS, missing=None):
     catalog = Catalog("test", events, missing or {}, programmable=programmable, fixed=frozenset(fixed))
-    return fit_plan(catalog, Budget(programmable, catalog.fixed), pmu)
+    return fit_plan(catalog, beside_base(catalog, 0, watchdog=False), pmu)
 
 
 def test_a_plan_that_runs_is_kept():

@@ -144,7 +144,7 @@ def test_a_free_text_is_no_option():
     ],
 )
 def test_whether_all_network_devices_are_told(options, whole):
-    assert parse(f"kvm {options}").networks_told is whole
+    assert parse(f"kvm {options}").networks_known is whole
 
 
 def test_a_uuid_that_is_none_is_left_out():

@@ -11,9 +11,10 @@ import pytest
 
 from collector.base import DiskDevice, InterfaceDevice, Reason
 from collector.inventory.inventory import Inventory
-from collector.qemu import discovery
+from collector.qemu import discovery, process
 from collector.qemu.cmdline import disk_kind, parse_options
-from collector.qemu.discovery import Learned, QemuFinder
+from collector.qemu.discovery import QemuFinder
+from collector.qemu.process import Learned
 from tests.support.waiting import wait_until
 
 ONE, TWO = (f"57500000-0000-4000-8000-00000000000{number}" for number in (1, 2))
@@ -115,8 +116,8 @@ def test_a_libvirts_that_no_status_file_tells_is_measured_after_a_while(qemu_hos
 def test_a_libvirts_arguments_are_not_read_while_libvirt_tells_of_it(qemu_host, found, monkeypatch):
     qemu_host.process(500, LIBVIRTS.format(name="a", uuid=ONE))
     reads = []
-    real = discovery.read_start
-    monkeypatch.setattr(discovery, "read_start", lambda path, size: reads.append(path) or real(path, size))
+    real = discovery.read_once
+    monkeypatch.setattr(discovery, "read_once", lambda path, size: reads.append(path) or real(path, size))
     for _ in range(40):
         assert list(found(libvirt_pids={500})) == []
     assert reads == []
@@ -192,10 +193,11 @@ def test_processes_are_not_looked_at_each_time(qemu_host, finder, found, monkeyp
     for _ in range(5):
         found()
     reads = Counter()
-    real = discovery.read_start
-    monkeypatch.setattr(
-        discovery, "read_start", lambda path, size: reads.update([path.rsplit("/")[-1]]) or real(path, size)
-    )
+    real = discovery.read_once
+    for module in (discovery, process):
+        monkeypatch.setattr(
+            module, "read_once", lambda path, size: reads.update([path.rsplit("/")[-1]]) or real(path, size)
+        )
     for _ in range(10):
         found(0.25)  # no scan but one in eight
     assert reads["cmdline"] <= 2 * 11  # a thirtieth of 300 at each scan

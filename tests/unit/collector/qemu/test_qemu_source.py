@@ -206,7 +206,7 @@ def test_interfaces_that_open_vswitch_tells_are_left_to_it(qemu_host, inventory,
     qemu_host.process(500, "kvm -name one -uuid 57500000-0000-4000-8000-000000000001 -netdev tap,id=n,ifname=tap7")
     qemu_host.devices({"tap7": (1, 2)})
     vm = inventory.vms()[0]
-    inventory.interfaces_told.tell(qemu_host.now_ns, {vm.uuid: vm.epoch})
+    inventory.interfaces_covered.replace(qemu_host.now_ns, {vm.uuid: vm.epoch})
     told = take()["one"]
     assert (told.interfaces, "interfaces" in told.absent) == (None, False)
     assert take(60)["one"].interfaces is not None  # it stopped telling

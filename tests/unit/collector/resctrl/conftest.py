@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import collector.resctrl.groups
 from collector.inventory.inventory import Inventory
 from collector.resctrl.source import ResctrlSource
 from collector.resctrl.tree import Place, Tree
@@ -205,7 +204,7 @@ def machine(host, tmp_path, monkeypatch):
             raise OSError(errno.ENODEV, "No such device")
         return read(fd, size, offset)
 
-    monkeypatch.setattr(collector.resctrl.groups.os, "pread", pread)
+    monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
     def make(name: str = "skylake-sp-2s") -> Machine:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from collector.base import RdtDomain, Reason
 from collector.files import KeptFiles
-from collector.resctrl.counters import add_up, make_domain, parse_value, unbroken, unwrap
+from collector.resctrl.counters import add_up, make_domain, parse_value, unbroken
 from collector.resctrl.groups import GroupReader
 from collector.resctrl.threads import Threads, parse_groups
 from collector.resctrl.tree import Place, Tree
@@ -42,24 +42,6 @@ def test_values(text, value):
 def test_any_text_is_a_value_or_a_reason(text):
     value = parse_value(text)
     assert isinstance(value, Reason) or 0 <= value < 1 << 63
-
-
-@given(st.data(), st.integers(24, 62), st.integers(1, 1 << 20))
-def test_a_wrap_of_known_width_loses_nothing(data, width_bits, scale):
-    turn = 1 << width_bits
-    start = data.draw(st.integers(0, turn - 1))
-    grown = data.draw(st.integers(0, turn - 1))
-    before, now = start * scale, (start + grown) % turn * scale
-    assert unwrap(before, now, width_bits=width_bits, scale=scale) == grown * scale
-
-
-@given(st.integers(0, 1 << 64), st.integers(0, 1 << 64))
-def test_a_fall_of_unknown_width_is_no_number(before, now):
-    assert unwrap(before, now) == (now - before if now >= before else None)
-
-
-def test_a_value_beyond_the_width_is_no_wrap():
-    assert unwrap(1 << 40, 5, width_bits=24, scale=1) is None
 
 
 @given(st.lists(st.integers(0, 1 << 64), min_size=2, max_size=20))
