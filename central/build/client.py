@@ -187,10 +187,7 @@ class BuildProcess(BuildStatus):
         process, self._process = self._process, None
         if process is None:
             return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    pipe.close()
+        worker_process.close_pipes(process)
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

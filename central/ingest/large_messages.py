@@ -149,10 +149,7 @@ class LargeMessages:
 
 def _close(process: subprocess.Popen[bytes]) -> None:
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+    worker_process.close_pipes(process)
 
 
 def _read_exactly(pipe: IO[bytes], size: int) -> bytes:

@@ -19,12 +19,9 @@ _DISK_SHARE = 10  # the reserve is at most the tenth part of the disk
 
 
 class Reserve:
-    """A file that only takes space. Not thread-safe: the journal's thread uses it, and before that its constructor.
+    """A file that only takes space: `size_bytes`, 0 for no reserve, on the journal's disk.
 
-    Args:
-        path: of the file, on the journal's disk.
-        size_bytes: what it holds; 0 for no reserve.
-
+    Not thread-safe: the journal's constructor uses it, then the journal's thread.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -107,10 +104,7 @@ class Reserve:
 
 
 def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
-    """Return the size of the reserve in bytes; 0 for none.
-
-    It is as set, but not too small for the largest messages, and never more than a tenth of the folder's disk.
-    """
+    """Return the size of the reserve in bytes: as set, but enough for the largest messages and at most a tenth of the disk."""
     if not mib:
         return 0
     wanted = max(mib << 20, _MESSAGES * max_message_bytes)
@@ -131,9 +125,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error says that the disk of a folder is full, or a quota used up.
+    """Return whether an error means that the disk of a folder is full, or a quota used up.
 
-    SQLite has a code of its own for the first one only, and where it cannot enlarge its shared memory neither.
+    SQLite has a code of its own only for a full disk, and none where it cannot enlarge its shared memory.
     """
     if isinstance(error, OSError):
         return error.errno in _FULL

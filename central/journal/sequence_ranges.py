@@ -1,12 +1,11 @@
-"""Sets of sequence numbers as merged ranges: compact for ever, as a spool numbers its batches almost without gaps."""
+"""Sets of sequence numbers as merged ranges: they stay compact, as a spool numbers its batches almost without gaps."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class RangeChange:
+class RangeChange(NamedTuple):
     """How adding one number changed the ranges: `first..last` is there now, ranges that start at `removed` are not."""
 
     first: int
