@@ -56,7 +56,10 @@ class Unfit(NamedTuple):
 
 
 class RollFaultError(OSError):
-    """A roll failed because of its rows: memory was short, or the process died. `unfit` are the batches at fault, if known."""
+    """A roll failed because of its rows: memory was short, or the process died.
+
+    `unfit` are the batches at fault, if known.
+    """
 
     def __init__(self, text: str, unfit: list[Unfit] | None = None) -> None:
         super().__init__(text)
@@ -84,9 +87,9 @@ def _find_unfit(journal: Path, roll: Roll, suspects: Collection[int]) -> list[Un
     unfit = []
     for pack, found in groupby(read_batches(journal, roll), itemgetter(0)):
         batches = [batch for _, _, batch, _ in found]
-        if pack not in suspects:
-            if not _fault_of(batches, Unfit(pack, WHOLE_PACK, f"{len(batches)} batches from {batches[0].host} on")):
-                continue
+        what = f"{len(batches)} batches from {batches[0].host} on"
+        if pack not in suspects and not _fault_of(batches, Unfit(pack, WHOLE_PACK, what)):
+            continue
         for place, batch in enumerate(batches):
             what = f"batch {batch.sequence} of spool {batch.spool_id!r} of {batch.host}, {len(batch.payload)} bytes"
             if why := _fault_of([batch], Unfit(pack, place, what)):
@@ -133,7 +136,10 @@ class RollWorker:
         self._busy = threading.Lock()
 
     def start(self) -> None:
-        """Start the process if it does not run; raises OSError. For the main thread: the process ends with its caller."""
+        """Start the process if it does not run; raises OSError. For the main thread.
+
+        The process ends with its caller.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         self.close()

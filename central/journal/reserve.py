@@ -12,9 +12,12 @@ import os
 import sqlite3
 from pathlib import Path
 
+from central.journal.database import PAGE_BYTES, transaction
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it
 _MESSAGES = 8  # of the largest size fit: the journal keeps its log below half of the reserve
+_FREE_PAGES = "PRAGMA freelist_count"
 _DISK_SHARE = 10  # the reserve is at most the tenth part of the disk
 
 
@@ -78,6 +81,16 @@ class Reserve:
                 break
         return self.is_held
 
+    def shrink(self, connection: sqlite3.Connection) -> bool:
+        """Where the disk has little room, have the journal give back free pages. True: to be called again."""
+        free_pages = connection.execute(_FREE_PAGES).fetchone()[0]
+        if not free_pages or free_bytes(self._path.parent) >= 2 * self.size_bytes:
+            return False
+        some = max(self.size_bytes // 16 // PAGE_BYTES, 1)
+        transaction(connection, lambda _: connection.execute(f"PRAGMA incremental_vacuum({some})").fetchall())
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return bool(connection.execute(_FREE_PAGES).fetchone()[0] < free_pages)
+
     def give_up(self) -> None:
         """Delete it: there is none then."""
         with contextlib.suppress(OSError):
@@ -104,7 +117,10 @@ class Reserve:
 
 
 def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
-    """Return the size of the reserve in bytes: as set, but enough for the largest messages and at most a tenth of the disk."""
+    """Return the size of the reserve in bytes.
+
+    As set, but enough for the largest messages and at most a tenth of the disk.
+    """
     if not mib:
         return 0
     wanted = max(mib << 20, _MESSAGES * max_message_bytes)

@@ -11,8 +11,8 @@ under exactly that name; a second commit says that they are there. A kill before
 files. Then the rows are deleted, a few at a time, as batches wait for each transaction. A batch that cannot be written
 is set aside in between, and the roll is repeated without it.
 
-On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal.reserve`). So that it
-suffices, transactions and the log are kept smaller than the reserve. Once rows are deleted the file shrinks.
+On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal.reserve`); transactions
+and the log are kept smaller than it.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from central.journal import tables
 from central.journal.database import PAGE_BYTES, hold, journal_id, open_database, reading, transaction
 from central.journal.latency import AckTimes
 from central.journal.received import Received
-from central.journal.reserve import Reserve, free_bytes, is_full
+from central.journal.reserve import Reserve, is_full
 from central.journal.tables import Group, HostRecord, JournalStats, Rejection, Roll, Submission
 from central.lake.segments import DAY_NS
 from central.own_threads import in_own_thread
@@ -65,17 +65,13 @@ _STOP = object()
 
 
 class Journal:
-    """The journal of one central. All methods belong to the loop's thread unless they say otherwise.
+    """The journal of one central, in its state folder.
 
-    Args:
-        folder: central's state folder.
-        replica: central's name.
-        commit_interval_s: how long batches are gathered for a commit.
-        max_events: how many are kept.
-        max_events_per_host: how many of these one host may have.
-        reserve_bytes: held to note rolls on a full disk, see `central.journal.reserve`; 0 for none.
-        spool_days: a spool silent for so many days is forgotten, unless it is an importer's.
-        clock_unix_ns: for tests.
+    All methods belong to the loop's thread unless they say otherwise.
+
+    Batches are gathered for `commit_interval_s`. The last `max_events` events are kept, `max_events_per_host` of a
+    host. `reserve_bytes` are held to note rolls on a full disk (`central.journal.reserve`); 0 for none. A spool that is
+    silent for `spool_days` is forgotten, unless it is an importer's.
 
     Attributes:
         stats, hosts: kept up to date on the loop, after each commit.
@@ -365,9 +361,10 @@ class Journal:
                     raise
                 self._on_loop(self._log_drawn)
                 result = self._execute(call)
-            call.result.set_result(result)
         except sqlite3.OperationalError as error:
             call.result.set_exception(error)
+        else:
+            call.result.set_result(result)
 
     def _execute(self, call: _Call) -> Any:
         return transaction(self._connection, call.run) if call.is_transaction else call.run(self._connection)
@@ -386,34 +383,29 @@ class Journal:
     def _forget_spools(self, connection: sqlite3.Connection) -> bool:
         """Forget the ranges of silent spools. True: to be called again."""
         before_day = math.floor(self._clock_unix_ns() / DAY_NS - self._spool_days)
-        most_rows = min(tables.FORGOTTEN_RANGES, max(self._group_bytes // PAGE_BYTES, 1))  # each may be on a page of its own
+        most_rows = min(
+            tables.FORGOTTEN_RANGES, max(self._group_bytes // PAGE_BYTES, 1)
+        )  # each may be on a page of its own
         forgotten = tables.forget_spools(connection, before_day, most_rows)
         self._received.forget(forgotten)
         return bool(forgotten)
 
     def _take_reserve(self, connection: sqlite3.Connection) -> bool:
         """Hold the reserve again, once the file has given back what it does not need. True: to be called again."""
-        reserve = self._reserve
-        free_pages = connection.execute("PRAGMA freelist_count").fetchone()[0]
-        if free_bytes(self.path.parent) < 2 * reserve.size_bytes and free_pages:
-            pages = max(reserve.size_bytes // 16 // PAGE_BYTES, 1)
-            transaction(connection, lambda _: connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall())
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            if connection.execute("PRAGMA freelist_count").fetchone()[0] < free_pages:
-                return True
-        was_drawn = reserve.is_drawn
-        if reserve.take():
+        if self._reserve.shrink(connection):
+            return True
+        was_drawn = self._reserve.is_drawn
+        if self._reserve.take():
             self._on_loop(self._log_back)
         elif was_drawn and not connection.execute("SELECT count(*) FROM packs").fetchone()[0]:
-            reserve.give_up()  # others have filled the disk; with nothing to be rolled it is of no use
+            self._reserve.give_up()  # others have filled the disk; with nothing to be rolled it is of no use
             self._on_loop(self._log_no_reserve)
         return False
 
     # Back on the loop.
 
     def _log_drawn(self) -> None:
-        event = "the disk is full; the journal's reserve is in use, and batches wait for what it holds to be rolled"
-        self._log.warning(event, path=str(self.path))
+        self._log.warning(_DRAWN, path=str(self.path))
 
     def _log_back(self) -> None:
         self._log.info("the journal's reserve is held again", path=str(self.path))
