@@ -1,7 +1,7 @@
-"""How much is under way: what streams have sent and the journal has not committed, and who waits until it is less.
+"""Backpressure: what streams have sent and the journal has not committed, and which streams wait until it is less.
 
-A stream that sends faster than the journal writes is not read, which is what slows its sender down; before that it is
-asked to (SlowDown).
+A stream that sends faster than the journal writes is not read, which slows its sender down; before that it is asked to
+slow down (SlowDown).
 """
 
 import asyncio
@@ -49,13 +49,9 @@ class Flow:
 
 
 class Room:
-    """What all streams have under way, and their queue.
+    """What all streams have under way (`pending` batches of `pending_bytes`), and those that wait. `flows`.
 
-    Attributes:
-        flows: the open streams.
-        pending: batches that wait for their commit.
-        pending_bytes: theirs.
-
+    Open streams.
     """
 
     def __init__(self, section: IngestSection, journal: Journal) -> None:
@@ -67,18 +63,29 @@ class Room:
         self._is_busy = False
         self._journal = journal
         self._waiting: deque[asyncio.Future[None]] = deque()  # streams that wait for room, in their order
-        journal.on_failure.append(self._tell_pace_to_all)
+        journal.on_failure.append(self._send_pace_to_all)
 
     def is_full_for(self, flow: Flow) -> bool:
-        """Whether a stream has to `wait` before it is read."""
+        """Return whether a stream has to `wait` before it is read."""
         return flow.is_full() or self._is_full()
 
     async def wait(self, flow: Flow) -> None:
-        """Wait until a stream may be read."""
+        """Wait until a stream may be read; the one that waits longest goes first, and lets the next go if it can."""
         while flow.is_full():
             flow.relieved.clear()
             await flow.relieved.wait()
-        await self._wait_for_room()
+        queue = self._waiting.append
+        while self._is_full():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            queue(turn)
+            queue = self._waiting.appendleft  # a stream that finds the room taken after all keeps its place
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._let_next_go()
+                raise
+            self._let_next_go()
 
     def begin(self, flow: Flow, size: int) -> None:
         """Note that a batch of `size` bytes is on its way to the disk."""
@@ -87,10 +94,10 @@ class Room:
         flow.pending_bytes += size
         flow.idle.clear()
         self.pending += 1
-        self._tell_pace(flow)
+        self._send_pace(flow)
 
     def end(self, flow: Flow, size: int) -> None:
-        """Note that it is there, or will never be."""
+        """Note that the batch is there, or will never be."""
         self.pending_bytes -= size
         flow.pending -= 1
         flow.pending_bytes -= size
@@ -101,22 +108,7 @@ class Room:
         if self._waiting:
             self._let_next_go()
         if flow.stream.min_batch_interval_ms:
-            self._tell_pace(flow)
-
-    async def _wait_for_room(self) -> None:
-        """Wait until more may be read; who waits longest goes first, and lets the next one go if there is more room."""
-        queue = self._waiting.append
-        while self._is_full():
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            queue(turn)
-            queue = self._waiting.appendleft  # who finds the room taken after all keeps its place
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._let_next_go()
-                raise
-            self._let_next_go()
+            self._send_pace(flow)
 
     def _let_next_go(self) -> None:
         if self._is_full():
@@ -128,22 +120,19 @@ class Room:
                 return
 
     def _is_full(self) -> bool:
-        """Whether nothing more is read for now."""
+        """Return whether nothing more is read for now."""
         return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
 
-    def _note_whether_busy(self) -> None:
-        """Note whether agents are to wait between batches: from half of what may be pending until it is a quarter.
+    def _send_pace(self, flow: Flow) -> None:
+        """Send a stream its pace, if it changed; while commits fail it is to slow down too.
 
-        With one limit alone each batch near it would bring its agent a message, and the next one the opposite.
+        Agents wait between batches from half of what may be pending until it is a quarter: with one limit alone each
+        batch near it would bring its agent a message, and the next one the opposite.
         """
         if self.pending >= self._many or self.pending_bytes >= _PENDING_BYTES // 2:
             self._is_busy = True
         elif self.pending <= self._many // 2 and self.pending_bytes <= _PENDING_BYTES // 4:
             self._is_busy = False
-
-    def _tell_pace(self, flow: Flow) -> None:
-        """Send a stream its pace, if it changed; while commits fail it is to slow down too."""
-        self._note_whether_busy()
         pace_ms = max(_SLOW_DOWN_MS if self._is_busy or self._journal.failure else 0, flow.pace_ms)
         if flow.stream.min_batch_interval_ms == pace_ms:
             return
@@ -151,6 +140,6 @@ class Room:
         if flow.stream.send(agent_pb2.CentralMessage(slow_down=slow_down)):
             flow.stream.min_batch_interval_ms = pace_ms
 
-    def _tell_pace_to_all(self, _failure: str) -> None:
+    def _send_pace_to_all(self, _failure: str) -> None:
         for flow in self.flows:
-            self._tell_pace(flow)
+            self._send_pace(flow)

@@ -32,17 +32,9 @@ _NAMELESS = ("no_spool", "bad_spool", "no_sequence")  # nothing to remember such
 
 
 class Intake:
-    """Takes the batches of all streams.
+    """Takes the batches of all streams: checks them (large ones in `large`), and submits them to the journal.
 
-    Args:
-        config: central's.
-        journal: what is acknowledged is in it.
-        registry: is told of jobs that batches name.
-        room: counts what is under way.
-        quotas: of all hosts.
-        clock: nanoseconds since 1970.
-        large: reads large messages.
-
+    The registry gets the jobs and VM names of batches. `clock`: nanoseconds since 1970.
     """
 
     def __init__(
@@ -95,11 +87,11 @@ class Intake:
             flow, layout, sequence, raw = one
             if all_sound or is_sound([one]):
                 self._submit_quick(flow, layout, sequence, raw, now)
-            else:  # let it be said row by row what is wrong
+            else:  # reports row by row what is wrong
                 self._read_whole(flow, raw)
 
     def _read_whole(self, flow: Flow, raw: bytes) -> None:
-        """Have it read as if it were like no other batch."""
+        """Have a batch read as if it were like no other."""
         if len(raw) <= LARGE:
             began_s = time.perf_counter()
             self._room.end(flow, len(raw))
@@ -150,13 +142,13 @@ class Intake:
         )
 
     def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
-        """Take any batch; `raw` is the message that it came in. Return what it says."""
+        """Take any batch, from the message `raw`. Return what it says."""
         read = read_batch(batch, raw, self.sender_of(flow))
         self.take_read(flow, read, len(raw))
         return read
 
     def sender_of(self, flow: Flow) -> Sender:
-        """Return what is to be known of a stream to read a batch that comes now."""
+        """Return what is known of a stream, to read a batch that comes now."""
         stream = flow.stream
         return Sender(stream.host, stream.platform, stream.is_importer, self._limits, self._clock())
 
@@ -165,7 +157,7 @@ class Intake:
         stream, refused = flow.stream, read.reason
         if read.triggers and not stream.is_importer:
             read = self._within_quota(stream.host, read)
-        self._tell(flow, read)
+        self._log_refused(stream.host, read)
         self._room.begin(flow, size)
         if refused in _NAMELESS:
 
@@ -214,7 +206,7 @@ class Intake:
         )
 
     def _within_quota(self, host: str, read: ReadBatch) -> ReadBatch:
-        """Return the batch without the reports of contention for which the host has no quota left; they count."""
+        """Return the batch without the reports of contention beyond the host's quota; they count as rejected."""
         kept, dropped = self._quotas.take_reports(host, read.triggers)
         if not dropped:
             return read
@@ -222,7 +214,7 @@ class Intake:
         return replace(read, triggers=tuple(kept), rejected_reports=rejected)
 
     def _note_jobs(self, flow: Flow, jobs: frozenset[str]) -> None:
-        """Note which jobs a batch is of: beside the others, or where these would be too many in place of them."""
+        """Note the jobs of a batch: beside the stream's others, or in place of them where these would be too many."""
         stream = flow.stream
         noted = flow.noted_jobs
         if noted is not None and noted[0] is jobs and noted[1] is stream.jobs:
@@ -233,19 +225,18 @@ class Intake:
             self._registry.update(stream, jobs=jobs if is_too_many else both)
         flow.noted_jobs = (jobs, stream.jobs)
 
-    def _tell(self, flow: Flow, read: ReadBatch) -> None:
+    def _log_refused(self, host: str, read: ReadBatch) -> None:
+        """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
+        refused = [
+            *((reason, f"{count} of {read.rows} rows") for reason, count in read.rejected_rows.items()),
+            *((reason, f"{count} of {read.reports} reports") for reason, count in read.rejected_reports.items()),
+        ]
         if read.reason:
             detail = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
-            self._refused(flow.stream.host, read.reason, detail)
-        for reason, count in read.rejected_rows.items():
-            self._refused(flow.stream.host, reason, f"{count} of {read.rows} rows of batch {read.sequence} refused")
-        for reason, count in read.rejected_reports.items():
-            detail = f"{count} of {read.reports} reports of batch {read.sequence} refused"
-            self._refused(flow.stream.host, reason, detail)
-
-    def _refused(self, host: str, reason: str, detail: str) -> None:
-        """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
-        self._warn("input refused", host=host, reason=reason, detail=detail)
+            self._warn("input refused", host=host, reason=read.reason, detail=detail)
+        for reason, what in refused:
+            detail = f"{what} of batch {read.sequence} refused"
+            self._warn("input refused", host=host, reason=reason, detail=detail)
 
 
 def _rejected(read: ReadBatch) -> agent_pb2.RejectedBatch:

@@ -1,4 +1,4 @@
-"""The first words on a stream: who speaks, for which host, in which version of the protocol; and refusals."""
+"""A stream's handshake: who speaks, for which host, in which version of the protocol; and refusals."""
 
 import asyncio
 from collections import Counter
@@ -28,12 +28,12 @@ from whitepanda.v1 import agent_pb2
 
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
 
-SHOWN = 60  # characters of somebody else's text in a message
+SHOWN = 60  # characters of a client's text in a message
 _HELLO_TIMEOUT_S = 10.0
 _LAST_UNIX_NS = 2**63 - 1  # of a host's clock
 _CONNECTIONS = 10  # of a host in a minute are logged
-#: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
-#: The longest that agents accept.
+#: Between heartbeats of an agent without batches, the longest that agents accept: changes (jobs, a version) are sent at
+#: once, and pings find a dead agent.
 HEARTBEAT_MS = 600_000
 _NO_HELLO = b""  # stands for a large batch in place of a Hello
 
@@ -47,17 +47,7 @@ class RefusedError(Exception):
 
 
 class Greeter:
-    """Reads and checks what comes before a stream's first batch.
-
-    Args:
-        config: central's.
-        journal: counts what is no message, remembers hosts.
-        refused: counts refused streams by reason.
-        revoked: certificates that no longer count.
-        clock: nanoseconds since 1970.
-        large: reads large messages.
-
-    """
+    """Reads and checks what comes before a stream's first batch; counts refused streams by reason in `refused`."""
 
     def __init__(
         self,
@@ -79,12 +69,11 @@ class Greeter:
         self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
 
     def admit(self, context: Context, names: frozenset[str], hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
-        """Agree on a version.
+        """Check a Hello and return the stream and the host's record.
 
         Raises:
             RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
                 certificate is revoked.
-
         """
         now = self._clock()
         _, serial = peer_certificate(context)
@@ -97,7 +86,7 @@ class Greeter:
                 f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
                 f"({shown_names(names)}); issue a certificate for that name, or set agent.host "
                 "to the certificate's name",
-                host=someone(names),  # not what it claims: one certificate could use up all lines of that reason
+                host=someone(names),  # not the claimed one: one certificate could use up all lines of that reason
             )
         for what in ("platform", "agent_version", "boot_id"):
             value = getattr(hello, what)
@@ -156,28 +145,18 @@ class Greeter:
 
     async def welcome(self, context: Context, stream: HostStream) -> None:
         """Answer a Hello."""
-        said = self._welcome(stream.protocol_version, self._clock())
-        await context.write(said.SerializeToString())
-
-    def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:
-        return agent_pb2.CentralMessage(
-            welcome=agent_pb2.Welcome(
-                protocol_version=version,
-                central_version=_version(),
-                sent_unix_ns=now_unix_ns,
-                max_batch_rows=self._config.ingest.max_batch_rows,
-                max_batch_bytes=self._config.ingest.max_message_bytes,
-                heartbeat_ms=HEARTBEAT_MS,
-            )
+        welcome = agent_pb2.Welcome(
+            protocol_version=stream.protocol_version,
+            central_version=_version(),
+            sent_unix_ns=self._clock(),
+            max_batch_rows=self._config.ingest.max_batch_rows,
+            max_batch_bytes=self._config.ingest.max_message_bytes,
+            heartbeat_ms=HEARTBEAT_MS,
         )
+        await context.write(agent_pb2.CentralMessage(welcome=welcome).SerializeToString())
 
     async def read_hello(self, context: Context, peer: Peer) -> agent_pb2.Hello:
-        """Read a stream's first message.
-
-        Raises:
-            RefusedError: it is no Hello, comes too late, or is too large.
-
-        """
+        """Read a stream's first message; RefusedError where it is no Hello, comes too late, or is too large."""
         names = peer.names
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
@@ -217,7 +196,6 @@ class Greeter:
 
         Raises:
             RefusedError: it is none, names too many jobs, or could not be read.
-
         """
         try:
             answer = await self._large.read(raw, sender, peer)
@@ -256,7 +234,7 @@ class Greeter:
         return self.refuse(code, "revoked", revoked_text(serial), host=someone(names))
 
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
-        """Count and tell a refusal, and return what is to be raised."""
+        """Count and log a refusal, and return what is to be raised."""
         self._refused[reason] += 1
         self._warn("stream refused", host=host, reason=reason, detail=detail)
         return RefusedError(code, detail)
@@ -264,10 +242,10 @@ class Greeter:
 
 @cache
 def _version() -> str:
-    """Return ours; to look it up takes a millisecond, and ten thousand hosts may come at once."""
+    """Return central's version; to look it up takes a millisecond, and ten thousand hosts may come at once."""
     return metadata.version("whitepanda")
 
 
 def someone(names: frozenset[str]) -> str:
-    """Return who speaks before a Hello has said so: the certificate's first name."""
+    """Return the speaker's name before a Hello has said it: the certificate's first one."""
     return min(names, default="")

@@ -1,36 +1,27 @@
-"""Limits log lines about what others send, by host and reason, and counts the lines left out."""
+"""Limits log lines about clients, by host and reason, and counts the lines left out."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 
+@dataclass(slots=True)
 class _Lines:
     """The lines of one reason in an interval."""
 
-    __slots__ = ("before", "hosts", "others", "since_s")
-
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
-        self.hosts: dict[str, int] = {}  # how many there were, written and left out
-        self.before: dict[str, int] = {}  # left out in the interval before
-        self.others = 0  # left out, of hosts that had no line since
+    since_s: float
+    hosts: dict[str, int] = field(default_factory=dict)  # how many there were, written and left out
+    before: dict[str, int] = field(default_factory=dict)  # left out in the interval before
+    others: int = 0  # left out, of hosts that had no line since
 
 
 class LogLimit:
-    """Writes the first lines of a host and reason in an interval, and counts the others. Single-threaded.
+    """Writes the first `most_lines` of a host and reason in `every_s`, and counts the others. Single-threaded.
 
     The host's next line has `left_out`: how many there were since its last one. `of_other_hosts_left_out` are those
-    of hosts that had no line of that reason since. Memory is bounded: hosts by `most_hosts`, and reasons are central's
-    own words.
-
-    Args:
-        write: a logger's method such as `warning`.
-        every_s: length of an interval, in seconds.
-        most_lines: of one host and reason in an interval.
-        most_hosts: that have lines of the same reason in an interval.
-        clock_s: monotonic seconds.
-
+    of hosts that had no line of that reason since. Memory is bounded: `most_hosts` have lines of a reason in an
+    interval, and reasons are central's own words. `write` is a logger's method such as `warning`.
     """
 
     def __init__(

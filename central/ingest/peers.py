@@ -1,8 +1,7 @@
-"""What one certificate costs central: how many streams it has open, and how long it waits for what it made central do.
+"""What one certificate costs central: how many streams it has open, and how long it waits for the work it caused.
 
-Each certificate owes time. What it makes central do (a Hello, a message to be read, many reports) adds to it, time
-itself takes from it, and as long as it owes more than a little, none of its streams is read. What others make it wait
-for is not its debt.
+Each certificate owes time. Work for it (a Hello, a message to be read, many reports) adds to that, time itself takes
+from it, and while it owes more than a little, none of its streams is read. Waiting for others is not its debt.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ class Peer:
 
     @property
     def may_wait(self) -> bool:
-        """Whether its stream that was opened last waits until others are paid for, be it to be refused."""
+        """Whether its last opened stream waits until others are paid for, even if only to be refused."""
         return self.open <= self.allowed + _WAITING_STREAMS
 
     def owe(self, seconds: float) -> None:
@@ -65,7 +64,7 @@ class Peer:
         self.owe(jobs * _JOB_S)
 
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
-        """Add what a message costs that took so long to be read and brought so many bytes of reports."""
+        """Add the cost of a message that took so long to be read and brought so many bytes of reports."""
         owed_s = _TIMES * took_s
         if report_bytes > _LARGE_REPORTS:
             owed_s += report_bytes / _REPORT_BYTES_PER_S
@@ -79,7 +78,7 @@ class Peer:
         return max(0.0, self.until_s - _FREE_S - now_s) if self.until_s else 0.0
 
     async def wait(self) -> None:
-        """Wait for that, as it is at the beginning."""
+        """Wait for what is owed now."""
         if (wait_s := self.wait_s()) > 0:
             await asyncio.sleep(wait_s)
 
@@ -88,12 +87,7 @@ class Peers:
     """All certificates that have streams open or owe something.
 
     A revoked one counts by itself, so that it takes no place of the one issued after it. What the same names had
-    open or owed before is left behind as well.
-
-    Args:
-        revoked: serials.
-        clock_s: seconds of a clock that never goes back, for tests.
-
+    open or owed before is left behind as well. `revoked` has serials, `clock_s` never goes back.
     """
 
     def __init__(self, revoked: Container[str] = (), clock_s: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,8 @@
 """The agents' streams: who may speak, what is taken, and the acknowledgement once it is on disk.
 
-Messages arrive as bytes and are parsed here, so that what is no message is counted and answered like any other
-bad input. `central.ingest.handshake` is a stream's begin, `central.ingest.batches` takes its batches,
-`central.ingest.backpressure` says when.
+Messages arrive as bytes and are parsed here, so malformed ones are counted and answered like any other bad input.
+`central.ingest.handshake` begins a stream, `central.ingest.batches` takes its batches, and
+`central.ingest.backpressure` decides when.
 """
 
 import asyncio
@@ -38,17 +38,7 @@ _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 
 
 
 class Ingest:
-    """The AgentStream service.
-
-    Args:
-        config: central's.
-        journal: started; what is acknowledged is in it.
-        registry: gets every open stream.
-        revoked: certificates that no longer count.
-        clock: nanoseconds since 1970, for tests.
-        clock_s: seconds of a clock that never goes back, for tests.
-
-    """
+    """The AgentStream service. `journal` is started; `clock` is nanoseconds since 1970, `clock_s` never goes back."""
 
     def __init__(
         self,
@@ -129,7 +119,7 @@ class Ingest:
         """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
 
         Only these: the exception's frames hold the stream's last message and the task that holds the exception, and
-        gRPC keeps what it is in the context of. Cycles are collected once an hour.
+        gRPC keeps them alive. Cycles are collected once an hour.
         """
         try:
             await self._serve(context, peer)
@@ -166,7 +156,7 @@ class Ingest:
                     # The agent has said its last word; it still gets its acknowledgements.
                     await flow.idle.wait()
                 stream.close("ended by the agent" if is_plain else "refused")
-                # gRPC takes no status while a message is being written: the refused one would wait for it for ever.
+                # gRPC takes no status while a message is being written: the refused one would wait indefinitely.
                 await asyncio.wait(
                     (sender, flow.unread), timeout=None if is_plain else _DRAIN_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -181,13 +171,13 @@ class Ingest:
             await asyncio.gather(sender, receiver, return_exceptions=True)
 
     async def _let_in(self, peer: Peer) -> None:
-        """Wait until the certificate's stream that was opened last may be read; raises RefusedError if it may not."""
+        """Wait until the certificate's last opened stream may be read; raises RefusedError if it may not."""
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
         allowed, code = self._config.ingest.max_streams, grpc.StatusCode.RESOURCE_EXHAUSTED
         is_extra = peer.open > peer.allowed
         is_full = self._open > allowed
-        if peer.may_wait:  # also to be refused: who opens streams without end waits for each
+        if peer.may_wait:  # also to be refused: a client that opens streams without end waits for each
             peer.owe_for_hello()
             await peer.wait()
         if peer.revoked:
@@ -200,7 +190,7 @@ class Ingest:
             raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
 
     async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
-        """End a stream with a status; without one if the client does not read what was sent before."""
+        """End a stream with a status; without one if the client has not read what was sent before."""
         try:
             async with asyncio.timeout(_DRAIN_S):
                 await context.abort(code, detail)
@@ -208,7 +198,7 @@ class Ingest:
             raise asyncio.CancelledError from None
 
     def _raise_end(self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]) -> None:
-        """Raise what the stream ends with, if that is no plain end."""
+        """Raise what the stream ends with, unless that is a plain end."""
         for task in (receiver, sender):
             if task.done():
                 task.result()

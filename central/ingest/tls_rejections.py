@@ -1,7 +1,7 @@
-"""Clients whose certificate is refused: gRPC ends such a handshake inside its core and tells its standard error only.
+"""Clients whose certificate is refused: gRPC ends such a handshake in its C core, which only logs to standard error.
 
-So what the core writes there is read: of each refused handshake it says why, though not who. Its lines are told from
-all others by their form, and go no further; everything else goes on to where standard error went before.
+So central reads the core's lines there: of each refused handshake they give the reason, though not the client. They are
+recognised by their form and go no further; everything else is passed on to the original standard error.
 """
 
 import os
@@ -36,7 +36,7 @@ def reason_of(told: str) -> tuple[str, str]:
 
 
 class Refusals:
-    """Counts refused handshakes; the first of a reason is logged, and then one a minute with their number."""
+    """Counts refused handshakes; logs the first of a reason, and then one a minute with their number."""
 
     def __init__(self, counts: Counter[str], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._counts = counts
@@ -45,7 +45,7 @@ class Refusals:
         self._log = log.get("ingest")
 
     def note(self, told: str) -> None:
-        """Take what gRPC's core said of one."""
+        """Take the core's text on one handshake."""
         reason, remedy = reason_of(told)
         self._counts[reason] += 1
         now, count = self._clock_s(), self._counts[reason]
@@ -65,7 +65,7 @@ class Refusals:
 def reading_standard_error(on_refusal: Callable[[str], None]) -> Iterator[None]:
     """Read this process's standard error meanwhile; `on_refusal` is called in a thread with what the core says.
 
-    Python's own sys.stderr goes past it, straight to where it went before.
+    Python's own sys.stderr bypasses it, straight to the original.
     """
     sys.stderr.flush()
     outside = os.dup(2)
