@@ -29,15 +29,9 @@ _PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
 
 
 class DayComputer:
-    """Computes as many days at once as there are engines.
+    """Computes as many days at once as there are engines; `switch` stops it.
 
-    Args:
-        section: method, engine, memory.
-        slots: the lake's slots.
-        states: where states are.
-        switch: stops it.
-        is_short: whether memory was short for the last build: then less is done at a time from the beginning.
-
+    `is_short`: memory was short for the last build, so less is done at a time from the beginning.
     """
 
     def __init__(
@@ -54,16 +48,11 @@ class DayComputer:
     def compute(
         self, stale: list[BuildDay], folders: list[Path], check: Callable[[], None]
     ) -> tuple[pa.Table, pa.Table]:
-        """Compute the states of days and solve all; where memory is short, again with less at a time.
+        """Compute the states of `stale` days and solve those of all `folders`.
 
-        Args:
-            stale: days without a state.
-            folders: of all days' states.
-            check: called before each step; raises where the build is to end.
+        Where memory is short, with less at a time.
 
-        Returns:
-            As `methods.solved`.
-
+        `check` is called before each step and raises where the build is to end. Returns what `methods.solved` does.
         """
         if not self._is_short:
             try:
@@ -114,14 +103,8 @@ class DayComputer:
                 else:
                     with self._duckdb(scratch, 1, 1) as (reader,):
                         files = self._write_slots(reader, day, slots, parts, without)
-                methods.write(
-                    self._section.method,
-                    running,
-                    running.read(files),
-                    self._slot_ns,
-                    folder,
-                    self._section.max_machine_jobs,
-                )
+                rows, most_jobs = running.read(files), self._section.max_machine_jobs
+                methods.write(self._section.method, running, rows, self._slot_ns, folder, most_jobs)
             finally:
                 shutil.rmtree(slots)
 
@@ -146,7 +129,7 @@ class DayComputer:
     def _write_slots(
         self, running: Engine, day: BuildDay, folder: Path, parts: int, without: Sequence[str]
     ) -> list[Path]:
-        """Write the slots of a day, one of so many parts after the other. Returns the files."""
+        """Write the slots of a day, part by part. Returns the files."""
         rows = self._slots.read(running.connection, [day.slots])
         if without:
             rows = rows.filter(rows.machine.notin(without))
@@ -164,27 +147,25 @@ class DayComputer:
 
     @contextlib.contextmanager
     def _running_engines(self, days: int, threads: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
-        """Engines for so many days, and a folder for what is half done, on the lake's disk and gone afterwards."""
+        """Yield engines for so many days, and a folder for unfinished work, on the lake's disk and gone afterwards."""
         with OwnedFolder(self._states.root, ".build-") as scratch, contextlib.ExitStack() as stack:
             running: Sequence[AnyEngine]
             if self._section.engine == "duckdb":
                 running = stack.enter_context(self._duckdb(scratch, days, threads))
             else:  # which spreads a day over its workers
-                running = [stack.enter_context(self._spark(scratch))]
+                spark = SparkEngine(
+                    master=self._section.spark_master,
+                    memory_limit_mib=self._section.memory_limit_mib,
+                    partitions=4 * self._section.threads,
+                    spill_dir=scratch / "spill",
+                )
+                running = [stack.enter_context(spark)]
             with self._switch.interrupting(running):
                 yield running, scratch
 
     def _duckdb(self, scratch: Path, days: int, threads: int) -> contextlib.AbstractContextManager[list[Engine]]:
         return duckdb_engines(
             days, memory_limit_mib=self._section.memory_limit_mib, threads=threads, spill_dir=scratch / "spill"
-        )
-
-    def _spark(self, scratch: Path) -> SparkEngine:
-        return SparkEngine(
-            master=self._section.spark_master,
-            memory_limit_mib=self._section.memory_limit_mib,
-            partitions=4 * self._section.threads,
-            spill_dir=scratch / "spill",
         )
 
 

@@ -1,6 +1,6 @@
-"""What runs a build's Ibis expressions: DuckDB in this process, here; `central.build.spark` has the other one.
+"""What runs a build's Ibis expressions: DuckDB in this process, here, or Spark (`central.build.spark`).
 
-Several days are worked on beside each other: Python makes half of a day's state, on one core, queries the rest on all.
+Several days are computed in parallel: Python makes half of a day's state, on one core, queries the rest on all.
 An engine runs one query at a time, so each day has an engine of its own, with its part of memory and threads.
 """
 
@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import ibis
@@ -49,30 +48,14 @@ class AnyEngine(Interruptible, Protocol):
         """Run an expression and write its rows to a Parquet file. Returns how many."""
 
     def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path, /) -> int:
-        """Run a kernel of `central.build.machine_days` on whole machine days, and write what they leave.
+        """Run a kernel of `central.build.machine_days` on `count` rows of whole machine days, better of one day.
 
-        Args:
-            rows: what the kernel reads; better of one day.
-            count: how many they are.
-            kernel: such as `machine_days.whitepanda`.
-            slot_ns: length of a slot.
-            path: Parquet file of `machine_days.PRODUCTS`.
-
-        Returns:
-            Rows written.
-
+        Writes what it leaves to the Parquet file `path` of `machine_days.PRODUCTS`, and returns the number of rows.
         """
 
 
 class Engine:
-    """DuckDB in this process, bounded in memory; what does not fit goes to `spill_dir`.
-
-    Args:
-        memory_limit_mib: of DuckDB's buffers.
-        threads: that a query runs on.
-        spill_dir: folder for what does not fit; made here.
-
-    """
+    """DuckDB in this process, bounded in memory (its buffers) and threads; what does not fit goes to `spill_dir`."""
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
         spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
@@ -82,9 +65,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -92,7 +73,7 @@ class Engine:
         self.connection.disconnect()
 
     def interrupt(self) -> None:
-        """Have the query that runs now fail. May be called from any thread."""
+        """Have the running query fail. May be called from any thread."""
         self.connection.con.interrupt()
 
     def read(self, paths: Iterable[Path]) -> ir.Table:
@@ -144,14 +125,10 @@ def duckdb_engines(days: int, *, memory_limit_mib: int, threads: int, spill_dir:
 def on_engines(
     engines: Sequence[_AnyOne], items: Sequence[_Item], work: Callable[[_AnyOne, _Item], _Result]
 ) -> list[_Result]:
-    """Do the work for each item, as many at once as there are engines.
-
-    Returns:
-        The results, in the items' order.
+    """Do the work for each item, as many at once as there are engines, and return the results in the items' order.
 
     Raises:
         Exception: what failed first. What has not begun then is not done, what runs is interrupted and waited for.
-
     """
     if len(engines) == 1:
         return [work(engines[0], item) for item in items]

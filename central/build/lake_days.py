@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -35,27 +35,8 @@ class BuildDay:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class _OlderDay:
-    """A day that does not count."""
-
-    day: date
-    segments: list[Segment]
-    slots: SlotManifest | None
-
-
 class LakeDays:
-    """Rolls up what is new in the lake, and says what a build is made of.
-
-    Args:
-        section: slot length, look-back, memory.
-        lake: whose samples are read.
-        slots: the lake's slots.
-        states: where states are.
-        switch: stops it.
-        clock_unix_ns: the time.
-
-    """
+    """Rolls up what is new in the lake, and decides which days a build is made of; `switch` stops it."""
 
     def __init__(
         self,
@@ -89,16 +70,15 @@ class LakeDays:
         Raises:
             LakeError: a segment is damaged.
             OSError: one cannot be read.
-
         """
         segments: dict[date, list[Segment]] = {}
         for segment in self._lake.segments():
             segments.setdefault(segment.day, []).append(segment)
         manifests = self._slots.manifests()
         if not (found := {*segments, *manifests}):
-            return [], self._left_out((), before)
+            return [], self._left_out({}, before)
         after = max(found) - timedelta(days=self._section.days)
-        older = [_OlderDay(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after]
+        older = {day: (segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after}
         days: list[BuildDay] = []
         with self._rolling() as connection:
             for each in sorted(day for day in found if day > after):
@@ -112,7 +92,10 @@ class LakeDays:
         return days, self._left_out(older, before)
 
     def _waits(self, day: date, newest: date, manifest: SlotManifest | None) -> bool:
-        """Whether late windows of a day wait: each time they are taken, all of the day's state is computed again."""
+        """Return whether late windows of a day wait.
+
+        Each time they are taken, all of the day's state is computed again.
+        """
         if manifest is None or day >= newest - timedelta(days=1):
             return False
         age_ns = self._clock_unix_ns() - manifest.created_unix_ns
@@ -120,7 +103,7 @@ class LakeDays:
 
     @contextlib.contextmanager
     def _rolling(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """What rolls up: DuckDB, whichever engine computes the rest."""
+        """Yield what rolls up: DuckDB, whichever engine computes the rest."""
         root = self._states.root
         root.mkdir(parents=True, exist_ok=True)
         with (
@@ -132,16 +115,15 @@ class LakeDays:
         ):
             yield connection
 
-    def _left_out(self, older: Iterable[_OlderDay], before: LeftOut) -> LeftOut:
+    def _left_out(self, older: Mapping[date, tuple[list[Segment], SlotManifest | None]], before: LeftOut) -> LeftOut:
         """Count the rows that no version will have. Footers of segments are read once."""
         known, self._rows = self._rows, {}
-        for day in older:
-            names = digest(*(segment.name for segment in day.segments))
-            then, rows = known.get(day.day, ("", 0))
+        for day, (segments, slots) in older.items():
+            names = digest(*(segment.name for segment in segments))
+            then, rows = known.get(day, ("", 0))
             if names != then:
-                in_samples = sum(segment.rows for segment in day.segments)
-                rows = max(in_samples, day.slots.samples if day.slots else 0)
-            self._rows[day.day] = (names, rows)
+                rows = max(sum(segment.rows for segment in segments), slots.samples if slots else 0)
+            self._rows[day] = (names, rows)
         found = LeftOut(len(self._rows), sum(rows for _, rows in self._rows.values()))
         if found != before:
             self._log.info(

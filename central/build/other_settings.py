@@ -1,6 +1,6 @@
-"""Whether another replica of the lake builds by other settings: then each replaces the other's versions by its own.
+"""Warns where another replica of the lake builds by other settings: then each replaces the other's versions by its own.
 
-It is warned of, not refused: settings may be changed, one replica after the other.
+That is not refused: settings may be changed, one replica after the other.
 """
 
 import time
@@ -18,15 +18,7 @@ _RECENT_BUILDS = 3  # a replica that builds none of so many that are due is gone
 
 
 class OtherSettings:
-    """Compares with the newest version that another replica has built of late.
-
-    Args:
-        section: this replica's settings.
-        versions: of the lake.
-        holder: this replica in the lease, see `central.lake.lease.Lease`.
-        clock_unix_ns: for tests.
-
-    """
+    """Compares settings with those of the newest version that another replica (not `holder`) has built of late."""
 
     def __init__(
         self,
@@ -40,35 +32,35 @@ class OtherSettings:
         self._holder = holder
         self._clock_unix_ns = clock_unix_ns
         self._recent_ns = round(max(RECENT_S, _RECENT_BUILDS * section.interval_s) * 1e9)
-        self._looked_at = 0  # versions up to this one
+        self._checked = 0  # versions up to this one
         self._theirs: Manifest | None = None
-        self._told = ""
+        self._warned = ""
         self._log = log.get("builds")
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Warn of what differs, once until that changes. Blocks; what cannot be read is passed over."""
         try:
             numbers = self._versions.numbers()
         except OSError:
-            return  # the build tells of it
-        for number in reversed([each for each in numbers if each > self._looked_at]):
+            return  # the build reports it
+        for number in reversed([each for each in numbers if each > self._checked]):
             try:
                 manifest = self._versions.manifest(number)
             except (OSError, LakeError, msgspec.MsgspecError):
-                continue  # whoever takes the version tells of it
+                continue  # reported by whoever takes the version
             if manifest.builder != self._holder:
                 self._theirs = manifest
                 break
-        self._looked_at = max(numbers, default=0)
-        self._tell(self._theirs)
+        self._checked = max(numbers, default=0)
+        self._warn(self._theirs)
 
-    def _tell(self, theirs: Manifest | None) -> None:
+    def _warn(self, theirs: Manifest | None) -> None:
         if theirs is None or self._clock_unix_ns() - theirs.created_unix_ns > self._recent_ns:
-            self._told = ""
+            self._warned = ""
             return
         differing = "; ".join(_differing(theirs, self._section))
-        told = f"{theirs.builder} {differing}" if differing else ""
-        if told not in ("", self._told):
+        news = f"{theirs.builder} {differing}" if differing else ""
+        if news not in ("", self._warned):
             self._log.warning(
                 "another replica builds by other settings, and each replaces the other's versions; set [build] alike "
                 "on all",
@@ -76,13 +68,13 @@ class OtherSettings:
                 version=theirs.version,
                 differing=differing,
             )
-        self._told = told
+        self._warned = news
 
 
-def _differing(theirs: Manifest, ours: BuildSection) -> list[str]:
+def _differing(theirs: Manifest, section: BuildSection) -> list[str]:
     settings = (
-        ("slot_s", f"{theirs.slot_s:g}", f"{ours.slot_s:g}"),
-        ("days", f"{theirs.build_days}", f"{ours.days}"),
-        ("method", theirs.method, ours.method),
+        ("slot_s", f"{theirs.slot_s:g}", f"{section.slot_s:g}"),
+        ("days", f"{theirs.build_days}", f"{section.days}"),
+        ("method", theirs.method, section.method),
     )
     return [f"build.{name} {there} there, {here} here" for name, there, here in settings if there != here]

@@ -7,7 +7,6 @@ import uuid
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import ibis
@@ -24,7 +23,7 @@ _FOLDER_SUFFIX = ".spark"
 
 
 def is_spark_error(error: BaseException) -> bool:
-    """Tell whether Spark raised this; its classes can be named only where it is installed."""
+    """Return whether Spark raised this; its classes can be named only where it is installed."""
     return type(error).__module__.split(".")[0] in {"pyspark", "py4j"}
 
 
@@ -39,7 +38,6 @@ class SparkEngine:
 
     Raises:
         UnavailableError: there is no pyspark or Java, or no session at the master.
-
     """
 
     def __init__(self, *, master: str, memory_limit_mib: int, partitions: int, spill_dir: Path) -> None:
@@ -80,9 +78,7 @@ class SparkEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -90,7 +86,7 @@ class SparkEngine:
         self._session.stop()
 
     def interrupt(self) -> None:
-        """Have the jobs that run now fail. May be called from any thread."""
+        """Have the running jobs fail. May be called from any thread."""
         self._session.sparkContext.cancelAllJobs()
 
     def read(self, paths: Iterable[Path]) -> ir.Table:
@@ -107,8 +103,7 @@ class SparkEngine:
 
     def write(self, table: ir.Table, path: Path) -> int:
         """Run an expression and write its rows as one Parquet file. Returns how many."""
-        frame = self._session.sql(self.connection.compile(table))
-        return self._write(frame, path)
+        return self._write(self._session.sql(self.connection.compile(table)), path)
 
     def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
         """Run a kernel of `machine_days` on each machine day, on the workers, and write what they leave."""

@@ -17,7 +17,7 @@ from central.lake.segments import Lake
 from whitepanda.common import log
 
 _BESIDE_MIB = 512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
-_NICE = 10  # than central: an hour's build takes what CPU time is left, and no acknowledgement waits for it
+_NICE = 10  # relative to central: an hour's build takes the CPU time that is left, no acknowledgement waits for it
 
 
 def _build(builder: Builder) -> Answer:
@@ -25,7 +25,7 @@ def _build(builder: Builder) -> Answer:
         builder.build_once()
     except BuildStoppedError:
         return Answer("stopped")
-    except Exception as error:  # noqa: BLE001 - central tells of it, whatever it is
+    except Exception as error:  # noqa: BLE001 - central reports it, whatever it is
         return Answer(builder.last_error or f"{type(error).__name__}: {error}", builder.damaged)
     return Answer("", builder.damaged, builder.left_out)
 

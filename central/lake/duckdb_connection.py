@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 
 def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
-    """Open a database in memory.
+    """Open a database in memory, with DuckDB's own settings such as `memory_limit` or `threads`.
 
-    Args:
-        settings: DuckDB's own, such as `memory_limit` or `threads`.
-
-    Raises:
-        duckdb.Error: a setting that there is not, or a value that it cannot have.
-
+    Raises duckdb.Error.
     """
     import duckdb  # noqa: PLC0415 - takes 0.1 s; the daemon opens none before somebody asks for recent VMs
 

@@ -1,26 +1,36 @@
-"""How files and the manifest that names them come into the lake: all of them count at once, or none does.
+"""Sealed manifests, and how the files that they name come into the lake: all of them count at once, or none does.
 
-The files are published under names of their own, which nobody reads; then the manifest is created, exclusively, and is
-what makes them count. Where that fails, the files are removed.
+The files are published under names of their own, which nobody reads; then the manifest is created, exclusively, and
+makes them count. Where that fails, the files are removed.
 """
 
 import contextlib
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from central.lake import checksums
-from central.lake.objects import Objects
+from central.lake.errors import DamagedError
+from central.lake.objects import NotRegularError, Objects
+
+
+def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
+    """Return a manifest whose seal is right.
+
+    Raises:
+        DamagedError: its bytes are not what was written under this name; `remedy` is part of the text.
+        OSError: it cannot be read.
+
+    """
+    try:
+        data = objects.read(name)
+    except NotRegularError as error:
+        raise DamagedError(objects.root, name, "it is no regular file", remedy) from error
+    checksums.check_text(objects.root, name, data, remedy)
+    return data
 
 
 class ManifestCommit:
-    """The files of one manifest, on their way. Leaving it by an exception removes what it wrote.
-
-    Args:
-        objects: of the lake.
-        name: of the manifest.
-
-    """
+    """The files of the manifest `name`, before they count. Leaving it by an exception removes what it wrote."""
 
     def __init__(self, objects: Objects, name: str) -> None:
         self._objects = objects
@@ -32,9 +42,7 @@ class ManifestCommit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for draft in self._drafts.values():
             draft.unlink(missing_ok=True)
         if error is None or (not isinstance(error, FileExistsError) and self._is_asked and self._may_be_there()):

@@ -31,16 +31,15 @@ _CALL = "whitepanda-call"  # metadata of objects that `create` makes
 
 
 class NotRegularError(OSError):
-    """What has an object's name is no regular file (or a link to one) but a pipe, a folder, a link to nowhere."""
+    """An object's name belongs to no regular file (or a link to one) but to a pipe, a folder, a link to nowhere."""
 
 
 def check_regular(path: Path) -> None:
-    """Make sure that a file can be opened without waiting for whoever writes into a pipe.
+    """Make sure that a file can be opened without waiting for a pipe's writer.
 
     Raises:
         NotRegularError: it is no regular file.
-        OSError: it cannot be looked at; FileNotFoundError where there is nothing.
-
+        OSError: it cannot be accessed; FileNotFoundError where there is nothing.
     """
     try:
         facts = path.stat()
@@ -69,7 +68,7 @@ class Objects(Protocol):
     root: str
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects below `prefix`, in any order. None where there is nothing of that name."""
+        """Yield the objects below `prefix`, in any order."""
 
     def read(self, name: str) -> bytes:
         """Return an object's bytes; FileNotFoundError where there is none."""
@@ -96,7 +95,7 @@ class Objects(Protocol):
         """Delete the copies that `local` made outside of sessions."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Have what `local` copies in this thread meanwhile be the caller's own, deleted at the end."""
+        """Give copies that `local` makes in this thread meanwhile to the caller alone; they are deleted at the end."""
 
 
 class Folder:
@@ -109,7 +108,7 @@ class Folder:
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet.
 
-        What has an object's name and is no regular file is listed too: whoever reads it is told so.
+        An object's name that belongs to no regular file is listed too: reading it reports that.
         """
         for folder, folders, files in os.walk(self._root / prefix, onerror=_raise_unless_gone):
             for name in (*files, *(each for each in folders if each.endswith(_ENDINGS))):
@@ -169,7 +168,7 @@ class Folder:
 
     def local(self, name: str) -> Path:
         """Return the file itself; NotRegularError where it is none."""
-        with contextlib.suppress(FileNotFoundError):  # told of by whoever opens it
+        with contextlib.suppress(FileNotFoundError):  # reported by whoever opens it
             check_regular(self._root / name)
         return self._root / name
 
@@ -200,8 +199,7 @@ class Bucket:
         copies: folder of this machine for drafts and for copies of objects; a folder of its own in it is used, and
             deleted at the end, or by the next process if this one is killed.
         options: of the fsspec file system, such as `endpoint_url`. Credentials come from where the store's client
-            looks for them (environment, ~/.aws, the machine's role).
-
+            finds them (environment, ~/.aws, the machine's role).
     """
 
     def __init__(self, url: str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
@@ -255,8 +253,8 @@ class Bucket:
     def create(self, name: str, data: bytes) -> None:
         """PUT with If-None-Match: *.
 
-        The client sends it again where the answer was lost, and is then refused for the object that it has made: one
-        says of which call it is.
+        The client sends it again where the answer was lost, and is then refused for the object that it has made: the
+        metadata tell of which call that is.
         """
         call = secrets.token_hex(8)
         with self._told("create", name):
@@ -304,7 +302,7 @@ class Bucket:
                 del self._session.copies
 
     def _is_of(self, name: str, call: str) -> bool:
-        """HEAD: whether it is this call of `create` that made the object."""
+        """Return whether this call of `create` made the object (HEAD)."""
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             return bool(self._store.metadata(self._path(name)).get(_CALL) == call)
         return False
@@ -314,7 +312,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _told(self, what: str, name: str) -> Iterator[None]:
-        """Errors of the store's client are OSErrors of one line; those that say something stay what they are."""
+        """Turn errors of the store's client into OSErrors of one line; FileExistsError and FileNotFoundError stay."""
         try:
             yield
         except FileExistsError:
@@ -330,24 +328,22 @@ class Bucket:
 
 
 def _answer(error: Exception, part: str, name: str) -> object:
-    """What the store's answer says, of which the client made this error; None where there was none or not that."""
+    """Return a part of the store's answer behind a client's error; None where there was none."""
     answer = getattr(error.__cause__, "response", None)
     return answer.get(part, {}).get(name) if isinstance(answer, dict) else None
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """A folder that cannot be read is not an empty one; one that is not there (any more) is."""
+    """Raise for a folder that cannot be read: it is not an empty one. One that is not there (any more) is."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def open_objects(root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> Objects:
-    """Return the objects below a folder or, where `root` is a URL, in an object store.
+    """Return the objects below a folder or, where `root` is a URL, in an object store; raises OSError.
 
     Raises:
         UnavailableError: the store's client is not installed, or it is a store of another kind.
-        OSError: it cannot be set up.
-
     """
     text = str(root)
     if "://" in text and not text.startswith("s3://"):

@@ -1,4 +1,4 @@
-"""What central does for its lake by itself: a finished day's small segments become few, and what is too old goes.
+"""Maintenance of the lake: a finished day's small segments become few, and what is too old is deleted.
 
     <lake>/care/2026-11-21.json
 
@@ -38,7 +38,10 @@ _CROWD = 1000  # small segments of finished days, where a journal has at least `
 
 @dataclass(frozen=True, slots=True)
 class CareDone:
-    """What was done: days and segments merged, files that nothing needs, segments and days of slots past retention."""
+    """The result.
+
+    Days and segments merged, unneeded files removed, segments and days of slots past retention dropped.
+    """
 
     days_compacted: int = 0
     segments_merged: int = 0
@@ -48,16 +51,15 @@ class CareDone:
 
 
 class LakeCare:
-    """One replica's part in it.
+    """One replica's part in it. Methods raise OSError where the lake cannot be read or written.
 
     Args:
-        section: what is done, and how long things are kept.
+        section: which steps are done, and how long things are kept.
         lake: the lake.
         slots: its slots of the length that builds read.
         clock_unix_ns: for tests.
         build_days: as many days back builds look, see `drop_samples`.
         grace_s: how long merged segments stay for readers that listed them before.
-
     """
 
     def __init__(
@@ -80,12 +82,7 @@ class LakeCare:
         self._left = 0  # small segments that the last merge left
 
     def is_due(self) -> bool:
-        """Return whether no replica has done it today.
-
-        Raises:
-            OSError: the lake cannot be read.
-
-        """
+        """Return whether no replica has done it today."""
         today = day_of(self._clock_unix_ns())
         if self._done_on != today and self._mark(today) in self._marks():
             self._done_on = today
@@ -94,12 +91,8 @@ class LakeCare:
     def is_crowded(self) -> bool:
         """Return whether finished days have so many small segments that they should be merged at once.
 
-        A host that sends windows of many days makes a segment of each day at each roll. What the last merge had to
-        leave, as beside a damaged segment, does not count again.
-
-        Raises:
-            OSError: the lake cannot be read.
-
+        A host that sends windows of many days makes a segment of each day at each roll. Segments that the last merge
+        had to leave, as beside a damaged one, do not count again.
         """
         if not self._section.compact:
             return False
@@ -126,14 +119,11 @@ class LakeCare:
     def run(self, check: Callable[[], None]) -> CareDone:
         """Do what is due. Blocks; only the holder of the lease may.
 
-        Args:
-            check: called often; raises where the lease is lost or central stops.
+        `check` raises where the lease is lost or central stops.
 
         Raises:
             LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
                 central wrote a segment; what was done before stays.
-            OSError: the lake cannot be read or written.
-
         """
         today = day_of(self._clock_unix_ns())
         done = self._run(check)
