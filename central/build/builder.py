@@ -93,11 +93,8 @@ class Builder(BuildStatus):
     def build_once(self) -> int | None:
         """Build a version if the lake has other segments than the current one. Blocks; call it in a thread.
 
-        Returns:
-            The new version's number, or None where there is nothing new.
-
-        Raises:
-            Exception: what went wrong; `last_error` has it in a line, and the current version stays in force.
+        Returns the new version's number, or None where there is nothing new. An exception leaves the current version in
+        force and its line in `last_error`.
         """
         with self._one_at_a_time:
             began = time.monotonic()
@@ -138,10 +135,9 @@ class Builder(BuildStatus):
             self.lease.release()
 
     def care_once(self) -> None:
-        """Maintain the lake if that is due. Blocks; call it in a thread, after a build. A failure is only logged.
+        """Maintain the lake if that is due. Blocks; call it in a thread, after a build.
 
-        Raises:
-            BuildStoppedError: it was told to stop.
+        Only BuildStoppedError is raised.
         """
         care = self._care
         if care is None:

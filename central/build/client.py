@@ -61,10 +61,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class BuildProcess(BuildStatus):
-    """Has the process build every `build.interval_s`.
-
-    `follower` puts the versions in force, `holder` is as for `Lease`.
-    """
+    """Has the process build every `build.interval_s`; `follower` puts the versions in force."""
 
     def __init__(self, config: CentralConfig, lake: Lake, follower: VersionFollower, holder: str) -> None:
         super().__init__(follower)
@@ -122,13 +119,8 @@ class BuildProcess(BuildStatus):
     def build_once(self) -> int | None:
         """Have the process build, once `start` was called; without it there is nothing to build.
 
-        Returns:
-            The new version's number, or None where there is nothing new.
-
-        Raises:
-            BuildFailedError: the build failed, or its process died.
-            BuildStoppedError: it was told to stop.
-            OSError: the lake cannot be read.
+        Returns the new version's number, or None where there is nothing new. BuildFailedError: the build failed, or its
+        process died. BuildStoppedError: it was told to stop. OSError: the lake cannot be read.
         """
         with self._one_at_a_time:
             process = self._process

@@ -22,11 +22,9 @@ def numbered(table: ir.Table, **names: str) -> ir.Table:
 
 
 def coded(opened: AnyEngine, slots: ir.Table, folder: Path) -> tuple[ir.Table, int]:
-    """Number the machines of task slots, and write which is which to `machines.parquet` (machine, code, rows).
+    """Return task slots with numbers for machines, and how many they are.
 
-    Returns:
-        The slots with the machines' numbers as `machine`, and how many they are.
-
+    Which number is which machine is written to `machines.parquet` (machine, code, rows).
     """
     found = slots.group_by("machine").aggregate(rows=slots.count())
     path = folder / "machines.parquet"

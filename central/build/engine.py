@@ -127,8 +127,7 @@ def on_engines(
 ) -> list[_Result]:
     """Do the work for each item, as many at once as there are engines, and return the results in the items' order.
 
-    Raises:
-        Exception: what failed first. What has not begun then is not done, what runs is interrupted and waited for.
+    What fails first is raised. What has not begun then is not done, what runs is interrupted and waited for.
     """
     if len(engines) == 1:
         return [work(engines[0], item) for item in items]

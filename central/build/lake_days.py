@@ -63,13 +63,8 @@ class LakeDays:
     def roll_up(self, check: Callable[[], None], before: LeftOut) -> tuple[list[BuildDay], LeftOut]:
         """Return the days that count, and how many are `build.days` or more older than the newest one.
 
-        Args:
-            check: called before each day; raises where the build is to end.
-            before: what the last build found too old: a change is logged.
-
-        Raises:
-            LakeError: a segment is damaged.
-            OSError: one cannot be read.
+        `check` is called before each day and raises where the build is to end; a change of what is too old since
+        `before` is logged. LakeError: a segment is damaged. OSError: one cannot be read.
         """
         segments: dict[date, list[Segment]] = {}
         for segment in self._lake.segments():
@@ -92,10 +87,7 @@ class LakeDays:
         return days, self._left_out(older, before)
 
     def _waits(self, day: date, newest: date, manifest: SlotManifest | None) -> bool:
-        """Return whether late windows of a day wait.
-
-        Each time they are taken, all of the day's state is computed again.
-        """
+        """Return whether late windows wait: each time they are taken, all of the day's state is computed again."""
         if manifest is None or day >= newest - timedelta(days=1):
             return False
         age_ns = self._clock_unix_ns() - manifest.created_unix_ns

@@ -66,7 +66,6 @@ class _Beside:
         column: of each task slot with a usage that is beside one; shape (beside,).
         task_usage: its usage; shape (beside,).
         usage: summed over tasks; shape (places, jobs).
-
     """
 
     sensitive: Any
@@ -170,7 +169,6 @@ def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
     Returns:
         `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
         (job): sum_usage_squared, samples.
-
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "cpi"):

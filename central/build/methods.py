@@ -91,9 +91,8 @@ def _without_rarest(running: AnyEngine, slots: ir.Table, max_jobs: int, rare: Pa
 def solved(method: str, running: AnyEngine, folders: Sequence[Path]) -> tuple[pa.Table, pa.Table]:
     """Merge days' states, at least one, into job statistics and coefficients.
 
-    Returns:
-        Rows as of `panda_state.job_statistics` with what `Method.more_statistics` adds, and as of
-        `Method.coefficients`.
+    Returns rows as of `panda_state.job_statistics` with what `Method.more_statistics` adds, and as of
+    `Method.coefficients`.
     """
     used = METHODS[method]
     moments = panda_state.merged_moments(running.read([folder / "cpi.parquet" for folder in folders]))

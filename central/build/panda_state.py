@@ -135,10 +135,9 @@ def fit(slots: ir.Table) -> FitTables:
 
 
 def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
-    """Write the tables `STATE` into `folder`, a file each, of data whose machine slots are in no other part.
+    """Write the tables `STATE` into the empty `folder`, a file each, of data whose machine slots are in no other part.
 
-    `slots`: columns as of `task_slots`, better from a file, as they are read four times. The folder is there, and
-    empty.
+    `slots`: columns as of `task_slots`, better from a file, as they are read four times.
     """
     rows, count = coded(opened, slots, folder)
     groups = slots.select(*_JOB).distinct()

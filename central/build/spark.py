@@ -30,14 +30,8 @@ def is_spark_error(error: BaseException) -> bool:
 class SparkEngine:
     """A Spark session with the methods of `central.build.engine.Engine`.
 
-    Args:
-        master: `local[2]`, `spark://host:7077`, `yarn`, `k8s://...`.
-        memory_limit_mib: of the driver.
-        partitions: of shuffles.
-        spill_dir: folder for what does not fit.
-
-    Raises:
-        UnavailableError: there is no pyspark or Java, or no session at the master.
+    `master` is `local[2]`, `spark://host:7077`, `yarn` or `k8s://...`, `memory_limit_mib` the driver's and `partitions`
+    the number for shuffles. UnavailableError: there is no pyspark or Java, or no session at the master.
     """
 
     def __init__(self, *, master: str, memory_limit_mib: int, partitions: int, spill_dir: Path) -> None:

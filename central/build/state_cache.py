@@ -30,12 +30,9 @@ class _Digests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_state(folder: Path) -> None:
-    """Compare the files of a day's state with their digests.
+    """Compare the files of a day's state with their digests; raises OSError.
 
-    Raises:
-        DamagedError: a file is not what was written, or is gone. Its name is relative to the folder `slot=<length>`.
-        OSError: they cannot be read.
-
+    DamagedError: a file is not what was written, or is gone. Its name is relative to the folder `slot=<length>`.
     """
     root, day = folder.parent.parent, f"{folder.parent.name}/{folder.name}"
     name = f"{day}/{_DIGESTS}"
@@ -92,8 +89,7 @@ class StateFolders:
     def put(self, written: Path, folder: Path) -> None:
         """Move a state that has been written to its place.
 
-        Raises:
-            OSError: it cannot be renamed, and no other builder has put the very same there.
+        OSError unless another builder has put the very same there.
         """
         files = {path.name: checksums.digest_of(path) for path in sorted(written.iterdir())}
         data = msgspec.json.encode(_Digests(files=files, seal=checksums.PLACE)) + b"\n"

@@ -53,7 +53,6 @@ def day_scales(slots: ir.Table) -> ir.Table:
     Returns:
         job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
         null where no latency-sensitive task has a CPI.
-
     """
     rows = _with_log_cpi(slots)
     x = rows["_x"]
@@ -66,10 +65,8 @@ def day_scales(slots: ir.Table) -> ir.Table:
 def normalised(slots: ir.Table, jobs: ir.Table, *, is_one_day: bool = False) -> ir.Table:
     """Return what `machine_days.whitepanda` reads: jobs' numbers, CPI normalised by robust scales of its day, uncut.
 
-    Args:
-        slots: task slots, machines numbered.
-        jobs: their `day_scales`.
-        is_one_day: whether these are of one day, which then need not be compared.
+    `slots` are task slots with machines numbered, `jobs` their `day_scales`. If these are of one day, days are not
+    compared.
     """
     keys = [name for name in _DAY if name != "day" or not is_one_day]
     # Of a scale of 0 the deviations are to be 0.
@@ -225,9 +222,9 @@ class _Products:
 
 
 class _Totals:
-    """Sums by key of what is added. Keys are less than `size`.
+    """Sums by key, with keys less than `size`. Few keys have a place each, without sorting.
 
-    Where all keys are few there is a place for each: nothing needs sorting. Else rows are folded now and then.
+    Else rows are folded now and then.
     """
 
     def __init__(self, values: int, size: int) -> None:

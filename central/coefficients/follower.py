@@ -9,11 +9,9 @@ from whitepanda.common import log
 
 
 class VersionFollower:
-    """Follows the versions of a lake; the newest one is read at once.
+    """Follows the versions of a lake: `current` is in force, the newest from the start; None before the first one.
 
-    Attributes:
-        current: the version in force; None before the first one.
-        on_version: called with each new version by `announce`.
+    `announce` calls all of `on_version` with it.
     """
 
     def __init__(self, versions: VersionStore) -> None:

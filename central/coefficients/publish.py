@@ -49,14 +49,9 @@ class _Sent:
 class Publisher:
     """Sends each connected host its part of the version in force.
 
-    It registers itself with both: `run` serves hosts that connect or change their jobs, and all of them
-    when there is a new version. Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only.
-
-    Args:
-        registry: the open streams.
-        versions: has the version in force.
-        ttl_s: how long agents may use a version, from its making.
-        min_samples: task slots that a row must be made from to be sent.
+    It registers itself with both: `run` serves hosts that connect or change their jobs, and all of them when there is a
+    new version. Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only. Agents may use a version
+    for `ttl_s` from its making. A row is sent if it is made from `min_samples` task slots.
     """
 
     def __init__(self, registry: StreamRegistry, versions: VersionFollower, *, ttl_s: float, min_samples: int) -> None:

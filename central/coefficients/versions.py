@@ -216,8 +216,7 @@ class VersionStore:
     def read(self, number: int) -> BuiltVersion:
         """Read one version; OSError where it is not there or not readable.
 
-        Raises:
-            DamagedError, pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
+        DamagedError, pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
         """
         manifest = self.manifest(number)
         statistics = self._table(manifest, number, _STATISTICS_FILE)
@@ -225,10 +224,7 @@ class VersionStore:
         return BuiltVersion(manifest, statistics, coefficients)
 
     def coefficient(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
-        """Read the coefficient of one job in a version, without its statistics; None where it has none.
-
-        Raises as `read`.
-        """
+        """Read a job's coefficient in a version, None where it has none; statistics are not read. Raises as `read`."""
         manifest = self.manifest(number)
         table = self._table(manifest, number, _COEFFICIENTS_FILE)
         for row in table.filter(pc.equal(table.column("job"), job)).to_pylist():

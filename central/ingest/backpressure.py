@@ -49,10 +49,7 @@ class Flow:
 
 
 class Room:
-    """What all streams have under way (`pending` batches of `pending_bytes`), and those that wait. `flows`.
-
-    Open streams.
-    """
+    """The open streams' `flows`, what they have under way (`pending` batches of `pending_bytes`), and those that wait."""
 
     def __init__(self, section: IngestSection, journal: Journal) -> None:
         self.flows: set[Flow] = set()

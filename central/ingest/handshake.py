@@ -71,9 +71,7 @@ class Greeter:
     def admit(self, context: Context, names: frozenset[str], hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
         """Check a Hello and return the stream and the host's record.
 
-        Raises:
-            RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
-                certificate is revoked.
+        RefusedError: it is for a host not in `names`, malformed, of another protocol, or the certificate is revoked.
         """
         now = self._clock()
         _, serial = peer_certificate(context)
@@ -194,8 +192,7 @@ class Greeter:
     async def read_large(self, raw: bytes, sender: Sender, peer: Peer) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is another one, which the loop can read.
 
-        Raises:
-            RefusedError: it is none, names too many jobs, or could not be read.
+        RefusedError: it is malformed, names too many jobs, or could not be read.
         """
         try:
             answer = await self._large.read(raw, sender, peer)

@@ -81,10 +81,7 @@ class LargeMessages:
         """Do as `read` does, in the process.
 
         One message of a peer is read at a time, so those of others wait for one of it at most. It owes for the time
-        that its messages take; importers do not.
-
-        Raises:
-            OSError: the process cannot be started, it died of the message, or its memory was short.
+        that its messages take; importers do not. OSError: the process cannot be started, died, or its memory was short.
         """
         loop = asyncio.get_running_loop()
         async with peer.reads_large:

@@ -111,13 +111,8 @@ class Quotas:
         """Charge a host for a batch: `rows` with its events and reports, in a message of `size` bytes.
 
         `tasks` are the (VM, job) of the batch; they may be left out where they are those of the host's last batch.
-
-        Returns:
-            The least time between batches that the host is to be asked for, in milliseconds; 0: none. A host that keeps
-            to it never uses up its rows.
-
-        Raises:
-            OverQuotaError: a budget is used up; nothing is charged.
+        Returns the least time between batches that the host is to be asked for, in milliseconds, 0 for none: a host
+        that keeps to it never uses up its rows. OverQuotaError: a budget is used up; nothing is charged.
         """
         host = self._refilled(name)
         if host.rows <= 0:

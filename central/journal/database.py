@@ -80,12 +80,7 @@ _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a lit
 
 
 def hold(folder: Path) -> IO[str]:
-    """Lock the folder's journal for this process, and return the locked file.
-
-    Raises:
-        UnavailableError: the folder is not writable, or another central holds the journal.
-
-    """
+    """Lock the folder's journal for this process, and return the locked file; UnavailableError where that cannot be."""
     path = folder / "journal.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -111,12 +106,7 @@ def hold(folder: Path) -> IO[str]:
 
 
 def open_database(path: Path, reserve_bytes: int) -> sqlite3.Connection:
-    """Open or make the journal's file, and check what is in it.
-
-    Raises:
-        sqlite3.Error: it cannot be read or written, or is damaged.
-
-    """
+    """Open or make the journal's file, and check it; sqlite3.Error where it is damaged or cannot be read or written."""
     is_new = not path.exists()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S)
     set_pragmas(connection)
@@ -147,11 +137,9 @@ def set_pragmas(connection: sqlite3.Connection) -> None:
 
 
 def journal_id(connection: sqlite3.Connection, path: Path) -> str:
-    """Return the journal's incarnation; a new one is named now.
+    """Return the journal's incarnation; a new one is named now. UnavailableError.
 
-    Raises:
-        UnavailableError: another version of central made the journal.
-
+    Another version of central made it.
     """
     meta = dict(connection.execute("SELECT key, value FROM meta"))
     if not meta:

@@ -20,9 +20,9 @@ _TRIES = 3  # of a batch by itself, before it is set aside
 
 
 class Roller:
-    """Rolls one journal into the lake. `on_rolled` is called on the loop after each roll; `failure` is why the last failed.
+    """Rolls one journal into the lake; its segments are written by `worker`, which its owner closes, or by a thread.
 
-    Segments are written by `worker`, which its owner closes; without one by a thread.
+    `on_rolled` is called on the loop after each roll. `failure` is why the last roll failed; "" while all is well.
     """
 
     def __init__(self, config: IngestSection, journal: Journal, lake: Lake, worker: RollWorker | None = None) -> None:

@@ -56,10 +56,7 @@ class Unfit(NamedTuple):
 
 
 class RollFaultError(OSError):
-    """A roll failed because of its rows: memory was short, or the process died.
-
-    `unfit` are the batches at fault, if known.
-    """
+    """A roll failed: memory was short, or the process died of its rows. `unfit`: the batches at fault, where known."""
 
     def __init__(self, text: str, unfit: list[Unfit] | None = None) -> None:
         super().__init__(text)
@@ -120,13 +117,9 @@ def _words(error: Exception) -> str:
 
 
 class RollWorker:
-    """The process, as central sees it.
+    """The process, as central sees it, for the `lake` (folder or URL); it inherits the `lock` that holds the journal.
 
-    Args:
-        lake: folder or URL of the lake.
-        state: central's state folder.
-        lock: the open file by which central holds the journal.
-        memory_bytes: the process's limit.
+    `state` is central's state folder; the process may have `memory_bytes`.
     """
 
     def __init__(self, lake: str, state: Path, lock: IO[str], memory_bytes: int = _MEMORY_BYTES) -> None:
@@ -136,10 +129,7 @@ class RollWorker:
         self._busy = threading.Lock()
 
     def start(self) -> None:
-        """Start the process if it does not run; raises OSError. For the main thread.
-
-        The process ends with its caller.
-        """
+        """Start the process if it does not run (OSError). For the main thread: the process ends with its caller."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()

@@ -117,10 +117,7 @@ class Reserve:
 
 
 def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
-    """Return the size of the reserve in bytes.
-
-    As set, but enough for the largest messages and at most a tenth of the disk.
-    """
+    """Return the reserve's size: as set, enough for the largest messages, at most a tenth of the disk; bytes."""
     if not mib:
         return 0
     wanted = max(mib << 20, _MESSAGES * max_message_bytes)

@@ -14,9 +14,9 @@ class RangeChange(NamedTuple):
 
 
 class SequenceRanges:
-    """A set of integers as disjoint ranges, both ends included, that never touch each other.
+    """A set of integers as disjoint ranges, both ends included, that never touch. `last_day`.
 
-    `last_day` is for the journal: when a batch of the spool came last, in days since 1970; -1 where that is not known.
+    Of the spool's last batch.
     """
 
     __slots__ = ("_firsts", "_lasts", "last_day")

@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What central knows of a host, connected or not. `clock_offset_ns`: the agent's clock minus central's, at its Hello."""
+    """What central knows of a host. `clock_offset_ns` is the agent's clock minus central's, at its Hello."""
 
     host: str
     platform: str = ""
@@ -440,8 +440,8 @@ def read_events(
 ) -> list[tuple[int, EventRow]]:
     """Return the last `limit` events with an id below `before_id`, newest first, each with its id.
 
-    "" and 0 match all: `vm` is a UUID or a name, `behaviour` (a number of `whitepanda.v1.Behaviour`) the one that an event
-    begins or ends, and times are in [since_unix_ns, until_unix_ns).
+    "" and 0 match all. `vm` is a UUID or a name, `behaviour` (a number of `whitepanda.v1.Behaviour`) one that an event
+    begins or ends; times are in [since_unix_ns, until_unix_ns).
     """
     wanted: dict[str, str | int] = {"before_id": before_id, "host": host, "vm": vm, "behaviour": behaviour}
     wanted |= {"since_unix_ns": since_unix_ns, "until_unix_ns": until_unix_ns, "limit": limit}

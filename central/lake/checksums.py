@@ -41,9 +41,7 @@ def digest_of(file: BinaryIO | Path) -> str:
 def check_digest(root: str, name: str, file: BinaryIO | Path, written: str, remedy: str) -> None:
     """Compare the bytes of the object `name` below `root` with the digest that a manifest has of it.
 
-    Raises:
-        DamagedError: the bytes differ; the text ends with the `remedy`.
-        OSError: they cannot be read.
+    DamagedError (with the `remedy`): they differ. OSError: they cannot be read.
     """
     if (found := digest_of(file)) != written:
         raise DamagedError(root, name, _differs(found, written), remedy)
@@ -75,11 +73,9 @@ def check_text(root: str, name: str, data: bytes, remedy: str) -> None:
 
 
 def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> None:
-    """Compare an open file, `name` below `root`, with its seal. It is read once.
+    """Compare an open file, `name` below `root`, with its seal; it is read once.
 
-    Raises:
-        DamagedError: its bytes are not those that were written under this name, or it has no seal.
-        OSError: it cannot be read.
+    DamagedError: its bytes are not those that were written under this name, or it has no seal. OSError: unreadable.
     """
     at = _seal_in(file)
     if at is None:

@@ -66,14 +66,10 @@ class Draft:
 
 
 class OwnedFolder:
-    """A temporary folder `path` of this process, deleted by `close` or at exit.
+    """A temporary folder `path` of this process in `parent`, deleted by `close` or at exit; abandoned ones go first.
 
-    Those of processes that are gone go first.
-
-    Args:
-        parent: is there.
-        prefix: begins the names of all such folders in `parent`.
-        is_local: all of these are of this machine, so also those from before its last boot can be deleted.
+    `prefix` begins the names of all such folders. `is_local`: all are of this machine, so also those from before its
+    last boot can be deleted.
     """
 
     def __init__(self, parent: Path, prefix: str, *, is_local: bool = False) -> None:
@@ -104,10 +100,8 @@ def owner() -> str:
 def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False) -> bool:
     """Delete a draft, and its folder, if the process that wrote it is gone. Returns whether it was and is deleted.
 
-    Args:
-        path: of the draft.
-        is_own: the caller knows that only its predecessor, which is gone, can have written it.
-        is_local: the caller knows that a process of this machine has written it.
+    `is_own`: only the caller's predecessor, which is gone, can have written it. `is_local`: a process of this machine
+    did.
     """
     name = _OWNER.search(path.name)
     folder = path.with_suffix("")
@@ -127,10 +121,7 @@ def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False
 
 
 def _is_old(path: Path) -> bool:
-    """Return whether nobody has written into a file, or into any of a folder, for `ABANDONED_S`.
-
-    True where it is gone.
-    """
+    """Return whether nothing was written to a file, or into a folder, for `ABANDONED_S`; True where it is gone."""
     since_s = time.time() - ABANDONED_S
     with contextlib.suppress(FileNotFoundError):
         return all(each.lstat().st_mtime < since_s for each in (path, *path.rglob("*")))
@@ -138,12 +129,7 @@ def _is_old(path: Path) -> bool:
 
 
 def _lock(file: int, *, wait: bool = False) -> bool:
-    """Lock a file; False where its file system has no locks.
-
-    Raises:
-        BlockingIOError: another process has it.
-
-    """
+    """Lock a file; False where its file system has no locks. BlockingIOError: another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except _BUSY:

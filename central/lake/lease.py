@@ -40,15 +40,10 @@ class _Holding(msgspec.Struct, frozen=True):
 class Lease:
     """The lease as one replica sees it. All methods raise OSError where the lake cannot be read or written.
 
-    Args:
-        objects: of the lake.
-        holder: this replica and no other, `central.journal.writer.Journal.origin`: one that starts again
-            with its journal takes over from itself at once. Another replica of the same name has another journal.
-        ttl_s: for how long this replica may be silent as the holder, and one whose file is damaged.
-        monotonic_s: for tests.
-
-    Attributes:
-        token: of this replica while it holds the lease, else 0.
+    `holder` is this replica and no other, `central.journal.writer.Journal.origin`: one that starts again with its
+    journal takes over from itself at once, while another replica of the same name has another journal. `ttl_s` is for
+    how long this replica may be silent as the holder, and one whose file is damaged. `token` is this replica's while it
+    holds the lease, else 0.
     """
 
     def __init__(
@@ -92,10 +87,8 @@ class Lease:
         """Take the lease; where another replica holds it, wait until that renews, releases or has been silent for long.
 
         For a process of its own, which has not watched before: `acquire` alone would never find a dead holder dead.
-        `tell` is called once before the wait, with the holder's name and how long it may take, s.
-
-        Returns:
-            Whether it is held now; False where another one is alive.
+        `tell` is called once before the wait, with the holder's name and how long it may take, s. Returns whether the
+        lease is held now; False where another holder is alive.
         """
         first: tuple[int, _Holding] | None = None
         while not self.acquire():
@@ -111,10 +104,7 @@ class Lease:
         return True
 
     def check(self) -> None:
-        """Make sure that no other replica has taken over (else FencedError).
-
-        Renew when a third of the time has passed.
-        """
+        """Raise FencedError where another replica has taken over; renew when a third of the time has passed."""
         with self._checking:  # days are computed beside each other, and each checks
             newest = max(_tokens(self._objects), default=0)
             if not self.token or newest != self.token:

@@ -16,10 +16,7 @@ from central.lake.objects import NotRegularError, Objects
 def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
     """Return a manifest whose seal is right.
 
-    Raises:
-        DamagedError: its bytes are not what was written under this name; `remedy` is part of the text.
-        OSError: it cannot be read.
-
+    DamagedError (with the `remedy`): its bytes are not what was written under this name. OSError: it cannot be read.
     """
     try:
         data = objects.read(name)
@@ -64,11 +61,9 @@ class ManifestCommit:
         return digest
 
     def create(self, manifest: bytes) -> bytes:
-        """Create the manifest, which has the `checksums.PLACE` of its seal. Returns it with the seal.
+        """Seal and create the manifest, which has `checksums.PLACE`; return it. FileExistsError.
 
-        Raises:
-            FileExistsError: another builder was quicker.
-
+        Another builder was quicker.
         """
         data = checksums.sealed(manifest, self._name)
         self._is_asked = True

@@ -35,12 +35,7 @@ class NotRegularError(OSError):
 
 
 def check_regular(path: Path) -> None:
-    """Make sure that a file can be opened without waiting for a pipe's writer.
-
-    Raises:
-        NotRegularError: it is no regular file.
-        OSError: it cannot be accessed; FileNotFoundError where there is nothing.
-    """
+    """Make sure that a file can be opened without waiting for a pipe's writer (NotRegularError); raises OSError."""
     try:
         facts = path.stat()
     except PermissionError:
@@ -192,14 +187,11 @@ class Folder:
 
 
 class Bucket:
-    """Objects of an object store that fsspec knows, by URL.
+    """Objects of an object store that fsspec knows, by URL (`s3://bucket/prefix`).
 
-    Args:
-        url: `s3://bucket/prefix`.
-        copies: folder of this machine for drafts and for copies of objects; a folder of its own in it is used, and
-            deleted at the end, or by the next process if this one is killed.
-        options: of the fsspec file system, such as `endpoint_url`. Credentials come from where the store's client
-            finds them (environment, ~/.aws, the machine's role).
+    `copies` is a folder of this machine for drafts and copies; a folder of its own in it is used, and deleted at the
+    end, or by the next process if this one is killed. `options` are of the fsspec file system, such as `endpoint_url`;
+    credentials come from where the store's client finds them (environment, ~/.aws, the machine's role).
     """
 
     def __init__(self, url: str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
@@ -340,10 +332,9 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def open_objects(root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> Objects:
-    """Return the objects below a folder or, where `root` is a URL, in an object store; raises OSError.
+    """Return the objects below a folder or, where `root` is a URL, in an object store.
 
-    Raises:
-        UnavailableError: the store's client is not installed, or it is a store of another kind.
+    UnavailableError: the store's client is not installed, or it is a store of another kind. OSError: else.
     """
     text = str(root)
     if "://" in text and not text.startswith("s3://"):

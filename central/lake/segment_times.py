@@ -32,18 +32,13 @@ class SegmentTimes:
     def overlapping(self, since: int, until: int) -> list[Segment]:
         """Return the segments that may have windows that begin in [since, until).
 
-        Raises:
-            LakeError: one is damaged, or of another version of central.
-            FileNotFoundError: one was merged into another since it was listed.
-
+        LakeError: one is damaged, or of another version of central. FileNotFoundError: one was merged since it was
+        listed.
         """
         return [each for each in self.segments(since, until) if self.row_groups(each, since, until)]
 
     def row_groups(self, segment: Segment, since: int, until: int) -> list[int]:
-        """Return the numbers of a segment's row groups that may have windows in [since, until).
-
-        Raises as `overlapping`.
-        """
+        """Return the row groups of a segment that may have windows in [since, until); raises as `overlapping`."""
         times = self._times_of(segment)
         return [k for k, (first, last) in enumerate(times) if first < until and last >= since]
 

@@ -54,11 +54,8 @@ _NAME = re.compile(r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})
 class Segment:
     """One object of the lake. Rows of one batch and day are in one segment only, unless two origins both took it.
 
-    Attributes:
-        key: its name in the lake, `samples/day=<day>/<replica>-<n>.parquet`.
-        origin: its journal, as `<replica>-<journal>`; within one, no batch is there twice.
-        first: the first journal row of the roll; of a compacted segment that of its first roll.
-        last: the same, but of a compacted segment that of its last roll.
+    `key` is its name in the lake, `origin` its journal, as `<replica>-<journal>`. `first` and `last` are the first
+    journal rows of its first and its last roll; they differ in compacted segments only.
     """
 
     objects: Objects = field(repr=False, compare=False)
@@ -104,12 +101,7 @@ class Segment:
         return int(footer.num_rows), int(schema)
 
     def check(self, file: BinaryIO | None = None) -> None:
-        """Compare all of its bytes, of the open `file` if given, with its digest.
-
-        Raises:
-            DamagedError: they are not those that were written.
-            OSError: they cannot be read.
-        """
+        """Compare all of its bytes, of the open `file` if given, with its digest (DamagedError); raises OSError."""
         try:
             with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
                 checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
@@ -143,20 +135,14 @@ class Segment:
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
-    """Return the name of a roll's files without the ending.
-
-    `journal_id` is 8 hexadecimal digits, `replica` may have "-".
-    """
+    """Return the name of a roll's files without the ending; `journal_id` has 8 hexadecimal digits."""
     return f"{replica}-{journal_id}-{first_row:012d}"
 
 
 class Lake:
-    """Segments below a folder or a URL. It keeps nothing in memory: several processes may read and write.
+    """Segments below a folder or `s3://bucket/prefix`. Nothing is kept in memory: several processes may read and write.
 
-    Args:
-        root: a folder, or `s3://bucket/prefix`.
-        copies: folder for copies of an object store's objects; None takes the system's for temporary files.
-        options: of the object store's client, see `central.lake.objects.Bucket`.
+    `copies` and `options`: see `central.lake.objects.Bucket`.
     """
 
     def __init__(self, root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
@@ -278,11 +264,8 @@ class Lake:
     ) -> ir.Table:
         """Return the reading view as an Ibis table with the columns of `central.lake.schema.SAMPLES`: every batch once.
 
-        Args:
-            connection: an Ibis backend, such as `ibis.duckdb.connect()`.
-            days: only these; None means all. Days without segments add nothing.
-            segments: only these; None means all. Where a batch is in several, all of them or none.
-
+        `connection` is an Ibis backend. Only `days` and `segments`, where given, are read; of segments that share a
+        batch all or none must be given.
         """
         by_origin: dict[str, list[str]] = defaultdict(list)
         wanted = None if days is None else set(days)

@@ -37,13 +37,9 @@ class VmWindows:
     def read(self, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.
 
-        Where several hosts claim the VM, each has the same share of them: none pushes out another's.
-        Times are nanoseconds since 1970.
-
-        Raises:
-            SlowError: it takes longer than `deadline_s`.
-            LakeError: a segment is damaged, or of another version of central.
-            OSError: the lake cannot be read.
+        Where several hosts claim the VM, each has the same share of them: none pushes out another's. Times are
+        nanoseconds since 1970. SlowError: it takes longer than `deadline_s`. LakeError: a segment is damaged, or of
+        another version of central. OSError: the lake cannot be read.
         """
         give_up_at_s = time.monotonic() + self._deadline_s
         try:

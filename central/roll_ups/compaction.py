@@ -57,14 +57,9 @@ def compact_day(
 ) -> Compacted:
     """Merge the segments of a day, each journal's among themselves, into segments of about `segment_rows`.
 
-    Args:
-        lake: the lake.
-        day: the day.
-        slots: what of the day has been rolled up.
-        unrolled_too: whether to merge what has not been rolled up, by itself; else it is left as it is.
-        check: called every million rows and before each segment comes into force; raises where the lease is lost.
-        min_sources: fewer segments in a row are left as they are.
-        segment_rows: about how many rows a segment may have.
+    Runs of fewer than `min_sources` segments are left as they are. What `slots` does not have rolled up is left too, or
+    merged by itself if `unrolled_too`. `check` is called every million rows and before each segment comes into force;
+    it raises where the lease is lost.
 
     Raises:
         LakeError: a source is damaged or of another version. It is left as it is, with those before and after.
@@ -164,7 +159,7 @@ def drop_samples(
 
 
 def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
-    """Delete the slots of days that are `slot_days` or more older than the newest. Returns how many days'.
+    """Delete the slots of days that are `slot_days` or more older than the newest; return how many days.
 
     Days that have samples left stay: these would be rolled up anew.
     """

@@ -31,11 +31,8 @@ def is_of_memory(error: BaseException) -> bool:
 def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence[str]], object]) -> list[str]:
     """Return the machines without which `build`, which leaves out those that it is given, succeeds.
 
-    Where two fail only together, the later one is left out. `error` is why the build of all `machines` failed.
-
-    Raises:
-        Exception: `error`, where it is not of rows, or fails for more than `MAX_LEFT_OUT` machines or without any rows;
-            or what `build` raises that is not of rows.
+    Where two fail only together, the later one is left out. `error` is why the build of all `machines` failed: it is
+    raised where it is not of rows, or where more than `MAX_LEFT_OUT` machines or none at all would remain at fault.
     """
     if not is_of_rows(error):
         raise error

@@ -38,10 +38,7 @@ _CROWD = 1000  # small segments of finished days, where a journal has at least `
 
 @dataclass(frozen=True, slots=True)
 class CareDone:
-    """The result.
-
-    Days and segments merged, unneeded files removed, segments and days of slots past retention dropped.
-    """
+    """What was done: days and segments merged, unneeded files removed, old segments and days of slots dropped."""
 
     days_compacted: int = 0
     segments_merged: int = 0
@@ -53,13 +50,8 @@ class CareDone:
 class LakeCare:
     """One replica's part in it. Methods raise OSError where the lake cannot be read or written.
 
-    Args:
-        section: which steps are done, and how long things are kept.
-        lake: the lake.
-        slots: its slots of the length that builds read.
-        clock_unix_ns: for tests.
-        build_days: as many days back builds look, see `drop_samples`.
-        grace_s: how long merged segments stay for readers that listed them before.
+    `slots` are of the length that builds read, which look `build_days` back (see `drop_samples`). Merged segments stay
+    `grace_s` for readers that listed them before.
     """
 
     def __init__(
@@ -117,13 +109,10 @@ class LakeCare:
         return CareDone(len(merged), sum(merged), removed)
 
     def run(self, check: Callable[[], None]) -> CareDone:
-        """Do what is due. Blocks; only the holder of the lease may.
+        """Do what is due. Blocks; only the holder of the lease may. `check` raises where that is lost or central stops.
 
-        `check` raises where the lease is lost or central stops.
-
-        Raises:
-            LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
-                central wrote a segment; what was done before stays.
+        LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
+        central wrote a segment; what was done before stays.
         """
         today = day_of(self._clock_unix_ns())
         done = self._run(check)

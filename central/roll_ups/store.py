@@ -103,12 +103,9 @@ class SlotStore:
     def manifests(self, damaged: list[DamagedError] | None = None) -> dict[date, SlotManifest]:
         """Return the newest manifest of each day that has been rolled up.
 
-        Args:
-            damaged: gets the errors of the damaged ones, whose days are left out; None: the first is raised.
+        `damaged` gets the errors of the damaged ones, whose days are left out; without it the first is raised.
 
-        Raises:
-            LakeError: one is damaged, or another version of central wrote it.
-            OSError: the lake cannot be read.
+        LakeError: one is damaged, or another version of central wrote it. OSError: the lake cannot be read.
         """
         newest: dict[date, str] = {}
         for entry in self._lake.objects.entries(self._root):
@@ -132,14 +129,10 @@ class SlotStore:
         return self._read(max(names)) if names else None
 
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
-        """Roll up the segments of a day that have not been, with `connection`.
+        """Roll up what is new of a day and return its newest manifest; None for a day without samples.
 
-        A window that comes late is in a later part.
-
-        Where memory is short for all of them, fewer are rolled up at a time, and parts are not merged.
-
-        Returns:
-            The day's manifest, a new one or that from before; None for a day without samples.
+        A window that comes late is in a later part. Where memory is short for all segments, fewer are rolled up at a
+        time, and parts are not merged.
 
         Raises:
             LakeError: segments are damaged or of another version of central; or the lake's rolls are not in order.
@@ -169,13 +162,10 @@ class SlotStore:
     def read(self, connection: Any, manifests: Iterable[SlotManifest]) -> ir.Table:
         """Return the task slots of days as an Ibis table, like `central.build.panda_state.task_slots` of their samples.
 
-        Returns:
-            machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi, and the sums of `SLOTS` that
-            they are made from. Usage and CPI are means weighted by duration; null where not known.
+        The columns are machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi, and the sums of
+        `SLOTS` that they are made from. Usage and CPI are means weighted by duration; null where not known.
 
-        Raises:
-            DamagedError: a file is not what was written.
-            OSError: the lake cannot be read.
+        DamagedError: a file is not what was written. OSError: the lake cannot be read.
         """
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
@@ -203,10 +193,7 @@ class SlotStore:
         return _machines(self._lake.objects.local(part.slots) for part in manifest.parts)
 
     def check_slots(self, part: SlotPart) -> None:
-        """Compare a part's slots with their digest.
-
-        DamagedError where they differ, OSError where they cannot be read.
-        """
+        """Compare a part's slots with their digest (DamagedError); raises OSError."""
         self._check(part.slots, part.slots_sha256)
 
     def check(self, part: SlotPart) -> None:
@@ -253,10 +240,7 @@ class SlotStore:
         return len(unused)
 
     def remove(self, day: date) -> None:
-        """Delete all of a day: older manifests, then the newest one, then the files.
-
-        So a kill leaves the day whole, or files that no manifest names.
-        """
+        """Delete all of a day: older manifests, then the newest one, then the files. A kill leaves no half day."""
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day))]
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
