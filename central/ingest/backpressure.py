@@ -49,7 +49,7 @@ class Flow:
 
 
 class Room:
-    """The open streams' `flows`, what they have under way (`pending` batches of `pending_bytes`), and those that wait."""
+    """The open streams' `flows`, what they have under way (`pending` batches, `pending_bytes`), and those that wait."""
 
     def __init__(self, section: IngestSection, journal: Journal) -> None:
         self.flows: set[Flow] = set()

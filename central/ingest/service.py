@@ -303,7 +303,7 @@ class Ingest:
             )
 
     def _take_heartbeat(self, flow: Flow, heartbeat: agent_pb2.Heartbeat) -> None:
-        stream, now = flow.stream, self._clock()
+        stream = flow.stream
         stream.spooled_batches = min(heartbeat.spooled_batches, _MOST_BATCHES)
         stream.dropped_batches = min(heartbeat.dropped_batches, _MOST_BATCHES)
         self._registry.update(
@@ -311,7 +311,7 @@ class Ingest:
         )
         flow.record = replace(
             flow.record,
-            last_seen_unix_ns=now,
+            last_seen_unix_ns=self._clock(),
             spooled_batches=stream.spooled_batches,
             dropped_batches=stream.dropped_batches,
             coefficient_version=stream.coefficient_version,

@@ -17,7 +17,7 @@ from whitepanda.common import log
 
 _CORE_LINE = re.compile(rb"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")
 _REFUSED = re.compile(rb"\] Handshake failed with error (?P<why>.*)$")
-_TOLD_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 _SHOWN = 300  # characters of a line
 
 #: Why a handshake is refused: the reason's name, what the core says, what to do.
@@ -30,9 +30,9 @@ REASONS = (
 )
 
 
-def reason_of(told: str) -> tuple[str, str]:
+def reason_of(why: str) -> tuple[str, str]:
     """Return the reason's name and the remedy for what gRPC's core says of a handshake."""
-    return next((name, remedy) for name, text, remedy in REASONS if text in told)
+    return next((name, remedy) for name, text, remedy in REASONS if text in why)
 
 
 class Refusals:
@@ -41,22 +41,22 @@ class Refusals:
     def __init__(self, counts: Counter[str], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._counts = counts
         self._clock_s = clock_s
-        self._told: dict[str, tuple[float, int]] = {}  # when, and how many there were then
+        self._logged: dict[str, tuple[float, int]] = {}  # when, and how many there were then
         self._log = log.get("ingest")
 
-    def note(self, told: str) -> None:
+    def note(self, why: str) -> None:
         """Take the core's text on one handshake."""
-        reason, remedy = reason_of(told)
+        reason, remedy = reason_of(why)
         self._counts[reason] += 1
         now, count = self._clock_s(), self._counts[reason]
-        when, before = self._told.get(reason, (now - _TOLD_EVERY_S, 0))
-        if now - when >= _TOLD_EVERY_S:
-            self._told[reason] = (now, count)
+        when, before = self._logged.get(reason, (now - _LOG_EVERY_S, 0))
+        if now - when >= _LOG_EVERY_S:
+            self._logged[reason] = (now, count)
             self._log.warning(
                 "client refused in the TLS handshake; its own log names it",
                 reason=reason,
                 refused=count - before,
-                detail=told[:_SHOWN],
+                detail=why[:_SHOWN],
                 remedy=remedy,
             )
 

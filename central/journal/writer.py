@@ -65,13 +65,12 @@ _STOP = object()
 
 
 class Journal:
-    """The journal of one central, in its state folder.
-
-    All methods belong to the loop's thread unless they say otherwise.
+    """The journal of one central, in its state folder; for the loop's thread where nothing else is said.
 
     Batches are gathered for `commit_interval_s`. The last `max_events` events are kept, `max_events_per_host` of a
     host. `reserve_bytes` are held to note rolls on a full disk (`central.journal.reserve`); 0 for none. A spool that is
-    silent for `spool_days` is forgotten, unless it is an importer's.
+    silent for `spool_days` is forgotten, unless it is an importer's. UnavailableError: the folder is not writable, or
+    the journal held by another process or damaged.
 
     Attributes:
         stats, hosts: kept up to date on the loop, after each commit.
@@ -79,9 +78,7 @@ class Journal:
         fatal: set where the journal cannot continue.
         has_triggers: set when reports of contention came; whoever reads them clears it.
         lock: the open file by which this process, and whoever inherits it, holds the journal.
-
-    Raises:
-        UnavailableError: not writable, held by another process, or damaged.
+        origin: what this journal's segments start with; see `central.lake.segments.Segment.origin`.
     """
 
     def __init__(
@@ -126,20 +123,20 @@ class Journal:
         try:
             self._connection = open_database(self.path, reserve_bytes)
             self.journal_id = journal_id(self._connection, self.path)
+            self.origin = f"{replica}-{self.journal_id}"
             while transaction(self._connection, self._forget_some):
                 continue
             self.stats: JournalStats = tables.read_stats(self._connection)
             self._hosts: dict[str, HostRecord] = tables.read_hosts(self._connection)
         except sqlite3.Error as error:
             self.lock.close()
+            why = (
+                f"cannot be used: {error}. If it is damaged, move journal.sqlite* away: central starts with a new one, "
+            )
+            why += "and agents send again what was not acknowledged"
             if is_full(error, folder):
-                raise UnavailableError(
-                    f"journal {self.path} cannot be opened: {error}; make room on the disk of central.state_dir"
-                ) from error
-            raise UnavailableError(
-                f"journal {self.path} cannot be used: {error}. If it is damaged, move journal.sqlite* away: central "
-                "starts with a new one, and agents send again what was not acknowledged"
-            ) from error
+                why = f"cannot be opened: {error}; make room on the disk of central.state_dir"
+            raise UnavailableError(f"journal {self.path} {why}") from error
         except BaseException:
             self.lock.close()
             raise
@@ -147,11 +144,6 @@ class Journal:
             self._log_drawn()
         elif not self._reserve.take():
             self._log_no_reserve()
-
-    @property
-    def origin(self) -> str:
-        """What this journal's segments start with; see `central.lake.segments.Segment.origin`."""
-        return f"{self.replica}-{self.journal_id}"
 
     @property
     def hosts(self) -> dict[str, HostRecord]:
@@ -215,8 +207,7 @@ class Journal:
 
     async def begin_roll(self, max_rows: int) -> Roll | None:
         """Commit the intent to roll the oldest rows, see `tables.begin_roll`."""
-        while await self._call(self._forget_some):  # of a roll before, which the disk's failure had left
-            continue
+        await self._repeat(self._forget_some)  # of a roll before, which the disk's failure had left
         roll: Roll | None = await self._call(
             lambda connection: tables.begin_roll(connection, self.replica, self.journal_id, max_rows)
         )
@@ -231,16 +222,13 @@ class Journal:
         self.stats.journal_batches -= batches
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
-        while await self._call(self._forget_some):
-            continue
+        await self._repeat(self._forget_some)
         if self._reserve.size_bytes and not self._reserve.is_held:
-            while await self._call(self._take_reserve, is_transaction=False):
-                continue
+            await self._repeat(self._take_reserve, is_transaction=False)
         if math.isfinite(self._spool_days) and not self.failure and not self._reserve.is_drawn:
             # Not worth the reserve: on a full disk it waits for another roll.
             with contextlib.suppress(sqlite3.OperationalError):
-                while await self._call(self._forget_spools, may_draw=False):
-                    continue
+                await self._repeat(self._forget_spools, may_draw=False)
 
     async def set_aside(self, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
         """Take a batch, by its place in its pack, out of what is rolled, see `tables.set_aside`."""
@@ -271,6 +259,11 @@ class Journal:
         result: Future[Any] = Future()
         self._queue.put(_Call(run, result, is_transaction, may_draw))
         return await asyncio.wrap_future(result)
+
+    async def _repeat(self, run: Callable[[sqlite3.Connection], bool], **how: bool) -> None:
+        """Call until there is nothing left to do; batches are committed in between."""
+        while await self._call(run, **how):
+            continue
 
     # The writer's thread.
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from central.lake import checksums, drafts
 from central.lake.batches_once import samples_once
 from central.lake.errors import DamagedError, LakeError
-from central.lake.objects import Folder, NotRegularError, Objects, open_objects
+from central.lake.objects import Entry, Folder, NotRegularError, Objects, open_objects
 from central.lake.schema import SAMPLES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -66,6 +66,17 @@ class Segment:
     last: int
     size_bytes: int = field(default=0, compare=False)
     modified_unix_s: float = field(default=0.0, compare=False)
+
+    @classmethod
+    def of(cls, objects: Objects, entry: Entry) -> Self | None:
+        """Return an object of the lake as a segment; None where its name is none of a segment."""
+        folder, _, file = entry.name.rpartition("/")
+        day, name = day_in(folder.removeprefix(f"{_SAMPLES}/")), _NAME.match(file)
+        if day is None or name is None:
+            return None
+        first = int(name["first"])
+        last = int(name["last"] or first)
+        return cls(objects, entry.name, day, name["origin"], first, last, entry.size_bytes, entry.modified_unix_s)
 
     @property
     def name(self) -> str:
@@ -182,17 +193,8 @@ class Lake:
     def all_segments(self, day: date | None = None) -> list[Segment]:
         """Return the segments of one day, or all of them, with those that a compacted one stands for."""
         prefix = _SAMPLES if day is None else f"{_SAMPLES}/day={day.isoformat()}"
-        found = []
-        for entry in self.objects.entries(prefix):
-            folder, _, file = entry.name.rpartition("/")
-            each, name = day_in(folder.removeprefix(f"{_SAMPLES}/")), _NAME.match(file)
-            if each is None or name is None:
-                continue
-            first = int(name["first"])
-            last = int(name["last"] or first)
-            facts = (entry.size_bytes, entry.modified_unix_s)
-            found.append(Segment(self.objects, entry.name, each, name["origin"], first, last, *facts))
-        return sorted(found, key=lambda segment: (segment.day, segment.key))
+        found = (Segment.of(self.objects, entry) for entry in self.objects.entries(prefix))
+        return sorted(filter(None, found), key=lambda segment: (segment.day, segment.key))
 
     def write_segment(self, table: pa.Table, stem: str, provenance: dict[str, str] | None = None) -> list[Segment]:
         """Write one roll of a single table; see `write_pieces`."""
@@ -241,12 +243,10 @@ class Lake:
 
     def segment(self, day: date, stem: str) -> Segment:
         """Return the segment of a day and stem, whether it is there or not."""
-        name = _NAME.match(f"{stem}.parquet")
-        if name is None:
-            raise ValueError(f"no stem of a segment: {stem}")
-        first = int(name["first"])
         key = f"{_SAMPLES}/day={day.isoformat()}/{stem}.parquet"
-        return Segment(self.objects, key, day, name["origin"], first, int(name["last"] or first))
+        if (found := Segment.of(self.objects, Entry(key, 0, 0.0))) is None:
+            raise ValueError(f"no stem of a segment: {stem}")
+        return found
 
     def remove_unfinished(self, origin: str) -> int:
         """Delete drafts of this origin's segments (see `Segment`) whose writer is gone. Returns how many.

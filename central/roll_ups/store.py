@@ -175,7 +175,7 @@ class SlotStore:
             return ibis.memtable(SLOTS.empty_table()).mutate(usage=ibis.null("float64"), cpi=ibis.null("float64"))
         for manifest in manifests:
             for part in manifest.parts:
-                self.check_slots(part)
+                self.check(part, batches=False)
         paths = [str(self._lake.objects.local(name)) for name in names]
         rows = connection.read_parquet(paths).select(*SLOTS.names)
         if len(names) > 1:
@@ -192,22 +192,15 @@ class SlotStore:
         """Return the machines of a day's slots, those with few rows first."""
         return _machines(self._lake.objects.local(part.slots) for part in manifest.parts)
 
-    def check_slots(self, part: SlotPart) -> None:
-        """Compare a part's slots with their digest (DamagedError); raises OSError."""
-        self._check(part.slots, part.slots_sha256)
-
-    def check(self, part: SlotPart) -> None:
-        """Do both."""
-        self.check_slots(part)
-        self.check_batches(part)
-
-    def check_batches(self, part: SlotPart) -> None:
-        """Compare a part's batches with their digest; else as `check_slots`."""
-        self._check(part.batches, part.batches_sha256)
-
-    def _check(self, name: str, written: str) -> None:
-        path = self._lake.objects.local(name)
-        checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
+    def check(self, part: SlotPart, *, slots: bool = True, batches: bool = True) -> None:
+        """Compare a part's files with their digests (DamagedError); raises OSError."""
+        for is_wanted, name, digest in (
+            (slots, part.slots, part.slots_sha256),
+            (batches, part.batches, part.batches_sha256),
+        ):
+            if is_wanted:
+                path = self._lake.objects.local(name)
+                checksums.check_digest(self._lake.name, name, path, digest, self._remedy(name))
 
     @staticmethod
     def _remedy(name: str) -> str:
@@ -278,9 +271,7 @@ class SlotStore:
             with segment.path.open("rb") as file:
                 segment.check(file)
         for part in old:
-            self.check_batches(part)
-        for part in merged:
-            self.check_slots(part)
+            self.check(part, slots=bool(merged))
         with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
             files = commit.draft(slots), commit.draft(batches)
             counted, duplicates, left_out = self._written(
