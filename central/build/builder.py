@@ -31,7 +31,7 @@ from central.config import BuildSection, LakeSection
 from central.lake.errors import DamagedError
 from central.lake.lease import Lease
 from central.lake.segments import Lake
-from central.roll_ups.maintenance import LakeCare
+from central.roll_ups.maintenance import LakeMaintenance
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
 
@@ -76,12 +76,12 @@ class Builder(BuildStatus):
         self._slots = SlotStore(lake, round(section.slot_s * 1e9))
         self._days = LakeDays(section, lake, self._slots, self._states, self._switch, clock_unix_ns)
         self._computer = DayComputer(section, self._slots, self._states, self._switch, is_short=is_short)
-        self._care = (
+        self._maintenance = (
             None
             if lake_section is None
-            else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
+            else LakeMaintenance(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
         )
-        self._care_error = ""
+        self._maintenance_error = ""
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._log = log.get("builds")
@@ -134,33 +134,33 @@ class Builder(BuildStatus):
         with contextlib.suppress(OSError):  # else it runs out
             self.lease.release()
 
-    def care_once(self) -> None:
+    def maintain_once(self) -> None:
         """Maintain the lake if that is due. Blocks; call it in a thread, after a build.
 
         Only BuildStoppedError is raised.
         """
-        care = self._care
-        if care is None:
+        maintenance = self._maintenance
+        if maintenance is None:
             return
         with self._one_at_a_time:
             try:
-                is_due = care.is_due()
-                if not (is_due or care.is_crowded()) or not self.lease.acquire():
+                is_due = maintenance.is_due()
+                if not (is_due or maintenance.is_crowded()) or not self.lease.acquire():
                     return
                 try:
                     with self._damage_counted("care"):
-                        done = care.run(self._check) if is_due else care.compact(self._check)
+                        done = maintenance.run(self._check) if is_due else maintenance.compact(self._check)
                 finally:
                     self._end_turn()
             except BuildStoppedError:
                 raise
             except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
                 line = line_of(error)
-                if line != self._care_error:
+                if line != self._maintenance_error:
                     self._log.warning("the lake was not compacted, nor old days deleted", error=line)
-                self._care_error = line
+                self._maintenance_error = line
             else:
-                self._care_error = ""
+                self._maintenance_error = ""
                 write = self._log.info if is_due else self._log.debug
                 write("the lake was taken care of", **dataclasses.asdict(done))
 

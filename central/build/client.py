@@ -32,7 +32,7 @@ from whitepanda.common.errors import WhitepandaError
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
 #: What the process is asked.
-BUILD, CARE = b"build", b"care"
+BUILD, MAINTAIN = b"build", b"care"
 
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself, before it is killed
@@ -102,7 +102,7 @@ class BuildProcess(BuildStatus):
         else:
             if number is not None:
                 self.follower.announce()
-            await self._stoppable(self.care_once)
+            await self._stoppable(self.maintain_once)
         if self._interval_s >= _KEPT_S:
             await in_own_thread(self.close)
 
@@ -137,11 +137,11 @@ class BuildProcess(BuildStatus):
             self.left_out = answer.left_out
             return self.current.version if self.follower.take_newer() and self.current else None
 
-    def care_once(self) -> None:
+    def maintain_once(self) -> None:
         """Have the process maintain the lake, if it runs; it logs failures itself."""
         with self._one_at_a_time:
             if self._process is not None:
-                self.damaged |= self._ask(self._process, CARE).damaged
+                self.damaged |= self._ask(self._process, MAINTAIN).damaged
 
     def start(self) -> None:
         """Start the process if it does not run; raises OSError. For the main thread: the process ends with it."""

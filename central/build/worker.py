@@ -10,7 +10,7 @@ import msgspec
 
 from central import worker_process
 from central.build.builder import Builder
-from central.build.client import CARE, Answer, Start
+from central.build.client import MAINTAIN, Answer, Start
 from central.build.status import BuildStoppedError
 from central.config import BuildSection
 from central.lake.segments import Lake
@@ -30,16 +30,16 @@ def _build(builder: Builder) -> Answer:
     return Answer("", builder.damaged, builder.left_out)
 
 
-def _care(builder: Builder) -> Answer:
+def _maintain(builder: Builder) -> Answer:
     with contextlib.suppress(BuildStoppedError):
-        builder.care_once()
+        builder.maintain_once()
     return Answer("", builder.damaged)
 
 
 def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
     """Do what is asked, one after the other; an empty line ends it."""
     while what := asked.get():
-        answer = _care(builder) if what == CARE else _build(builder)
+        answer = _maintain(builder) if what == MAINTAIN else _build(builder)
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
         sys.stdout.flush()
 

@@ -48,7 +48,7 @@ class Flow:
         )
 
 
-class Room:
+class Backpressure:
     """The open streams' `flows`, what they have under way (`pending` batches, `pending_bytes`), and those that wait."""
 
     def __init__(self, section: IngestSection, journal: Journal) -> None:

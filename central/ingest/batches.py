@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from central.config import CentralConfig
-from central.ingest.backpressure import Flow, Room
+from central.ingest.backpressure import Backpressure, Flow
 from central.ingest.handshake import SHOWN
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
@@ -42,14 +42,14 @@ class Intake:
         config: CentralConfig,
         journal: Journal,
         registry: StreamRegistry,
-        room: Room,
+        backpressure: Backpressure,
         quotas: Quotas,
         clock: Callable[[], int],
         large: LargeMessages,
     ) -> None:
         self._journal = journal
         self._registry = registry
-        self._room = room
+        self._backpressure = backpressure
         self._quotas = quotas
         self._clock = clock
         self._large = large
@@ -68,7 +68,7 @@ class Intake:
 
     def take_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes) -> None:
         """Take a batch like the stream's last one: only its numbers are left to be checked, with all that came now."""
-        self._room.begin(flow, layout.size)
+        self._backpressure.begin(flow, layout.size)
         if not self._quick:
             asyncio.get_running_loop().call_soon(self._check_quick)
         self._quick.append((flow, layout, sequence, raw))
@@ -94,7 +94,7 @@ class Intake:
         """Have a batch read as if it were like no other."""
         if len(raw) <= LARGE:
             began_s = time.perf_counter()
-            self._room.end(flow, len(raw))
+            self._backpressure.end(flow, len(raw))
             self.take_batch(flow, agent_pb2.AgentMessage.FromString(raw).batch, raw)
             flow.peer.owe_for(time.perf_counter() - began_s)
             return
@@ -109,7 +109,7 @@ class Intake:
             flow.stream.close(f"a batch of {len(raw)} bytes could not be read: {error}")
             return
         finally:
-            self._room.end(flow, len(raw))
+            self._backpressure.end(flow, len(raw))
         if answer.batch is None:
             flow.stream.close(f"a batch of {len(raw)} bytes could not be read")
         else:
@@ -136,7 +136,7 @@ class Intake:
         )
 
     def _done_quick(self, flow: Flow, layout: Layout, sequence: int, is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
-        self._room.end(flow, layout.size)
+        self._backpressure.end(flow, layout.size)
         flow.stream.acknowledge(
             layout.spool_id, sequence, accepted_rows=layout.rows if is_new else 0, under_way=flow.pending
         )
@@ -158,11 +158,11 @@ class Intake:
         if read.triggers and not stream.is_importer:
             read = self._within_quota(stream.host, read)
         self._log_refused(stream.host, read)
-        self._room.begin(flow, size)
+        self._backpressure.begin(flow, size)
         if refused in _NAMELESS:
 
             def answer() -> None:
-                self._room.end(flow, size)
+                self._backpressure.end(flow, size)
                 stream.acknowledge(read.spool_id, 0, rejected_batch=_rejected(read))
 
             self._journal.reject(stream.host, refused, answer)
@@ -173,7 +173,7 @@ class Intake:
             flow.layout = read.layout
 
         def done(is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
-            self._room.end(flow, size)
+            self._backpressure.end(flow, size)
             # What was counted already is acknowledged without counts.
             stream.acknowledge(
                 read.spool_id,

@@ -46,7 +46,7 @@ class RefusedError(Exception):
         self.code = code
 
 
-class Greeter:
+class Handshake:
     """Reads and checks what comes before a stream's first batch; counts refused streams by reason in `refused`."""
 
     def __init__(

@@ -17,9 +17,9 @@ import grpc.aio
 
 from central.authorisation.revoked import Revoked
 from central.config import CentralConfig
-from central.ingest.backpressure import Flow, Room
+from central.ingest.backpressure import Backpressure, Flow
 from central.ingest.batches import Intake
-from central.ingest.handshake import Context, Greeter, RefusedError, someone
+from central.ingest.handshake import Context, Handshake, RefusedError, someone
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.peers import Peer, Peers
@@ -51,7 +51,7 @@ class Ingest:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused_streams = registry.refused
-        self.room = Room(config.ingest, journal)
+        self.backpressure = Backpressure(config.ingest, journal)
         self.quotas = Quotas(config.quotas)
         self._config = config
         self._journal = journal
@@ -61,8 +61,8 @@ class Ingest:
         self._large = LargeMessages()
         revoked = revoked or Revoked()
         self._peers = Peers(revoked)
-        self._greeter = Greeter(config, journal, registry.refused, revoked, clock, self._large)
-        self._intake = Intake(config, journal, registry, self.room, self.quotas, clock, self._large)
+        self._handshake = Handshake(config, journal, registry.refused, revoked, clock, self._large)
+        self._intake = Intake(config, journal, registry, self.backpressure, self.quotas, clock, self._large)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
         self._warn = LogLimit(log.get("ingest").warning)
@@ -77,10 +77,10 @@ class Ingest:
         self._draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
-                for flow in list(self.room.flows):
+                for flow in list(self.backpressure.flows):
                     await flow.idle.wait()
         await asyncio.sleep(0)  # the writers take the last acknowledgements
-        for flow in list(self.room.flows):
+        for flow in list(self.backpressure.flows):
             flow.stream.close("central is stopping")
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Ingest:
     def drop_unread(self) -> None:
         """End the streams of hosts that have not read for `ingest.unread_s`."""
         allowed_s, now_s = self._config.ingest.unread_s, self._clock_s()
-        for flow in self.room.flows:
+        for flow in self.backpressure.flows:
             since_s = flow.stream.writing_since_s
             if since_s and now_s - since_s > allowed_s and not flow.unread.done():
                 flow.unread.set_result(None)
@@ -131,18 +131,18 @@ class Ingest:
     async def _serve(self, context: Context, peer: Peer) -> None:
         await self._let_in(peer)
         async with peer.greets:
-            hello = await self._greeter.read_hello(context, peer)
+            hello = await self._handshake.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
-        stream, record = self._greeter.admit(context, peer.names, hello)
+        stream, record = self._handshake.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
         try:
             async with asyncio.timeout(self._config.ingest.unread_s):
-                await self._greeter.welcome(context, stream)
+                await self._handshake.welcome(context, stream)
         except TimeoutError:
             raise self._unread(stream) from None
         flow = Flow(stream, record, peer)
-        self.room.flows.add(flow)
+        self.backpressure.flows.add(flow)
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(flow, context))
@@ -164,7 +164,7 @@ class Ingest:
                     raise self._unread(stream)
             self._raise_end(stream, sender, receiver)
         finally:
-            self.room.flows.discard(flow)
+            self.backpressure.flows.discard(flow)
             self._registry.remove(stream)
             for task in (sender, receiver):
                 task.cancel()
@@ -181,13 +181,13 @@ class Ingest:
             peer.owe_for_hello()
             await peer.wait()
         if peer.revoked:
-            raise self._greeter.refuse_revoked(peer.names, peer.revoked)
+            raise self._handshake.refuse_revoked(peer.names, peer.revoked)
         if is_extra:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
-            raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse(code, "too_many_streams", detail, host=someone(peer.names))
         if is_full:
             detail = f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse(code, "max_streams", detail, host=someone(peer.names))
 
     async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
         """End a stream with a status; without one if the client has not read what was sent before."""
@@ -211,7 +211,7 @@ class Ingest:
         detail = f"host {stream.host!r} has not read for {allowed_s:g} s (ingest.unread_s) what central says"
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         stream.close(detail, code)
-        return self._greeter.refuse(code, "unread", detail, host=stream.host)
+        return self._handshake.refuse(code, "unread", detail, host=stream.host)
 
     async def _send(self, flow: Flow, context: Context) -> None:
         """Write what is queued, until the stream is closed and everything is written."""
@@ -233,15 +233,15 @@ class Ingest:
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise self._greeter.refuse(code, error.reason, str(error), host=flow.stream.host) from None
+            raise self._handshake.refuse(code, error.reason, str(error), host=flow.stream.host) from None
 
     async def _receive(self, flow: Flow, context: Context) -> None:
         peer = flow.peer
         while True:
             if peer.until_s:
                 await peer.wait()
-            if self.room.is_full_for(flow):
-                await self.room.wait(flow)
+            if self.backpressure.is_full_for(flow):
+                await self.backpressure.wait(flow)
             raw = await context.read()
             if raw is grpc.aio.EOF:
                 return
@@ -263,16 +263,16 @@ class Ingest:
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
-        self._greeter.check_size(raw, flow.stream.host)
-        self.room.begin(flow, len(raw))
+        self._handshake.check_size(raw, flow.stream.host)
+        self.backpressure.begin(flow, len(raw))
         try:
-            return await self._greeter.read_large(raw, self._intake.sender_of(flow), flow.peer)
+            return await self._handshake.read_large(raw, self._intake.sender_of(flow), flow.peer)
         finally:
-            self.room.end(flow, len(raw))
+            self.backpressure.end(flow, len(raw))
 
     def _take(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Take a message that the loop itself reads; return it where it is a batch."""
-        message = self._greeter.parse(raw, flow.stream.host)
+        message = self._handshake.parse(raw, flow.stream.host)
         body = message.WhichOneof("body")
         if body == "batch":
             batch = message.batch
@@ -282,11 +282,11 @@ class Ingest:
             return self._intake.take_batch(flow, batch, raw)
         if body == "heartbeat":
             jobs = message.heartbeat.jobs
-            self._greeter.check_jobs(len(jobs), job_bytes(jobs), flow.stream.host)
+            self._handshake.check_jobs(len(jobs), job_bytes(jobs), flow.stream.host)
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
             detail = "a second Hello on one stream; connect anew to change what it says"
-            raise self._greeter.refuse(
+            raise self._handshake.refuse(
                 grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
             )
         # Anything else is a message of a newer protocol version that this one need not understand.

@@ -37,7 +37,7 @@ _CROWD = 1000  # small segments of finished days, where a journal has at least `
 
 
 @dataclass(frozen=True, slots=True)
-class CareDone:
+class MaintenanceDone:
     """What was done: days and segments merged, unneeded files removed, old segments and days of slots dropped."""
 
     days_compacted: int = 0
@@ -47,7 +47,7 @@ class CareDone:
     slot_days_dropped: int = 0
 
 
-class LakeCare:
+class LakeMaintenance:
     """One replica's part in it. Methods raise OSError where the lake cannot be read or written.
 
     `slots` are of the length that builds read, which look `build_days` back (see `drop_samples`). Merged segments stay
@@ -99,16 +99,16 @@ class LakeCare:
         )
         return sum(count for count in small.values() if count >= MIN_SOURCES)
 
-    def compact(self, check: Callable[[], None]) -> CareDone:
+    def compact(self, check: Callable[[], None]) -> MaintenanceDone:
         """Merge the segments of finished days only; as `run`."""
         damaged: list[DamagedError] = []
         merged = self._merged(self._slots.manifests(damaged), damaged, check)
         removed = remove_superseded(self._lake, grace_s=self._grace_s)
         if damaged:
             raise damaged[0]
-        return CareDone(len(merged), sum(merged), removed)
+        return MaintenanceDone(len(merged), sum(merged), removed)
 
-    def run(self, check: Callable[[], None]) -> CareDone:
+    def run(self, check: Callable[[], None]) -> MaintenanceDone:
         """Do what is due. Blocks; only the holder of the lease may. `check` raises where that is lost or central stops.
 
         LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
@@ -132,7 +132,7 @@ class LakeCare:
     def _mark(day: date) -> str:
         return f"{_FOLDER}/{day.isoformat()}.json"
 
-    def _run(self, check: Callable[[], None]) -> CareDone:
+    def _run(self, check: Callable[[], None]) -> MaintenanceDone:
         section = self._section
         damaged: list[DamagedError] = []  # costs its own day only
         manifests = self._slots.manifests(damaged)
@@ -150,7 +150,7 @@ class LakeCare:
             slot_days = drop_slots(self._lake, self._slots, slot_days=section.slot_days)
         if damaged:
             raise damaged[0]
-        return CareDone(len(merged), sum(merged), removed, dropped, slot_days)
+        return MaintenanceDone(len(merged), sum(merged), removed, dropped, slot_days)
 
     def _merged(
         self, manifests: Mapping[date, SlotManifest], damaged: list[DamagedError], check: Callable[[], None]

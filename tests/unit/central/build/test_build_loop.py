@@ -11,7 +11,7 @@ import pytest
 
 from central.build import worker
 from central.build.builder import Builder
-from central.build.client import CARE, BuildProcess
+from central.build.client import MAINTAIN, BuildProcess
 from central.build.other_settings import OtherSettings
 from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
@@ -48,7 +48,7 @@ class InThread(BuildProcess):
         self._process = None
 
     def _ask(self, process, what):
-        return (worker._care if what == CARE else worker._build)(process)
+        return (worker._maintain if what == MAINTAIN else worker._build)(process)
 
 
 def others(section, lake, holder, clock=time.time_ns):
