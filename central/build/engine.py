@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.build.machine_days import PRODUCTS, Kernel
+from central.build.spark import SparkEngine
 from central.build.status import BuildStoppedError
 from central.lake import duckdb_connection
 
@@ -33,25 +34,6 @@ class Interruptible(Protocol):
 
     def interrupt(self) -> None:
         """Have what runs now fail. May be called from any thread."""
-
-
-class AnyEngine(Interruptible, Protocol):
-    """An engine: DuckDB or Spark."""
-
-    def read(self, paths: Iterable[Path]) -> ir.Table:
-        """Return Parquet files of one schema as one table."""
-
-    def collect(self, table: ir.Table) -> pa.Table:
-        """Run an expression and return its rows."""
-
-    def write(self, table: ir.Table, path: Path) -> int:
-        """Run an expression and write its rows to a Parquet file. Returns how many."""
-
-    def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path, /) -> int:
-        """Run a kernel of `central.build.machine_days` on `count` rows of whole machine days, better of one day.
-
-        Writes what it leaves to the Parquet file `path` of `machine_days.PRODUCTS`, and returns the number of rows.
-        """
 
 
 class Engine:
@@ -93,7 +75,11 @@ class Engine:
         return int(pq.read_metadata(path).num_rows)
 
     def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Do as `AnyEngine` says, on parts of whole machines: Python holds some `_PART_ROWS` rows at a time."""
+        """Run a kernel of `central.build.machine_days` on `count` rows of whole machine days, better of one day.
+
+        Writes what it leaves to the Parquet file `path` of `machine_days.PRODUCTS`, and returns the number of rows.
+        Python holds the rows of whole machines, some `_PART_ROWS` at a time.
+        """
         parts = max(1, math.ceil(count / _PART_ROWS))
         with pq.ParquetWriter(path, PRODUCTS, compression="none") as writer:  # read once, soon
             for part in range(parts):
@@ -102,6 +88,7 @@ class Engine:
         return int(pq.read_metadata(path).num_rows)
 
 
+AnyEngine = Engine | SparkEngine
 _AnyOne = TypeVar("_AnyOne", bound=Interruptible)
 
 

@@ -100,7 +100,7 @@ class SparkEngine:
         return self._write(self._session.sql(self.connection.compile(table)), path)
 
     def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Run a kernel of `machine_days` on each machine day, on the workers, and write what they leave."""
+        """Do as `Engine.machine_days`, on the workers, each machine day by itself."""
 
         def run(part: pa.Table) -> pa.Table:
             return kernel(part.drop_columns(["_day"]), slot_ns)

@@ -222,9 +222,9 @@ class _Products:
 
 
 class _Totals:
-    """Sums by key, with keys less than `size`. Few keys have a place each, without sorting.
+    """Sums by key, with keys less than `size`.
 
-    Else rows are folded now and then.
+    Few keys have a place each, so nothing needs sorting; else rows are folded now and then.
     """
 
     def __init__(self, values: int, size: int) -> None:
@@ -237,16 +237,14 @@ class _Totals:
 
     def add(self, key: Ints, values: list[Floats]) -> None:
         """Add rows; of `values` the first so many count."""
-        if self._size <= _MAX_PLACES:
-            self._add_in_place(key, values[: self._values])
+        values = values[: self._values]
+        if self._size > _MAX_PLACES:
+            self._parts.append((key, values))
+            self._rows += len(key)
+            if self._rows > max(_FOLD_ROWS, 4 * len(self._parts[0][0])):
+                self._parts = [self.folded()]
+                self._rows = len(self._parts[0][0])
             return
-        self._parts.append((key, values[: self._values]))
-        self._rows += len(key)
-        if self._rows > max(_FOLD_ROWS, 4 * len(self._parts[0][0])):
-            self._parts = [self.folded()]
-            self._rows = len(self._parts[0][0])
-
-    def _add_in_place(self, key: Ints, values: list[Floats]) -> None:
         if self._seen is None:
             self._seen = np.zeros(self._size, dtype=np.bool_)
             self._sums = [np.zeros(self._size) for _ in range(self._values)]

@@ -66,9 +66,7 @@ class RollFaultError(OSError):
 def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str], *, careful: bool = False) -> int:
     """Write the segments of a roll, with less in memory at a time if `careful`. Return the number of their rows.
 
-    Raises:
-        OSError: the lake cannot be written.
-        sqlite3.OperationalError: the journal cannot be read.
+    OSError: the lake cannot be written. sqlite3.OperationalError: the journal cannot be read.
     """
     part = _CAREFUL if careful else 1
 

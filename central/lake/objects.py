@@ -1,7 +1,9 @@
 """Whole objects under names: a folder, or a bucket of an object store by fsspec (`s3://bucket/prefix`).
 
-An object is there whole or not at all. `publish` replaces, `create` never does: of several callers one creates, in a
-folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
+An object is there whole or not at all. `publish` makes a written draft (a local file) an object, durable and in the
+place of an older one; `create` never replaces: of several callers one creates, in a folder by a hard link, in S3 by a
+conditional PUT (If-None-Match: *). `local` returns a file with an object's bytes, not to be changed. Every method
+raises OSError where the disk or the store fails; FileNotFoundError where there is no object to be read.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from central.lake.drafts import OwnedFolder
 from whitepanda.common.durable import sync_folder
@@ -57,42 +59,6 @@ class Entry:
     modified_unix_s: float
 
 
-class Objects(Protocol):
-    """Objects below a root. Every method raises OSError where the disk or the store fails."""
-
-    root: str
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects below `prefix`, in any order."""
-
-    def read(self, name: str) -> bytes:
-        """Return an object's bytes; FileNotFoundError where there is none."""
-
-    def open(self, name: str) -> BinaryIO:
-        """Open an object to read from any place in it."""
-
-    def draft(self, name: str) -> Path:
-        """Return the path of a local file that is to be written and then published as `name`."""
-
-    def publish(self, draft: Path, name: str) -> None:
-        """Make a written draft the object `name`, whole and durable, in the place of an older one. The draft goes."""
-
-    def create(self, name: str, data: bytes) -> None:
-        """Create a small object; FileExistsError where there is one of that name."""
-
-    def remove(self, name: str) -> None:
-        """Delete an object; all is well where there is none."""
-
-    def local(self, name: str) -> Path:
-        """Return a local file with the object's bytes, not to be changed; see `drop_copies` and `session`."""
-
-    def drop_copies(self) -> None:
-        """Delete the copies that `local` made outside of sessions."""
-
-    def session(self) -> AbstractContextManager[None]:
-        """Give copies that `local` makes in this thread meanwhile to the caller alone; they are deleted at the end."""
-
-
 class Folder:
     """Objects as files below a folder, which is made when it is needed."""
 
@@ -126,13 +92,13 @@ class Folder:
         return self._regular(name).open("rb")
 
     def draft(self, name: str) -> Path:
-        """Return `name`.tmp beside its place; its folder is made."""
+        """Return the path of a file to be written and published as `name`, beside its place; its folder is made."""
         path = self._root / name
         self._make(path.parent)
         return path.with_name(path.name + ".tmp")
 
     def publish(self, draft: Path, name: str) -> None:
-        """Flush, rename, flush the folder."""
+        """Flush the draft, rename it, flush the folder."""
         path = self._root / name
         with draft.open("rb") as file:
             os.fsync(file.fileno())
@@ -140,7 +106,7 @@ class Folder:
         sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write beside, flush, link: unlike a rename a link never replaces, and nobody sees it half written."""
+        """Create a small object by a link, which never replaces; FileExistsError where there is one of that name."""
         path = self._root / name
         self._make(path.parent)
         unfinished, file = create_beside(path)
@@ -155,7 +121,7 @@ class Folder:
         sync_folder(path.parent)
 
     def remove(self, name: str) -> None:
-        """Delete the file, and its folder if it was the last one there."""
+        """Delete the file, if it is there, and its folder if it was the last one in it."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -168,10 +134,10 @@ class Folder:
         return self._root / name
 
     def drop_copies(self) -> None:
-        """There are none."""
+        """Delete what `local` copied outside of sessions: nothing."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Nothing is copied."""
+        """Give copies of `local` in this thread to the caller alone meanwhile: there are none."""
         return contextlib.nullcontext()
 
     def _regular(self, name: str) -> Path:
@@ -243,10 +209,10 @@ class Bucket:
         draft.unlink()
 
     def create(self, name: str, data: bytes) -> None:
-        """PUT with If-None-Match: *.
+        """PUT with If-None-Match: *; FileExistsError where there is an object of that name.
 
         The client sends it again where the answer was lost, and is then refused for the object that it has made: the
-        metadata tell of which call that is.
+        metadata identify the call.
         """
         call = secrets.token_hex(8)
         with self._told("create", name):
@@ -329,6 +295,9 @@ def _raise_unless_gone(error: OSError) -> None:
     """Raise for a folder that cannot be read: it is not an empty one. One that is not there (any more) is."""
     if not isinstance(error, FileNotFoundError):
         raise error
+
+
+Objects = Folder | Bucket
 
 
 def open_objects(root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> Objects:
