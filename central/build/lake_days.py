@@ -82,7 +82,7 @@ class LakeDays:
                 if each in segments and not self._waits(each, max(found), manifest):
                     manifest = self._slots.roll_up(each, connection)
                 if manifest is not None:
-                    name = digest(*self._state_words, *manifest.digest_words)
+                    name = digest(*self._state_words, *(part.slots for part in manifest.parts))
                     days.append(BuildDay(each, name, manifest, self._states.folder(each, name)))
         return days, self._left_out(older, before)
 

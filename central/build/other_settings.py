@@ -58,7 +58,14 @@ class OtherSettings:
         if theirs is None or self._clock_unix_ns() - theirs.created_unix_ns > self._recent_ns:
             self._warned = ""
             return
-        differing = "; ".join(_differing(theirs, self._section))
+        settings = (
+            ("slot_s", f"{theirs.slot_s:g}", f"{self._section.slot_s:g}"),
+            ("days", f"{theirs.build_days}", f"{self._section.days}"),
+            ("method", theirs.method, self._section.method),
+        )
+        differing = "; ".join(
+            f"build.{name} {there} there, {here} here" for name, there, here in settings if there != here
+        )
         news = f"{theirs.builder} {differing}" if differing else ""
         if news not in ("", self._warned):
             self._log.warning(
@@ -69,12 +76,3 @@ class OtherSettings:
                 differing=differing,
             )
         self._warned = news
-
-
-def _differing(theirs: Manifest, section: BuildSection) -> list[str]:
-    settings = (
-        ("slot_s", f"{theirs.slot_s:g}", f"{section.slot_s:g}"),
-        ("days", f"{theirs.build_days}", f"{section.days}"),
-        ("method", theirs.method, section.method),
-    )
-    return [f"build.{name} {there} there, {here} here" for name, there, here in settings if there != here]

@@ -14,7 +14,6 @@ import io
 import secrets
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ from central.lake import checksums
 from central.lake.errors import DamagedError, NotFiniteError
 from central.lake.lease import FencedError
 from central.lake.manifests import ManifestCommit, read_manifest
-from central.lake.objects import Folder, Objects
+from central.lake.objects import Objects
 from whitepanda.common import log
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -56,6 +55,7 @@ COEFFICIENTS = pa.schema(
 )
 
 _FORMAT = 1
+_FOLDER = "versions"
 _OF_SOME_METHODS = ("location_log_cpi", "scale_log_cpi")
 _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
@@ -180,14 +180,10 @@ def _check_finite(tables: dict[str, pa.Table]) -> None:
 
 
 class VersionStore:
-    """The versions of a lake: of its objects, or of the folder `versions` of one in a folder.
+    """The versions of a lake, by its objects. `damaged` are the names of those that the last `latest` found damaged."""
 
-    `damaged` are the names of the objects that the last `latest` found damaged.
-    """
-
-    def __init__(self, root: Path | Objects) -> None:
-        self._objects: Objects = Folder(root.parent) if isinstance(root, Path) else root
-        self._top = root.name if isinstance(root, Path) else "versions"
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         self.damaged: frozenset[str] = frozenset()
         self._log = log.get("versions")
 
@@ -307,9 +303,9 @@ class VersionStore:
         return pq.read_table(pa.BufferReader(data))
 
     def _name(self, number: int, file: str) -> str:
-        return f"{self._top}/{number:08d}/{file}"
+        return f"{_FOLDER}/{number:08d}/{file}"
 
     def _files(self) -> list[tuple[int, str]]:
         """Every file in a version's folder, with the number."""
-        parts = (entry.name.split("/") for entry in self._objects.entries(self._top))
+        parts = (entry.name.split("/") for entry in self._objects.entries(_FOLDER))
         return [(int(each[1]), each[2]) for each in parts if len(each) == 3 and each[1].isdigit()]  # noqa: PLR2004

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from central.lake.batches_once import BATCH, rows_once
 from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import Lake, Segment
+from central.lake.segments import Segment
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
@@ -30,9 +30,9 @@ class VmWindows:
     wanted the column `vm` is read, and the others only where the VM is in it.
     """
 
-    def __init__(self, lake: Lake, deadline_s: float = 20.0, times: SegmentTimes | None = None) -> None:
+    def __init__(self, times: SegmentTimes, deadline_s: float = 20.0) -> None:
+        self._times = times
         self._deadline_s = deadline_s
-        self._times = times or SegmentTimes(lake)
 
     def read(self, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.

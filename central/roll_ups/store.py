@@ -83,11 +83,6 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     rolled: dict[str, tuple[RolledSegment, ...]]  # by origin
     seal: str
 
-    @property
-    def digest_words(self) -> tuple[str, ...]:
-        """What distinguishes this content from any other."""
-        return tuple(part.slots for part in self.parts)
-
 
 class SlotStore:
     """The slots of a lake, of length `slot_ns`."""
