@@ -112,7 +112,6 @@ class Handshake:
             host=hello.host,
             platform=hello.platform,
             protocol_version=version,
-            agent_version=hello.agent_version,
             is_importer=hello.host in self._config.central.importers,
             serial=serial,
             jobs=frozenset(filter(is_name, hello.jobs)),

@@ -63,7 +63,6 @@ class HostStream:
     host: str
     platform: str = ""
     protocol_version: int = 1
-    agent_version: str = ""
     is_importer: bool = False
     serial: str = ""  # of its certificate
     jobs: frozenset[str] = frozenset()
