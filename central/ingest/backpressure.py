@@ -6,6 +6,7 @@ slow down (SlowDown).
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 
 from central.config import IngestSection
 from central.ingest.peers import Peer
@@ -22,22 +23,25 @@ _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat th
 _SLOW_DOWN_MS = 1000
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """What one stream has under way."""
 
-    def __init__(self, stream: HostStream, record: HostRecord, peer: Peer) -> None:
-        self.stream = stream
-        self.peer = peer
-        self.record = record
-        self.pending = 0
-        self.pace_ms = 0  # least time between its batches, by its quota
-        self.pending_bytes = 0
-        self.layout: Layout | None = None  # of the last batch, where all of it was good
-        self.noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
-        self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
-        self.idle = asyncio.Event()
+    stream: HostStream
+    record: HostRecord
+    peer: Peer
+    pending: int = 0
+    pending_bytes: int = 0
+    pace_ms: int = 0  # least time between its batches, by its quota
+    layout: Layout | None = None  # of the last batch, where all of it was good
+    noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
+    relieved: asyncio.Event = field(default_factory=asyncio.Event)  # for its own limit; set while it is not waited for
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set: the host does not read.
+    unread: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def __post_init__(self) -> None:
         self.idle.set()
-        self.unread: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # set: the host does not read
 
     def is_full(self) -> bool:
         """Whether nothing more of this stream is read for now."""
