@@ -5,6 +5,7 @@ That is not refused: settings may be changed, one replica after the other.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,61 +15,55 @@ from central.lake.errors import LakeError
 from central.lake.replicas import RECENT_S
 from whitepanda.common import log
 
+_log = log.get("builds")
 _RECENT_BUILDS = 3  # a replica that builds none of so many that are due is gone, or was set up anew
 
 
+@dataclass(slots=True)
 class OtherSettings:
     """Compares settings with those of the newest version that another replica (not `holder`) has built of late."""
 
-    def __init__(
-        self,
-        section: BuildSection,
-        versions: VersionStore,
-        holder: str,
-        clock_unix_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._section = section
-        self._versions = versions
-        self._holder = holder
-        self._clock_unix_ns = clock_unix_ns
-        self._recent_ns = round(max(RECENT_S, _RECENT_BUILDS * section.interval_s) * 1e9)
-        self._checked = 0  # versions up to this one
-        self._theirs: Manifest | None = None
-        self._warned = ""
-        self._log = log.get("builds")
+    section: BuildSection
+    versions: VersionStore
+    holder: str
+    clock_unix_ns: Callable[[], int] = time.time_ns
+    _checked: int = 0  # versions up to this one
+    _theirs: Manifest | None = None
+    _warned: str = ""
 
     def check(self) -> None:
         """Warn of what differs, once until that changes. Blocks; what cannot be read is passed over."""
         try:
-            numbers = self._versions.numbers()
+            numbers = self.versions.numbers()
         except OSError:
             return  # the build reports it
         for number in reversed([each for each in numbers if each > self._checked]):
             try:
-                manifest = self._versions.manifest(number)
+                manifest = self.versions.manifest(number)
             except (OSError, LakeError, msgspec.MsgspecError):
                 continue  # reported by whoever takes the version
-            if manifest.builder != self._holder:
+            if manifest.builder != self.holder:
                 self._theirs = manifest
                 break
         self._checked = max(numbers, default=0)
         self._warn(self._theirs)
 
     def _warn(self, theirs: Manifest | None) -> None:
-        if theirs is None or self._clock_unix_ns() - theirs.created_unix_ns > self._recent_ns:
+        recent_ns = round(max(RECENT_S, _RECENT_BUILDS * self.section.interval_s) * 1e9)
+        if theirs is None or self.clock_unix_ns() - theirs.created_unix_ns > recent_ns:
             self._warned = ""
             return
         settings = (
-            ("slot_s", f"{theirs.slot_s:g}", f"{self._section.slot_s:g}"),
-            ("days", f"{theirs.build_days}", f"{self._section.days}"),
-            ("method", theirs.method, self._section.method),
+            ("slot_s", f"{theirs.slot_s:g}", f"{self.section.slot_s:g}"),
+            ("days", f"{theirs.build_days}", f"{self.section.days}"),
+            ("method", theirs.method, self.section.method),
         )
         differing = "; ".join(
             f"build.{name} {there} there, {here} here" for name, there, here in settings if there != here
         )
         news = f"{theirs.builder} {differing}" if differing else ""
         if news not in ("", self._warned):
-            self._log.warning(
+            _log.warning(
                 "another replica builds by other settings, and each replaces the other's versions; set [build] alike "
                 "on all",
                 replica=theirs.builder,

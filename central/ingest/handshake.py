@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -46,36 +47,32 @@ class RefusedError(Exception):
         self.code = code
 
 
+@dataclass(eq=False)
 class Handshake:
     """Reads and checks what comes before a stream's first batch; counts refused streams by reason in `refused`."""
 
-    def __init__(
-        self,
-        config: CentralConfig,
-        journal: Journal,
-        refused: Counter[str],
-        revoked: Revoked,
-        clock: Callable[[], int],
-        large: LargeMessages,
-    ) -> None:
-        self._config = config
-        self._journal = journal
-        self._refused = refused
-        self._revoked = revoked
-        self._clock = clock
-        self._large = large
-        self._log = log.get("ingest")
-        self._warn = LogLimit(self._log.warning)
-        self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
+    config: CentralConfig
+    journal: Journal
+    refused: Counter[str]
+    revoked: Revoked
+    clock: Callable[[], int]
+    large: LargeMessages
+    _warn: LogLimit = field(init=False)
+    _inform: LogLimit = field(init=False)
+
+    def __post_init__(self) -> None:
+        logger = log.get("ingest")
+        self._warn = LogLimit(logger.warning)
+        self._inform = LogLimit(logger.info, most_lines=_CONNECTIONS, most_hosts=self.config.ingest.max_streams)
 
     def admit(self, context: Context, names: frozenset[str], hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
         """Check a Hello and return the stream and the host's record.
 
         RefusedError: it is for a host not in `names`, malformed, of another protocol, or the certificate is revoked.
         """
-        now = self._clock()
+        now = self.clock()
         _, serial = peer_certificate(context)
-        if serial in self._revoked:
+        if serial in self.revoked:
             raise self.refuse_revoked(names, serial)
         if hello.host not in names:
             raise self.refuse(
@@ -112,7 +109,7 @@ class Handshake:
             host=hello.host,
             platform=hello.platform,
             protocol_version=version,
-            is_importer=hello.host in self._config.central.importers,
+            is_importer=hello.host in self.config.central.importers,
             serial=serial,
             jobs=frozenset(filter(is_name, hello.jobs)),
             coefficient_version=hello.coefficient_version,
@@ -129,7 +126,7 @@ class Handshake:
             clock_offset_ns=min(hello.sent_unix_ns, _LAST_UNIX_NS) - now,
             jobs=tuple(sorted(stream.jobs)),
         )
-        self._journal.note_host(record)
+        self.journal.note_host(record)
         self._inform(
             "host connected",
             host=hello.host,
@@ -145,9 +142,9 @@ class Handshake:
         welcome = agent_pb2.Welcome(
             protocol_version=stream.protocol_version,
             central_version=_version(),
-            sent_unix_ns=self._clock(),
-            max_batch_rows=self._config.ingest.max_batch_rows,
-            max_batch_bytes=self._config.ingest.max_message_bytes,
+            sent_unix_ns=self.clock(),
+            max_batch_rows=self.config.ingest.max_batch_rows,
+            max_batch_bytes=self.config.ingest.max_message_bytes,
             heartbeat_ms=HEARTBEAT_MS,
         )
         await context.write(agent_pb2.CentralMessage(welcome=welcome).SerializeToString())
@@ -184,7 +181,7 @@ class Handshake:
 
     def check_jobs(self, jobs: int, size: int, host: str) -> None:
         """End the stream (RefusedError) of a host that names too many or too long jobs (`too_many_jobs`)."""
-        if detail := too_many_jobs(jobs, size, self._config.ingest.max_host_jobs):
+        if detail := too_many_jobs(jobs, size, self.config.ingest.max_host_jobs):
             detail = f"host {host!r}: {detail}"
             raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "too_many_jobs", detail, host=host)
 
@@ -194,7 +191,7 @@ class Handshake:
         RefusedError: it is malformed, names too many jobs, or could not be read.
         """
         try:
-            answer = await self._large.read(raw, sender, peer)
+            answer = await self.large.read(raw, sender, peer)
         except OSError as error:
             detail = f"a message of {len(raw)} bytes could not be read: {error}"
             raise self.refuse(grpc.StatusCode.UNAVAILABLE, "not_read", detail, host=sender.host) from None
@@ -204,15 +201,15 @@ class Handshake:
         return answer.batch
 
     def _malformed(self, raw: bytes, host: str) -> RefusedError:
-        self._journal.reject(host, "malformed")
+        self.journal.reject(host, "malformed")
         detail = f"a message of {len(raw)} bytes is not a whitepanda.v1.AgentMessage"
         return self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "malformed", detail, host=host)
 
     def check_size(self, raw: bytes, host: str) -> None:
         """End the stream (RefusedError) of a host that sends a message above `ingest.max_message_bytes`; counted."""
-        limit = self._config.ingest.max_message_bytes
+        limit = self.config.ingest.max_message_bytes
         if len(raw) > limit:
-            self._journal.reject(host, "oversized")
+            self.journal.reject(host, "oversized")
             detail = f"a message of {len(raw)} bytes; ingest.max_message_bytes allows {limit}: send smaller batches"
             raise self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "oversized", detail, host=host)
 
@@ -231,7 +228,7 @@ class Handshake:
 
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
         """Count and log a refusal, and return what is to be raised."""
-        self._refused[reason] += 1
+        self.refused[reason] += 1
         self._warn("stream refused", host=host, reason=reason, detail=detail)
         return RefusedError(code, detail)
 

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 
 Certificate = tuple[frozenset[str], str]  # its names and its serial
 
@@ -22,24 +23,22 @@ _REPORT_BYTES_PER_S = 256 << 10  # of events and reports of contention; agents s
 _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
 
+@dataclass(slots=True, eq=False)
 class Peer:
     """What the certificates of the same names have open and owe, or a revoked one.
 
     `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
     """
 
-    __slots__ = ("_clock_s", "calls", "greets", "names", "open", "reads_large", "revoked", "serials", "until_s")
-
-    def __init__(self, names: frozenset[str], revoked: str, clock_s: Callable[[], float]) -> None:
-        self.names = names
-        self.revoked = revoked  # its serial, "" where it is not
-        self.serials: set[str] = set()  # of the certificates that came with these names
-        self.open = 0  # streams, or calls of the fleet API
-        self.calls: Counter[str] = Counter()  # open ones by kind, of those that are counted by kind
-        self.reads_large = asyncio.Lock()
-        self.greets = asyncio.Semaphore(_GREETS_AT_ONCE)
-        self.until_s = 0.0  # when nothing is owed any more; 0: nothing is
-        self._clock_s = clock_s
+    names: frozenset[str]
+    revoked: str  # its serial, "" where it is not
+    clock_s: Callable[[], float]
+    serials: set[str] = field(default_factory=set)  # of the certificates that came with these names
+    open: int = 0  # streams, or calls of the fleet API
+    calls: Counter[str] = field(default_factory=Counter)  # open ones by kind, of those that are counted by kind
+    reads_large: asyncio.Lock = field(default_factory=asyncio.Lock)
+    greets: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_GREETS_AT_ONCE))
+    until_s: float = 0.0  # when nothing is owed any more; 0: nothing is
 
     @property
     def allowed(self) -> int:
@@ -53,7 +52,7 @@ class Peer:
 
     def owe(self, seconds: float) -> None:
         """Add to what is owed."""
-        self.until_s = max(self.until_s, self._clock_s()) + seconds
+        self.until_s = max(self.until_s, self.clock_s()) + seconds
 
     def owe_for_hello(self) -> None:
         """Add what a Hello costs before it is read."""
@@ -73,7 +72,7 @@ class Peer:
 
     def wait_s(self) -> float:
         """Return how long its streams are not to be read, 0 where they may be."""
-        if self.until_s and self.until_s <= (now_s := self._clock_s()):
+        if self.until_s and self.until_s <= (now_s := self.clock_s()):
             self.until_s = 0.0
         return max(0.0, self.until_s - _FREE_S - now_s) if self.until_s else 0.0
 
