@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import duckdb
 
 
+_log = log.get("builds")
+
+
 @dataclass(frozen=True, slots=True)
 class BuildDay:
     """One day of the lake that counts, its slots when the build began, and where its state is or will be."""
@@ -35,30 +38,17 @@ class BuildDay:
     folder: Path
 
 
+@dataclass(slots=True)
 class LakeDays:
     """Rolls up what is new in the lake, and decides which days a build is made of; `switch` stops it."""
 
-    def __init__(
-        self,
-        section: BuildSection,
-        lake: Lake,
-        slots: SlotStore,
-        states: StateFolders,
-        switch: StopSwitch,
-        clock_unix_ns: Callable[[], int],
-    ) -> None:
-        self._section = section
-        self._lake = lake
-        self._slots = slots
-        self._states = states
-        self._switch = switch
-        self._clock_unix_ns = clock_unix_ns
-        most = section.max_machine_jobs
-        # The default is no part of a state's name.
-        cap = () if most == MAX_JOBS else (f"max_machine_jobs {most}",)
-        self._state_words = (METHODS[section.method].format, f"{round(section.slot_s * 1e9)}", *cap)
-        self._rows: dict[date, tuple[str, int]] = {}  # by older day: of which segments, and their rows
-        self._log = log.get("builds")
+    section: BuildSection
+    lake: Lake
+    slots: SlotStore
+    states: StateFolders
+    switch: StopSwitch
+    clock_unix_ns: Callable[[], int]
+    _rows: dict[date, tuple[str, int]] = field(default_factory=dict)  # by older day: its segments' digest, their rows
 
     def roll_up(self, check: Callable[[], None], before: LeftOut) -> tuple[list[BuildDay], LeftOut]:
         """Return the days that count, and how many are `build.days` or more older than the newest one.
@@ -67,43 +57,46 @@ class LakeDays:
         `before` is logged. LakeError: a segment is damaged. OSError: one cannot be read.
         """
         segments: dict[date, list[Segment]] = {}
-        for segment in self._lake.segments():
+        for segment in self.lake.segments():
             segments.setdefault(segment.day, []).append(segment)
-        manifests = self._slots.manifests()
+        manifests = self.slots.manifests()
         if not (found := {*segments, *manifests}):
             return [], self._left_out({}, before)
-        after = max(found) - timedelta(days=self._section.days)
+        after = max(found) - timedelta(days=self.section.days)
         older = {day: (segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after}
         days: list[BuildDay] = []
+        most = self.section.max_machine_jobs
+        cap = () if most == MAX_JOBS else (f"max_machine_jobs {most}",)  # the default is no part of a state's name
+        words = (METHODS[self.section.method].format, f"{round(self.section.slot_s * 1e9)}", *cap)
         with self._rolling() as connection:
             for each in sorted(day for day in found if day > after):
                 check()
                 manifest = manifests.get(each)
                 if each in segments and not self._waits(each, max(found), manifest):
-                    manifest = self._slots.roll_up(each, connection)
+                    manifest = self.slots.roll_up(each, connection)
                 if manifest is not None:
-                    name = digest(*self._state_words, *(part.slots for part in manifest.parts))
-                    days.append(BuildDay(each, name, manifest, self._states.folder(each, name)))
+                    name = digest(*words, *(part.slots for part in manifest.parts))
+                    days.append(BuildDay(each, name, manifest, self.states.folder(each, name)))
         return days, self._left_out(older, before)
 
     def _waits(self, day: date, newest: date, manifest: SlotManifest | None) -> bool:
         """Return whether late windows wait: each time they are taken, all of the day's state is computed again."""
         if manifest is None or day >= newest - timedelta(days=1):
             return False
-        age_ns = self._clock_unix_ns() - manifest.created_unix_ns
-        return 0 <= age_ns < self._section.late_interval_s * 1e9
+        age_ns = self.clock_unix_ns() - manifest.created_unix_ns
+        return 0 <= age_ns < self.section.late_interval_s * 1e9
 
     @contextlib.contextmanager
     def _rolling(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield what rolls up: DuckDB, whichever engine computes the rest."""
-        root = self._states.root
+        root = self.states.root
         root.mkdir(parents=True, exist_ok=True)
         with (
             OwnedFolder(root, ".roll-") as spill,
             duckdb_connection.bounded(
-                memory_limit_mib=self._section.memory_limit_mib, threads=self._section.threads, spill_dir=spill
+                memory_limit_mib=self.section.memory_limit_mib, threads=self.section.threads, spill_dir=spill
             ) as connection,
-            self._switch.interrupting((connection,)),
+            self.switch.interrupting((connection,)),
         ):
             yield connection
 
@@ -118,11 +111,11 @@ class LakeDays:
             self._rows[day] = (names, rows)
         found = LeftOut(len(self._rows), sum(rows for _, rows in self._rows.values()))
         if found != before:
-            self._log.info(
+            _log.info(
                 "days are too old to count: build.days before the newest day of the lake, or more",
                 days_left_out=found.days,
                 rows_left_out=found.rows,
-                build_days=self._section.days,
+                build_days=self.section.days,
             )
         return found
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 
@@ -16,6 +16,7 @@ class _Lines:
     others: int = 0  # left out, of hosts that had no line since
 
 
+@dataclass(eq=False)
 class LogLimit:
     """Writes the first `most_lines` of a host and reason in `every_s`, and counts the others. Single-threaded.
 
@@ -24,36 +25,28 @@ class LogLimit:
     interval, and reasons are central's own words. `write` is a logger's method such as `warning`.
     """
 
-    def __init__(
-        self,
-        write: Callable[..., Any],
-        *,
-        every_s: float = 60.0,
-        most_lines: int = 1,
-        most_hosts: int = 20,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.clock_s = clock_s
-        self._write = write
-        self._every_s = every_s
-        self._most_lines = most_lines
-        self._most_hosts = most_hosts
-        self._by_reason: dict[str, _Lines] = {}
+    write: Callable[..., Any]
+    _: KW_ONLY
+    every_s: float = 60.0
+    most_lines: int = 1
+    most_hosts: int = 20
+    clock_s: Callable[[], float] = time.monotonic
+    _by_reason: dict[str, _Lines] = field(default_factory=dict)
 
     def __call__(self, event: str, *, host: str, reason: str, **fields: object) -> None:
         """Write a line with these fields, or count it."""
         lines = self._lines(reason)
         count = lines.hosts.get(host, 0)
-        if not count and len(lines.hosts) >= self._most_hosts:
+        if not count and len(lines.hosts) >= self.most_hosts:
             lines.others += 1
             return
         lines.hosts[host] = count + 1
-        if count >= self._most_lines:
+        if count >= self.most_lines:
             return
         left_out = {"left_out": lines.before.pop(host, 0), "of_other_hosts_left_out": lines.others}
         lines.others = 0
         counts = {name: number for name, number in left_out.items() if number}
-        self._write(event, host=host, reason=reason, **fields, **counts)
+        self.write(event, host=host, reason=reason, **fields, **counts)
 
     def _lines(self, reason: str) -> _Lines:
         """Return the reason's lines of this interval."""
@@ -61,11 +54,11 @@ class LogLimit:
         lines = self._by_reason.get(reason)
         if lines is None:
             lines = self._by_reason[reason] = _Lines(now_s)
-        elif now_s - lines.since_s >= self._every_s:
+        elif now_s - lines.since_s >= self.every_s:
             lines.since_s = now_s
             lines.others += sum(lines.before.values())
             lines.before = {
-                host: count - self._most_lines for host, count in lines.hosts.items() if count > self._most_lines
+                host: count - self.most_lines for host, count in lines.hosts.items() if count > self.most_lines
             }
             lines.hosts = {}
         return lines

@@ -5,6 +5,7 @@ makes them count. Where that fails, the files are removed.
 """
 
 import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -26,15 +27,15 @@ def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
     return data
 
 
+@dataclass(slots=True)
 class ManifestCommit:
     """The files of the manifest `name`, before they count. Leaving it by an exception removes what it wrote."""
 
-    def __init__(self, objects: Objects, name: str) -> None:
-        self._objects = objects
-        self._name = name
-        self._drafts: dict[str, Path] = {}
-        self._published: list[str] = []
-        self._is_asked = False
+    objects: Objects
+    name: str
+    _drafts: dict[str, Path] = field(default_factory=dict)
+    _published: list[str] = field(default_factory=list)
+    _is_asked: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -46,17 +47,17 @@ class ManifestCommit:
             return
         for name in self._published:
             with contextlib.suppress(OSError):
-                self._objects.remove(name)
+                self.objects.remove(name)
 
     def draft(self, name: str) -> Path:
         """Return the path of a local file that is to be written and then published as `name`."""
-        self._drafts[name] = self._objects.draft(name)
+        self._drafts[name] = self.objects.draft(name)
         return self._drafts[name]
 
     def publish(self, name: str) -> str:
         """Publish a draft, and return its digest."""
         digest = checksums.digest_of(self._drafts[name])
-        self._objects.publish(self._drafts[name], name)
+        self.objects.publish(self._drafts[name], name)
         self._published.append(name)
         return digest
 
@@ -65,15 +66,15 @@ class ManifestCommit:
 
         Another builder was quicker.
         """
-        data = checksums.sealed(manifest, self._name)
+        data = checksums.sealed(manifest, self.name)
         self._is_asked = True
-        self._objects.create(self._name, data)
+        self.objects.create(self.name, data)
         return data
 
     def _may_be_there(self) -> bool:
         """Whether the manifest may have been created though no answer came. What is left over is removed later."""
         try:
-            self._objects.read(self._name)
+            self.objects.read(self.name)
         except FileNotFoundError:
             return False
         except OSError:
