@@ -98,8 +98,8 @@ class BuiltVersion:
         self.manifest = manifest
         self._statistics = statistics.combine_chunks()
         self._coefficients = coefficients.combine_chunks()
-        self._statistic_jobs = self._statistics.column("job").combine_chunks()
-        self._coefficient_jobs = self._coefficients.column("job").combine_chunks()
+        self._statistic_jobs = _jobs_of(self._statistics)
+        self._coefficient_jobs = _jobs_of(self._coefficients)
         keys = [("coefficient", "descending"), ("job", "ascending")]
         self._by_value = pc.sort_indices(self._coefficients, sort_keys=keys)
 
@@ -146,6 +146,12 @@ class BuiltVersion:
             standard_error=or_nan(row["standard_error"]),
             method="" if method == "panda" else method,
         )
+
+
+def _jobs_of(table: pa.Table) -> pa.Array:
+    """Return the column `job` of a table of at most one chunk, which is not copied."""
+    chunks = table.column("job").chunks
+    return chunks[0] if chunks else pa.array([], pa.string())
 
 
 def _rows_of(jobs: pa.Array, job: str) -> tuple[int, int]:
