@@ -71,10 +71,14 @@ class Backpressure:
         return flow.is_full() or self._is_full()
 
     async def wait(self, flow: Flow) -> None:
-        """Wait until a stream may be read; the one that waits longest goes first, and lets the next go if it can."""
+        """Wait until a stream may be read."""
         while flow.is_full():
             flow.relieved.clear()
             await flow.relieved.wait()
+        await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        """Wait until more may be read; the one that waits longest goes first, and lets the next go if there is room."""
         queue = self._waiting.append
         while self._is_full():
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
