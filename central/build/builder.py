@@ -135,9 +135,9 @@ class Builder(BuildStatus):
             self.lease.release()
 
     def maintain_once(self) -> None:
-        """Maintain the lake if that is due. Blocks; call it in a thread, after a build.
+        """Maintain the lake if that is due. Blocks; call it in a thread.
 
-        Only BuildStoppedError is raised.
+        A failure is logged, BuildStoppedError raised.
         """
         maintenance = self._maintenance
         if maintenance is None:

@@ -89,7 +89,7 @@ class StateFolders:
     def put(self, written: Path, folder: Path) -> None:
         """Move a state that has been written to its place.
 
-        OSError unless another builder has put the very same there.
+        Raises OSError, unless another builder has put the same there.
         """
         files = {path.name: checksums.digest_of(path) for path in sorted(written.iterdir())}
         data = msgspec.json.encode(_Digests(files=files, seal=checksums.PLACE)) + b"\n"

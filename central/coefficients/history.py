@@ -23,7 +23,7 @@ class CoefficientHistory:
         self._known: OrderedDict[str, dict[int, fleet_pb2.CoefficientAt | None]] = OrderedDict()
 
     def of(self, job: str) -> list[fleet_pb2.CoefficientAt]:
-        """Return the job's coefficients, oldest first; versions without one, or damaged, are left out.
+        """Return the job's coefficients, oldest first, without versions that lack one or are damaged.
 
         Raises OSError.
         """

@@ -137,10 +137,7 @@ def set_pragmas(connection: sqlite3.Connection) -> None:
 
 
 def journal_id(connection: sqlite3.Connection, path: Path) -> str:
-    """Return the journal's incarnation; a new one is named now. UnavailableError.
-
-    Another version of central made it.
-    """
+    """Return the journal's incarnation, named now if new; UnavailableError where another version of central made it."""
     meta = dict(connection.execute("SELECT key, value FROM meta"))
     if not meta:
         meta = {"schema": _SCHEMA_VERSION, "journal": secrets.token_hex(4)}

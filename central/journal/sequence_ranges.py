@@ -14,9 +14,9 @@ class RangeChange(NamedTuple):
 
 
 class SequenceRanges:
-    """A set of integers as disjoint ranges, both ends included, that never touch. `last_day`.
+    """A set of integers as disjoint ranges, both ends included, that never touch.
 
-    Of the spool's last batch.
+    `last_day` is the day of the spool's last batch, since 1970; -1 where that is unknown.
     """
 
     __slots__ = ("_firsts", "_lasts", "last_day")

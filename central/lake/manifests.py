@@ -62,10 +62,7 @@ class ManifestCommit:
         return digest
 
     def create(self, manifest: bytes) -> bytes:
-        """Seal and create the manifest, which has `checksums.PLACE`; return it. FileExistsError.
-
-        Another builder was quicker.
-        """
+        """Seal and create the manifest, which has `checksums.PLACE`; return it. Where one is there: FileExistsError."""
         data = checksums.sealed(manifest, self.name)
         self._is_asked = True
         self.objects.create(self.name, data)
