@@ -41,6 +41,14 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def close_pipes(process: subprocess.Popen[bytes]) -> None:
+    """Close a helper's pipes; it may have ended with something unsent in them."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError, ValueError):
+                pipe.close()
+
+
 def begin(parent: int, *, nice: int) -> bool:
     """Tie this process to `parent`, its process id, so much `nice`r than it; False where that has ended already.
 

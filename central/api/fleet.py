@@ -83,7 +83,7 @@ class Fleet:
         self.versions = Versions(builder, names)
         self.incidents = Incidents(history, names)
         self.events = Events(journal, names)
-        self.vms = VmHistories(journal, history, registry, VmWindows(lake, times=times), drawing, self.turns, clock)
+        self.vms = VmHistories(journal, history, registry, VmWindows(times), drawing, self.turns, clock)
         self.jobs = Jobs(builder, CoefficientHistory(builder.versions), history, recent, drawing, self.turns)
         self.timelines = HostTimelines(
             journal, builder, history, hosts, registry.vm_names, lake, times, drawing, self.turns, clock

@@ -5,8 +5,7 @@ state is named by the digest of its slots' names (`central.build.state_cache`), 
 day has got other slots: a new day costs that day alone. State is a cache; it can be deleted at any time. Where the
 lake is no folder it is in a folder of its own.
 
-What is read is held against its digest (`central.lake.checksums`): of a damaged segment or slots no version is made.
-
+What is read is compared with its digest (`central.lake.checksums`): damaged segments or slots give no version.
 Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.
 """
 
@@ -32,7 +31,7 @@ from central.config import BuildSection, LakeSection
 from central.lake.errors import DamagedError
 from central.lake.lease import Lease
 from central.lake.segments import Lake
-from central.roll_ups.maintenance import LakeCare
+from central.roll_ups.maintenance import LakeMaintenance
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
 
@@ -42,7 +41,7 @@ _KEPT_VERSIONS = 50  # older ones are deleted
 
 
 class Builder(BuildStatus):
-    """Builds versions, one build at a time.
+    """Builds versions, one build at a time; `last_days_computed` counts the days whose state the last build computed.
 
     Args:
         section: slot length, look-back, memory.
@@ -50,12 +49,8 @@ class Builder(BuildStatus):
         clock_unix_ns: for tests.
         holder: this replica in the lease, see `Lease`.
         state_dir: folder for the state; None takes the lake's own folder.
-        lake_section: what is done for the lake after builds; None: nothing.
+        lake_section: maintenance of the lake after builds; None: nothing.
         is_short: whether memory was short for the last build: then less is done at a time from the beginning.
-
-    Attributes:
-        last_days_computed: of how many days the last build computed the state.
-
     """
 
     def __init__(
@@ -81,29 +76,25 @@ class Builder(BuildStatus):
         self._slots = SlotStore(lake, round(section.slot_s * 1e9))
         self._days = LakeDays(section, lake, self._slots, self._states, self._switch, clock_unix_ns)
         self._computer = DayComputer(section, self._slots, self._states, self._switch, is_short=is_short)
-        self._care = (
+        self._maintenance = (
             None
             if lake_section is None
-            else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
+            else LakeMaintenance(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
         )
-        self._care_error = ""
+        self._maintenance_error = ""
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._log = log.get("builds")
 
     def stop(self) -> None:
-        """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
+        """Have a running build end soon, with `BuildStoppedError`. May be called from any thread."""
         self._switch.stop()
 
     def build_once(self) -> int | None:
         """Build a version if the lake has other segments than the current one. Blocks; call it in a thread.
 
-        Returns:
-            The new version's number, or None where there is nothing new.
-
-        Raises:
-            Exception: what went wrong; `last_error` has it in a line, and the current version stays in force.
-
+        Returns the new version's number, or None where there is nothing new. An exception leaves the current version in
+        force and its line in `last_error`.
         """
         with self._one_at_a_time:
             began = time.monotonic()
@@ -143,34 +134,35 @@ class Builder(BuildStatus):
         with contextlib.suppress(OSError):  # else it runs out
             self.lease.release()
 
-    def care_once(self) -> None:
-        """Do what the lake needs once a day. Blocks; call it in a thread, after a build. A failure is logged only.
+    def maintain_once(self) -> None:
+        """Maintain the lake if that is due. Blocks; call it in a thread.
 
-        Raises:
-            BuildStoppedError: it was told to stop.
-
+        A failure is logged, BuildStoppedError raised.
         """
-        care = self._care
-        if care is None:
+        maintenance = self._maintenance
+        if maintenance is None:
             return
         with self._one_at_a_time:
             try:
-                is_due = care.is_due()
-                if not (is_due or care.is_crowded()) or not self.lease.acquire():
+                is_due = maintenance.is_due()
+                if not (is_due or maintenance.is_crowded()) or not self.lease.acquire():
                     return
                 try:
                     with self._damage_counted("care"):
-                        done = care.run(self._check) if is_due else care.compact(self._check)
+                        done = maintenance.run(self._check) if is_due else maintenance.compact(self._check)
                 finally:
                     self._end_turn()
             except BuildStoppedError:
                 raise
             except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
-                self._tell_care_failed(error)
+                line = line_of(error)
+                if line != self._maintenance_error:
+                    self._log.warning("the lake was not compacted, nor old days deleted", error=line)
+                self._maintenance_error = line
             else:
-                self._care_error = ""
-                say = self._log.info if is_due else self._log.debug
-                say("the lake was taken care of", **dataclasses.asdict(done))
+                self._maintenance_error = ""
+                write = self._log.info if is_due else self._log.debug
+                write("the lake was taken care of", **dataclasses.asdict(done))
 
     @contextlib.contextmanager
     def _damage_counted(self, what: str) -> Iterator[None]:
@@ -184,12 +176,6 @@ class Builder(BuildStatus):
         finally:
             self.damaged[what] = sorted(stopped_at | self._states.damaged)
 
-    def _tell_care_failed(self, error: Exception) -> None:
-        line = line_of(error)
-        if line != self._care_error:
-            self._log.warning("the lake was not compacted, nor old days deleted", error=line)
-        self._care_error = line
-
     def _build_alone(self) -> int | None:
         self._slots.known_left_out = set(self.current.manifest.machines_left_out if self.current else ())
         days, self.left_out = self._days.roll_up(self._check, self.left_out)
@@ -201,7 +187,13 @@ class Builder(BuildStatus):
         statistics, coefficients = self._computer.compute(stale, [day.folder for day in days], self._check)
         self.last_days_computed = len(stale)
         machines, jobs = left_out_by_machine(days)
-        self._warn_of_crowded(jobs)
+        known = self.current.manifest.jobs_left_out if self.current else {}
+        if crowded := sorted(jobs.keys() - known.keys()):
+            self._log.warning(
+                "machines have more jobs a day than build.max_machine_jobs; the most common ones count",
+                machines=crowded[:20],
+                max_machine_jobs=self._section.max_machine_jobs,
+            )
         manifest = Manifest(
             version=0,
             created_unix_ns=self._clock_unix_ns(),
@@ -229,27 +221,18 @@ class Builder(BuildStatus):
         self.versions.prune(_KEPT_VERSIONS)
         return built.version
 
-    def _warn_of_crowded(self, jobs: dict[str, int]) -> None:
-        before = self.current.manifest.jobs_left_out if self.current else {}
-        if new := sorted(jobs.keys() - before.keys()):
-            self._log.warning(
-                "machines have more jobs a day than build.max_machine_jobs; the most common ones count",
-                machines=new[:20],
-                max_machine_jobs=self._section.max_machine_jobs,
-            )
-
     def _room_left(self, error: Exception) -> str:
-        """Where a disk is full and the error does not say which: what is free, by folder."""
+        """Return the free space by folder, where a disk is full and the error does not say which."""
         if not isinstance(error, OSError) or error.errno not in _FULL or error.filename:
             return ""
         folders = [("the state", self._states.root), *([("the lake", self._lake.root)] if self._lake.is_folder else [])]
         with contextlib.suppress(OSError):  # there is none to write into
             folders.append(("TMPDIR", Path(tempfile.gettempdir())))
-        told = []
+        free = []
         for what, folder in folders:
             with contextlib.suppress(OSError):  # it is not there
-                told.append(f"{shutil.disk_usage(folder).free >> 20} MiB for {what} ({folder})")
-        return f"; free now: {', '.join(told)}"
+                free.append(f"{shutil.disk_usage(folder).free >> 20} MiB for {what} ({folder})")
+        return f"; free now: {', '.join(free)}"
 
     def _check(self) -> None:
         self._switch.check()

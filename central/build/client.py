@@ -32,7 +32,7 @@ from whitepanda.common.errors import WhitepandaError
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
 #: What the process is asked.
-BUILD, CARE = b"build", b"care"
+BUILD, MAINTAIN = b"build", b"care"
 
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself, before it is killed
@@ -41,19 +41,19 @@ _T = TypeVar("_T")
 
 
 class BuildFailedError(WhitepandaError):
-    """A build failed over there; the text is what it said."""
+    """A build failed in the process; the text is its error."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first line that the process reads: what it builds by, and who it is in the lease."""
+    """The first line that the process reads: its configuration, and who it is in the lease."""
 
     config: CentralConfig
     holder: str
-    is_short: bool = False  # of memory, for all that is known: the process before it died
+    is_short: bool = False  # of memory, as far as known: the process before it died
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the process writes when it has done what it was asked."""
+    """The process's answer when it has done what it was asked."""
 
     error: str = ""  # one line; "": it went well
     damaged: dict[str, list[str]] = {}  # as `BuildStatus.damaged`
@@ -61,15 +61,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class BuildProcess(BuildStatus):
-    """Has the process build every `build.interval_s`.
-
-    Args:
-        config: central's.
-        lake: whose samples are read.
-        follower: puts the versions in force that the process builds.
-        holder: this replica in the lease, see `Lease`.
-
-    """
+    """Has the process build every `build.interval_s`; `follower` puts the versions in force."""
 
     def __init__(self, config: CentralConfig, lake: Lake, follower: VersionFollower, holder: str) -> None:
         super().__init__(follower)
@@ -87,7 +79,7 @@ class BuildProcess(BuildStatus):
     async def run(self) -> None:
         """Build every `interval_s`, beginning now, until cancelled. A failure is logged and tried again.
 
-        While the lake has nothing to build a first version from, that is looked at every `ingest.roll_interval_s`.
+        While the lake has nothing to build a first version from, that is checked every `ingest.roll_interval_s`.
         """
         self._stopping.clear()
         while True:
@@ -98,20 +90,19 @@ class BuildProcess(BuildStatus):
             await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
     async def build_and_announce(self) -> None:
-        """Build, announce the version, and only then do what the lake needs, which may take long."""
+        """Build, announce the version, and only then maintain the lake, which may take long."""
         failed_before = self.last_error
         if await in_own_thread(self._has_something) and not self._starts():
             return
-        await in_own_thread(self._others.look)
+        await in_own_thread(self._others.check)
         try:
             number = await self._stoppable(self.build_once)
-        except Exception:  # noqa: BLE001 - whatever failed, the daemon goes on with the last version
-            if self.last_error != failed_before:
-                self._log.warning("build failed, the last version stays", error=self.last_error)
+        except Exception:  # noqa: BLE001 - whatever failed, the daemon continues with the last version
+            self._log_failed(failed_before)
         else:
             if number is not None:
                 self.follower.announce()
-            await self._stoppable(self.care_once)
+            await self._stoppable(self.maintain_once)
         if self._interval_s >= _KEPT_S:
             await in_own_thread(self.close)
 
@@ -128,14 +119,8 @@ class BuildProcess(BuildStatus):
     def build_once(self) -> int | None:
         """Have the process build, once `start` was called; without it there is nothing to build.
 
-        Returns:
-            The new version's number, or None where there is nothing new.
-
-        Raises:
-            BuildFailedError: the build failed, or its process died.
-            BuildStoppedError: it was told to stop.
-            OSError: the lake cannot be read.
-
+        Returns the new version's number, or None where there is nothing new. BuildFailedError: the build failed, or its
+        process died. BuildStoppedError: it was told to stop. OSError: the lake cannot be read.
         """
         with self._one_at_a_time:
             process = self._process
@@ -152,19 +137,14 @@ class BuildProcess(BuildStatus):
             self.left_out = answer.left_out
             return self.current.version if self.follower.take_newer() and self.current else None
 
-    def care_once(self) -> None:
-        """Have the process do what the lake needs once a day, if it runs; it logs failures itself."""
+    def maintain_once(self) -> None:
+        """Have the process maintain the lake, if it runs; it logs failures itself."""
         with self._one_at_a_time:
             if self._process is not None:
-                self.damaged |= self._ask(self._process, CARE).damaged
+                self.damaged |= self._ask(self._process, MAINTAIN).damaged
 
     def start(self) -> None:
-        """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
-
-        Raises:
-            OSError: it cannot be started.
-
-        """
+        """Start the process if it does not run; raises OSError. For the main thread: the process ends with it."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -172,7 +152,7 @@ class BuildProcess(BuildStatus):
         _write_line(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:
-        """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
+        """Have a running build end soon, with `BuildStoppedError`. May be called from any thread."""
         self._stopping.set()
         process = self._process
         if process is not None and process.stdin is not None:
@@ -183,14 +163,11 @@ class BuildProcess(BuildStatus):
             late.start()
 
     def close(self) -> None:
-        """End the process; a build that it is at is broken off."""
+        """End the process, and with it a build that runs."""
         process, self._process = self._process, None
         if process is None:
             return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    pipe.close()
+        worker_process.close_pipes(process)
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -198,7 +175,7 @@ class BuildProcess(BuildStatus):
             process.wait()
 
     def _ask(self, process: subprocess.Popen[bytes], what: bytes) -> Answer:
-        """Have it do that, and return what it says of it."""
+        """Have it do that, and return its answer."""
         _write_line(process, what)
         line = process.stdout.readline() if process.stdout is not None else b""
         if not line:
@@ -216,13 +193,16 @@ class BuildProcess(BuildStatus):
             self.start()
         except OSError as error:
             self.last_error = f"the process that builds does not start: {error}"
-            if self.last_error != failed_before:
-                self._log.warning("build failed, the last version stays", error=self.last_error)
+            self._log_failed(failed_before)
             return False
         return True
 
+    def _log_failed(self, failed_before: str) -> None:
+        if self.last_error != failed_before:
+            self._log.warning("build failed, the last version stays", error=self.last_error)
+
     def _has_something(self) -> bool:
-        """Whether a build may find anything. Where the lake cannot be looked at, the build says so."""
+        """Return whether a build may find anything. Where the lake cannot be read, the build reports it."""
         if self.current is not None:
             return True
         try:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -25,54 +26,40 @@ from whitepanda.common import log
 
 _LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
 
+_log = log.get("builds")
 _PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
 
 
+@dataclass(frozen=True, slots=True)
 class DayComputer:
-    """Computes as many days at once as there are engines.
+    """Computes as many days at once as there are engines; `switch` stops it.
 
-    Args:
-        section: method, engine, memory.
-        slots: the lake's slots.
-        states: where states are.
-        switch: stops it.
-        is_short: whether memory was short for the last build: then less is done at a time from the beginning.
-
+    `is_short`: memory was short for the last build, so less is done at a time from the beginning.
     """
 
-    def __init__(
-        self, section: BuildSection, slots: SlotStore, states: StateFolders, switch: StopSwitch, *, is_short: bool
-    ) -> None:
-        self._section = section
-        self._slot_ns = round(section.slot_s * 1e9)
-        self._slots = slots
-        self._states = states
-        self._switch = switch
-        self._is_short = is_short
-        self._log = log.get("builds")
+    section: BuildSection
+    slots: SlotStore
+    states: StateFolders
+    switch: StopSwitch
+    is_short: bool
 
     def compute(
         self, stale: list[BuildDay], folders: list[Path], check: Callable[[], None]
     ) -> tuple[pa.Table, pa.Table]:
-        """Compute the states of days and solve all; where memory is short, again with less at a time.
+        """Compute the states of `stale` days and solve those of all `folders`.
 
-        Args:
-            stale: days without a state.
-            folders: of all days' states.
-            check: called before each step; raises where the build is to end.
+        Where memory is short, with less at a time.
 
-        Returns:
-            As `methods.solved`.
-
+        `check` is called before each step and raises where the build is to end. Returns what `methods.solved` does.
         """
-        if not self._is_short:
+        if not self.is_short:
             try:
-                return self._compute_on(self._section.threads, stale, folders, check)
+                return self._compute_on(self.section.threads, stale, folders, check)
             except Exception as error:
-                if not is_of_memory(error) or self._switch.is_on:
+                if not is_of_memory(error) or self.switch.is_on:
                     raise
-                self._log.info("memory is short for a build; less is done at a time", error=line_of(error))
-        left = [day for day in stale if not self._states.is_there(day.folder)]
+                _log.info("memory is short for a build; less is done at a time", error=line_of(error))
+        left = [day for day in stale if not self.states.is_there(day.folder)]
         return self._compute_on(1, left, folders, check, is_short=True)
 
     def _compute_on(
@@ -114,40 +101,34 @@ class DayComputer:
                 else:
                     with self._duckdb(scratch, 1, 1) as (reader,):
                         files = self._write_slots(reader, day, slots, parts, without)
-                methods.write(
-                    self._section.method,
-                    running,
-                    running.read(files),
-                    self._slot_ns,
-                    folder,
-                    self._section.max_machine_jobs,
-                )
+                rows, most_jobs = running.read(files), self.section.max_machine_jobs
+                methods.write(self.section.method, running, rows, round(self.section.slot_s * 1e9), folder, most_jobs)
             finally:
                 shutil.rmtree(slots)
 
         try:
             write()
         except Exception as error:
-            if not is_of_rows(error) or self._switch.is_on or (is_of_memory(error) and not is_short):
+            if not is_of_rows(error) or self.switch.is_on or (is_of_memory(error) and not is_short):
                 raise
-            left_out = failing(self._slots.machines(day.slots), error, write)
+            left_out = failing(self.slots.machines(day.slots), error, write)
             write(left_out)
             pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
-            if new := sorted(set(left_out) - self._slots.known_left_out):
-                self._slots.known_left_out.update(new)
-                self._log.warning(
+            if new := sorted(set(left_out) - self.slots.known_left_out):
+                self.slots.known_left_out.update(new)
+                _log.warning(
                     "rows of machines make a build fail and are left out",
                     day=day.day.isoformat(),
                     machines=new,
                     error=line_of(error),
                 )
-        self._states.put(folder, day.folder)
+        self.states.put(folder, day.folder)
 
     def _write_slots(
         self, running: Engine, day: BuildDay, folder: Path, parts: int, without: Sequence[str]
     ) -> list[Path]:
-        """Write the slots of a day, one of so many parts after the other. Returns the files."""
-        rows = self._slots.read(running.connection, [day.slots])
+        """Write the slots of a day, part by part. Returns the files."""
+        rows = self.slots.read(running.connection, [day.slots])
         if without:
             rows = rows.filter(rows.machine.notin(without))
         files = [folder / f"{part}.parquet" for part in range(parts)]
@@ -159,32 +140,30 @@ class DayComputer:
         return files
 
     def _solved(self, running: AnyEngine, folders: list[Path]) -> tuple[pa.Table, pa.Table]:
-        self._switch.check()
-        return methods.solved(self._section.method, running, folders)
+        self.switch.check()
+        return methods.solved(self.section.method, running, folders)
 
     @contextlib.contextmanager
     def _running_engines(self, days: int, threads: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
-        """Engines for so many days, and a folder for what is half done, on the lake's disk and gone afterwards."""
-        with OwnedFolder(self._states.root, ".build-") as scratch, contextlib.ExitStack() as stack:
+        """Yield engines for so many days, and a folder for unfinished work, on the lake's disk and gone afterwards."""
+        with OwnedFolder(self.states.root, ".build-") as scratch, contextlib.ExitStack() as stack:
             running: Sequence[AnyEngine]
-            if self._section.engine == "duckdb":
+            if self.section.engine == "duckdb":
                 running = stack.enter_context(self._duckdb(scratch, days, threads))
             else:  # which spreads a day over its workers
-                running = [stack.enter_context(self._spark(scratch))]
-            with self._switch.interrupting(running):
+                spark = SparkEngine(
+                    master=self.section.spark_master,
+                    memory_limit_mib=self.section.memory_limit_mib,
+                    partitions=4 * self.section.threads,
+                    spill_dir=scratch / "spill",
+                )
+                running = [stack.enter_context(spark)]
+            with self.switch.interrupting(running):
                 yield running, scratch
 
     def _duckdb(self, scratch: Path, days: int, threads: int) -> contextlib.AbstractContextManager[list[Engine]]:
         return duckdb_engines(
-            days, memory_limit_mib=self._section.memory_limit_mib, threads=threads, spill_dir=scratch / "spill"
-        )
-
-    def _spark(self, scratch: Path) -> SparkEngine:
-        return SparkEngine(
-            master=self._section.spark_master,
-            memory_limit_mib=self._section.memory_limit_mib,
-            partitions=4 * self._section.threads,
-            spill_dir=scratch / "spill",
+            days, memory_limit_mib=self.section.memory_limit_mib, threads=threads, spill_dir=scratch / "spill"
         )
 
 

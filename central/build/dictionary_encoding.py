@@ -4,7 +4,6 @@ Numbers are the places of names in their order, so they are the same however oft
 computed. The tables of names are small; they are kept in Parquet files, where they are computed once.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,6 @@ import ibis
 import ibis.expr.types as ir
 
 from central.build.engine import AnyEngine
-
-
-@dataclass(frozen=True, slots=True)
-class CodedSlots:
-    """Task slots with numbers in place of names; `count` of them."""
-
-    rows: ir.Table
-    count: int
 
 
 def numbered(table: ir.Table, **names: str) -> ir.Table:
@@ -30,17 +21,10 @@ def numbered(table: ir.Table, **names: str) -> ir.Table:
     return table.mutate(**codes)
 
 
-def coded(opened: AnyEngine, slots: ir.Table, folder: Path) -> CodedSlots:
-    """Number the machines of task slots, and write which is which to `machines.parquet` (machine, code, rows).
+def coded(opened: AnyEngine, slots: ir.Table, folder: Path) -> tuple[ir.Table, int]:
+    """Return task slots with numbers for machines, and how many they are.
 
-    Args:
-        opened: the engine.
-        slots: task slots, any columns.
-        folder: where the file goes.
-
-    Returns:
-        The slots with the machines' numbers as `machine`.
-
+    Which number is which machine is written to `machines.parquet` (machine, code, rows).
     """
     found = slots.group_by("machine").aggregate(rows=slots.count())
     path = folder / "machines.parquet"
@@ -48,4 +32,4 @@ def coded(opened: AnyEngine, slots: ir.Table, folder: Path) -> CodedSlots:
     machines = opened.read([path])
     count = opened.collect(machines.aggregate(rows=machines.rows.sum().cast("int64")))["rows"][0].as_py()
     rows = slots.join(machines.drop("rows").rename(_machine="code"), "machine").drop("machine")
-    return CodedSlots(rows.rename(machine="_machine"), int(count or 0))
+    return rows.rename(machine="_machine"), int(count or 0)

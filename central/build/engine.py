@@ -1,6 +1,6 @@
-"""What runs a build's Ibis expressions: DuckDB in this process, here; `central.build.spark` has the other one.
+"""What runs a build's Ibis expressions: DuckDB in this process, here, or Spark (`central.build.spark`).
 
-Several days are worked on beside each other: Python makes half of a day's state, on one core, queries the rest on all.
+Several days are computed in parallel: Python makes half of a day's state, on one core, queries the rest on all.
 An engine runs one query at a time, so each day has an engine of its own, with its part of memory and threads.
 """
 
@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import ibis
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.build.machine_days import PRODUCTS, Kernel
+from central.build.spark import SparkEngine
 from central.build.status import BuildStoppedError
 from central.lake import duckdb_connection
 
@@ -36,43 +36,8 @@ class Interruptible(Protocol):
         """Have what runs now fail. May be called from any thread."""
 
 
-class AnyEngine(Interruptible, Protocol):
-    """An engine: DuckDB or Spark."""
-
-    def read(self, paths: Iterable[Path]) -> ir.Table:
-        """Return Parquet files of one schema as one table."""
-
-    def collect(self, table: ir.Table) -> pa.Table:
-        """Run an expression and return its rows."""
-
-    def write(self, table: ir.Table, path: Path) -> int:
-        """Run an expression and write its rows to a Parquet file. Returns how many."""
-
-    def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path, /) -> int:
-        """Run a kernel of `central.build.machine_days` on whole machine days, and write what they leave.
-
-        Args:
-            rows: what the kernel reads; better of one day.
-            count: how many they are.
-            kernel: such as `machine_days.whitepanda`.
-            slot_ns: length of a slot.
-            path: Parquet file of `machine_days.PRODUCTS`.
-
-        Returns:
-            Rows written.
-
-        """
-
-
 class Engine:
-    """DuckDB in this process, bounded in memory; what does not fit goes to `spill_dir`.
-
-    Args:
-        memory_limit_mib: of DuckDB's buffers.
-        threads: that a query runs on.
-        spill_dir: folder for what does not fit; made here.
-
-    """
+    """DuckDB in this process, bounded in memory (its buffers) and threads; what does not fit goes to `spill_dir`."""
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
         spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
@@ -82,9 +47,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -92,7 +55,7 @@ class Engine:
         self.connection.disconnect()
 
     def interrupt(self) -> None:
-        """Have the query that runs now fail. May be called from any thread."""
+        """Have the running query fail. May be called from any thread."""
         self.connection.con.interrupt()
 
     def read(self, paths: Iterable[Path]) -> ir.Table:
@@ -112,7 +75,11 @@ class Engine:
         return int(pq.read_metadata(path).num_rows)
 
     def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Do as `AnyEngine` says, on parts of whole machines: Python holds some `_PART_ROWS` rows at a time."""
+        """Run a kernel of `central.build.machine_days` on `count` rows of whole machine days, better of one day.
+
+        Writes what it leaves to the Parquet file `path` of `machine_days.PRODUCTS`, and returns the number of rows.
+        Python holds the rows of whole machines, some `_PART_ROWS` at a time.
+        """
         parts = max(1, math.ceil(count / _PART_ROWS))
         with pq.ParquetWriter(path, PRODUCTS, compression="none") as writer:  # read once, soon
             for part in range(parts):
@@ -121,6 +88,7 @@ class Engine:
         return int(pq.read_metadata(path).num_rows)
 
 
+AnyEngine = Engine | SparkEngine
 _AnyOne = TypeVar("_AnyOne", bound=Interruptible)
 
 
@@ -144,14 +112,9 @@ def duckdb_engines(days: int, *, memory_limit_mib: int, threads: int, spill_dir:
 def on_engines(
     engines: Sequence[_AnyOne], items: Sequence[_Item], work: Callable[[_AnyOne, _Item], _Result]
 ) -> list[_Result]:
-    """Do the work for each item, as many at once as there are engines.
+    """Do the work for each item, as many at once as there are engines, and return the results in the items' order.
 
-    Returns:
-        The results, in the items' order.
-
-    Raises:
-        Exception: what failed first. What has not begun then is not done, what runs is interrupted and waited for.
-
+    What fails first is raised. What has not begun then is not done, what runs is interrupted and waited for.
     """
     if len(engines) == 1:
         return [work(engines[0], item) for item in items]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import duckdb
 
 
+_log = log.get("builds")
+
+
 @dataclass(frozen=True, slots=True)
 class BuildDay:
     """One day of the lake that counts, its slots when the build began, and where its state is or will be."""
@@ -35,120 +38,84 @@ class BuildDay:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class _OlderDay:
-    """A day that does not count."""
-
-    day: date
-    segments: list[Segment]
-    slots: SlotManifest | None
-
-
+@dataclass(slots=True)
 class LakeDays:
-    """Rolls up what is new in the lake, and says what a build is made of.
+    """Rolls up what is new in the lake, and decides which days a build is made of; `switch` stops it."""
 
-    Args:
-        section: slot length, look-back, memory.
-        lake: whose samples are read.
-        slots: the lake's slots.
-        states: where states are.
-        switch: stops it.
-        clock_unix_ns: the time.
-
-    """
-
-    def __init__(
-        self,
-        section: BuildSection,
-        lake: Lake,
-        slots: SlotStore,
-        states: StateFolders,
-        switch: StopSwitch,
-        clock_unix_ns: Callable[[], int],
-    ) -> None:
-        self._section = section
-        self._lake = lake
-        self._slots = slots
-        self._states = states
-        self._switch = switch
-        self._clock_unix_ns = clock_unix_ns
-        most = section.max_machine_jobs
-        # The default is no part of a state's name.
-        cap = () if most == MAX_JOBS else (f"max_machine_jobs {most}",)
-        self._state_words = (METHODS[section.method].format, f"{round(section.slot_s * 1e9)}", *cap)
-        self._rows: dict[date, tuple[str, int]] = {}  # by older day: of which segments, and their rows
-        self._log = log.get("builds")
+    section: BuildSection
+    lake: Lake
+    slots: SlotStore
+    states: StateFolders
+    switch: StopSwitch
+    clock_unix_ns: Callable[[], int]
+    _rows: dict[date, tuple[str, int]] = field(default_factory=dict)  # by older day: its segments' digest, their rows
 
     def roll_up(self, check: Callable[[], None], before: LeftOut) -> tuple[list[BuildDay], LeftOut]:
         """Return the days that count, and how many are `build.days` or more older than the newest one.
 
-        Args:
-            check: called before each day; raises where the build is to end.
-            before: what the last build found too old: a change is logged.
-
-        Raises:
-            LakeError: a segment is damaged.
-            OSError: one cannot be read.
-
+        `check` is called before each day and raises where the build is to end; a change of what is too old since
+        `before` is logged. LakeError: a segment is damaged. OSError: one cannot be read.
         """
         segments: dict[date, list[Segment]] = {}
-        for segment in self._lake.segments():
+        for segment in self.lake.segments():
             segments.setdefault(segment.day, []).append(segment)
-        manifests = self._slots.manifests()
+        manifests = self.slots.manifests()
         if not (found := {*segments, *manifests}):
-            return [], self._left_out((), before)
-        after = max(found) - timedelta(days=self._section.days)
-        older = [_OlderDay(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after]
+            return [], self._left_out({}, before)
+        after = max(found) - timedelta(days=self.section.days)
+        older = {day: (segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after}
         days: list[BuildDay] = []
+        most = self.section.max_machine_jobs
+        cap = () if most == MAX_JOBS else (f"max_machine_jobs {most}",)  # the default is no part of a state's name
+        words = (METHODS[self.section.method].format, f"{round(self.section.slot_s * 1e9)}", *cap)
         with self._rolling() as connection:
             for each in sorted(day for day in found if day > after):
                 check()
                 manifest = manifests.get(each)
                 if each in segments and not self._waits(each, max(found), manifest):
-                    manifest = self._slots.roll_up(each, connection)
+                    manifest = self.slots.roll_up(each, connection)
                 if manifest is not None:
-                    name = digest(*self._state_words, *manifest.digest_words)
-                    days.append(BuildDay(each, name, manifest, self._states.folder(each, name)))
+                    name = digest(*words, *(part.slots for part in manifest.parts))
+                    days.append(BuildDay(each, name, manifest, self.states.folder(each, name)))
         return days, self._left_out(older, before)
 
     def _waits(self, day: date, newest: date, manifest: SlotManifest | None) -> bool:
-        """Whether late windows of a day wait: each time they are taken, all of the day's state is computed again."""
+        """Return whether late windows wait: each time they are taken, all of the day's state is computed again."""
         if manifest is None or day >= newest - timedelta(days=1):
             return False
-        age_ns = self._clock_unix_ns() - manifest.created_unix_ns
-        return 0 <= age_ns < self._section.late_interval_s * 1e9
+        age_ns = self.clock_unix_ns() - manifest.created_unix_ns
+        return 0 <= age_ns < self.section.late_interval_s * 1e9
 
     @contextlib.contextmanager
     def _rolling(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """What rolls up: DuckDB, whichever engine computes the rest."""
-        root = self._states.root
+        """Yield what rolls up: DuckDB, whichever engine computes the rest."""
+        root = self.states.root
         root.mkdir(parents=True, exist_ok=True)
         with (
             OwnedFolder(root, ".roll-") as spill,
             duckdb_connection.bounded(
-                memory_limit_mib=self._section.memory_limit_mib, threads=self._section.threads, spill_dir=spill
+                memory_limit_mib=self.section.memory_limit_mib, threads=self.section.threads, spill_dir=spill
             ) as connection,
-            self._switch.interrupting((connection,)),
+            self.switch.interrupting((connection,)),
         ):
             yield connection
 
-    def _left_out(self, older: Iterable[_OlderDay], before: LeftOut) -> LeftOut:
+    def _left_out(self, older: Mapping[date, tuple[list[Segment], SlotManifest | None]], before: LeftOut) -> LeftOut:
         """Count the rows that no version will have. Footers of segments are read once."""
         known, self._rows = self._rows, {}
-        for day in older:
-            names = digest(*(segment.name for segment in day.segments))
-            then, rows = known.get(day.day, ("", 0))
+        for day, (segments, slots) in older.items():
+            names = digest(*(segment.name for segment in segments))
+            then, rows = known.get(day, ("", 0))
             if names != then:
-                in_samples = sum(segment.rows for segment in day.segments)
-                rows = max(in_samples, day.slots.samples if day.slots else 0)
-            self._rows[day.day] = (names, rows)
+                rows = max(sum(segment.rows for segment in segments), slots.samples if slots else 0)
+            self._rows[day] = (names, rows)
         found = LeftOut(len(self._rows), sum(rows for _, rows in self._rows.values()))
         if found != before:
-            self._log.info(
+            _log.info(
                 "days are too old to count: build.days before the newest day of the lake, or more",
                 days_left_out=found.days,
                 rows_left_out=found.rows,
-                build_days=self._section.days,
+                build_days=self.section.days,
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Who ran beside whom on each machine day, as products of small dense matrices; the same on every engine.
+"""Co-located jobs on each machine day, as products of small dense matrices; the same on every engine.
 
 Pairs of jobs that share a machine slot are some twenty times as many as the task slots, and engines would list them
 to sum them. A machine day is one matrix (slots x jobs) instead, and all of its sums are products of such matrices.
@@ -43,7 +43,7 @@ _VALUES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Task slots of one machine day. `victim`: what is known of latency-sensitive tasks with a CPI, else NaN."""
+    """Task slots of one machine day. `victim`: the value of latency-sensitive tasks with a CPI, else NaN."""
 
     machine: int
     slot: Ints
@@ -66,7 +66,6 @@ class _Beside:
         column: of each task slot with a usage that is beside one; shape (beside,).
         task_usage: its usage; shape (beside,).
         usage: summed over tasks; shape (places, jobs).
-
     """
 
     sensitive: Any
@@ -126,7 +125,7 @@ def products(kind: int, keys: list[Ints], values: list[Floats]) -> pa.Table:
 
 
 def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
-    """Sum what our estimator needs (`central.models.antagonists.whitepanda.WhitepandaState`, whose names these are).
+    """Sum what whitepanda's estimator needs (`central.models.antagonists.whitepanda.WhitepandaState`).
 
     Args:
         rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null but
@@ -137,7 +136,6 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
         `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
         sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y,
         sum_y_squared. `TOTAL`: as `total`.
-
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "n_cpi"):
@@ -171,7 +169,6 @@ def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
     Returns:
         `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
         (job): sum_usage_squared, samples.
-
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "cpi"):
@@ -199,7 +196,7 @@ def _triangle(width: int) -> tuple[Ints, Ints]:
 
 
 def _machine_days(rows: pa.Table, slot_ns: int, victim: str) -> Iterator[_Rows]:
-    """Take rows apart by machine and day. What is as long as the rows is kept small: touching memory costs most."""
+    """Split rows by machine and day. Arrays as long as the rows are kept small: touching memory costs most."""
     if not rows.num_rows:
         return
     start = rows["slot_start_ns"].to_numpy()

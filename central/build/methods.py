@@ -1,6 +1,6 @@
-"""The methods that builds can use, what each keeps of a day, and what all days' states give.
+"""The methods that builds can use: what each keeps of a day, and what all days' states give.
 
-A day's state is a folder of Parquet files: the moments of CPI, which statistics of jobs are made of whatever the
+A day's state is a folder of Parquet files: the moments of CPI, from which statistics of jobs are made with every
 method, and the method's own. No task slot is read again to merge them.
 """
 
@@ -22,13 +22,12 @@ class Method:
     """A way to make coefficients of task slots.
 
     Attributes:
-        format: what its states are, part of every state's digest: with another one all of them are computed anew.
+        format: of its states, part of every state's digest: with another one all of them are computed anew.
         write_state: writes files into the folder of one day's state, of its task slots (columns as of
             `panda_state.task_slots`) and their length, ns.
         coefficients: computes from the folders of all days, at least one, and `panda_state.job_statistics` of them:
             job, samples, sum_usage_squared, coefficient, standard_error (null: not known).
         more_statistics: adds location_log_cpi and scale_log_cpi to the rows of job statistics, from the same folders.
-
     """
 
     format: str
@@ -60,17 +59,10 @@ CROWDED_FILE = "crowded.parquet"
 def write(
     method: str, running: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path, max_jobs: int = MAX_JOBS
 ) -> None:
-    """Write the state of one day.
+    """Write the state of one day into `folder`, which is there and empty.
 
-    Args:
-        method: of `METHODS`.
-        running: the engine.
-        slots: the day's task slots, columns as of `panda_state.task_slots`; better from a file: they are read several
-            times.
-        slot_ns: length of a slot.
-        folder: is there, and empty.
-        max_jobs: that count of a machine day, the most common ones.
-
+    `slots`: columns as of `panda_state.task_slots`, better from a file, as they are read several times, of length
+    `slot_ns`. `max_jobs` count of a machine day, the most common ones.
     """
     rare = folder / "rare.parquet"
     slots = _without_rarest(running, slots, max_jobs, rare)
@@ -97,17 +89,10 @@ def _without_rarest(running: AnyEngine, slots: ir.Table, max_jobs: int, rare: Pa
 
 
 def solved(method: str, running: AnyEngine, folders: Sequence[Path]) -> tuple[pa.Table, pa.Table]:
-    """Merge days' states into job statistics and coefficients.
+    """Merge days' states, at least one, into job statistics and coefficients.
 
-    Args:
-        method: that the states were written by.
-        running: the engine.
-        folders: of the days, at least one.
-
-    Returns:
-        Rows as of `panda_state.job_statistics` with what `Method.more_statistics` adds, and as of
-        `Method.coefficients`.
-
+    Returns rows as of `panda_state.job_statistics` with what `Method.more_statistics` adds, and as of
+    `Method.coefficients`.
     """
     used = METHODS[method]
     moments = panda_state.merged_moments(running.read([folder / "cpi.parquet" for folder in folders]))

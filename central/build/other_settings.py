@@ -1,10 +1,11 @@
-"""Whether another replica of the lake builds by other settings: then each replaces the other's versions by its own.
+"""Warns where another replica of the lake builds by other settings: then each replaces the other's versions by its own.
 
-It is warned of, not refused: settings may be changed, one replica after the other.
+That is not refused: settings may be changed, one replica after the other.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,75 +15,59 @@ from central.lake.errors import LakeError
 from central.lake.replicas import RECENT_S
 from whitepanda.common import log
 
+_log = log.get("builds")
 _RECENT_BUILDS = 3  # a replica that builds none of so many that are due is gone, or was set up anew
 
 
+@dataclass(slots=True)
 class OtherSettings:
-    """Compares with the newest version that another replica has built of late.
+    """Compares settings with those of the newest version that another replica (not `holder`) has built of late."""
 
-    Args:
-        section: this replica's settings.
-        versions: of the lake.
-        holder: this replica in the lease, see `central.lake.lease.Lease`.
-        clock_unix_ns: for tests.
+    section: BuildSection
+    versions: VersionStore
+    holder: str
+    clock_unix_ns: Callable[[], int] = time.time_ns
+    _checked: int = 0  # versions up to this one
+    _theirs: Manifest | None = None
+    _warned: str = ""
 
-    """
-
-    def __init__(
-        self,
-        section: BuildSection,
-        versions: VersionStore,
-        holder: str,
-        clock_unix_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._section = section
-        self._versions = versions
-        self._holder = holder
-        self._clock_unix_ns = clock_unix_ns
-        self._recent_ns = round(max(RECENT_S, _RECENT_BUILDS * section.interval_s) * 1e9)
-        self._looked_at = 0  # versions up to this one
-        self._theirs: Manifest | None = None
-        self._told = ""
-        self._log = log.get("builds")
-
-    def look(self) -> None:
+    def check(self) -> None:
         """Warn of what differs, once until that changes. Blocks; what cannot be read is passed over."""
         try:
-            numbers = self._versions.numbers()
+            numbers = self.versions.numbers()
         except OSError:
-            return  # the build tells of it
-        for number in reversed([each for each in numbers if each > self._looked_at]):
+            return  # the build reports it
+        for number in reversed([each for each in numbers if each > self._checked]):
             try:
-                manifest = self._versions.manifest(number)
+                manifest = self.versions.manifest(number)
             except (OSError, LakeError, msgspec.MsgspecError):
-                continue  # whoever takes the version tells of it
-            if manifest.builder != self._holder:
+                continue  # reported by whoever takes the version
+            if manifest.builder != self.holder:
                 self._theirs = manifest
                 break
-        self._looked_at = max(numbers, default=0)
-        self._tell(self._theirs)
+        self._checked = max(numbers, default=0)
+        self._warn(self._theirs)
 
-    def _tell(self, theirs: Manifest | None) -> None:
-        if theirs is None or self._clock_unix_ns() - theirs.created_unix_ns > self._recent_ns:
-            self._told = ""
+    def _warn(self, theirs: Manifest | None) -> None:
+        recent_ns = round(max(RECENT_S, _RECENT_BUILDS * self.section.interval_s) * 1e9)
+        if theirs is None or self.clock_unix_ns() - theirs.created_unix_ns > recent_ns:
+            self._warned = ""
             return
-        differing = "; ".join(_differing(theirs, self._section))
-        told = f"{theirs.builder} {differing}" if differing else ""
-        if told not in ("", self._told):
-            self._log.warning(
+        settings = (
+            ("slot_s", f"{theirs.slot_s:g}", f"{self.section.slot_s:g}"),
+            ("days", f"{theirs.build_days}", f"{self.section.days}"),
+            ("method", theirs.method, self.section.method),
+        )
+        differing = "; ".join(
+            f"build.{name} {there} there, {here} here" for name, there, here in settings if there != here
+        )
+        news = f"{theirs.builder} {differing}" if differing else ""
+        if news not in ("", self._warned):
+            _log.warning(
                 "another replica builds by other settings, and each replaces the other's versions; set [build] alike "
                 "on all",
                 replica=theirs.builder,
                 version=theirs.version,
                 differing=differing,
             )
-        self._told = told
-
-
-def _differing(theirs: Manifest, ours: BuildSection) -> list[str]:
-    settings = (
-        ("slot_s", f"{theirs.slot_s:g}", f"{ours.slot_s:g}"),
-        ("days", f"{theirs.build_days}", f"{ours.days}"),
-        ("method", theirs.method, ours.method),
-    )
-    return [f"build.{name} {there} there, {here} here" for name, there, here in settings if there != here]
+        self._warned = news

@@ -46,19 +46,18 @@ _JOB = ["job", "platform"]
 
 
 def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
-    """Merge the records of each task in each slot by duration.
+    """Merge the records of each task in each slot of length `slot_ns` by duration.
 
     A record belongs to the slot that it starts in. CPI is the mean over the records that have one, usage over
     those that have one, each weighted by duration. NaN is not known; records without a duration are left out.
 
     Args:
-        samples: columns machine, vm, job, platform, latency_sensitive, start_unix_ns (not negative),
+        samples: machine, vm, job, platform, latency_sensitive, start_unix_ns (not negative),
             duration_ns, cpi, cpu_usage_cores.
         slot_ns: length of a slot.
 
     Returns:
         machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi; null where not known.
-
     """
     rows = samples.filter(samples.duration_ns > 0)
     duration = rows.duration_ns.cast("float64")
@@ -136,22 +135,17 @@ def fit(slots: ir.Table) -> FitTables:
 
 
 def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
-    """Write the tables `STATE`, a file each, of a part of the data whose machine slots are in no other part.
+    """Write the tables `STATE` into the empty `folder`, a file each, of data whose machine slots are in no other part.
 
-    Args:
-        opened: the engine.
-        slots: columns as of `task_slots`; better from a file: they are read four times.
-        slot_ns: length of a slot.
-        folder: is there, and empty.
-
+    `slots`: columns as of `task_slots`, better from a file, as they are read four times.
     """
-    rows = coded(opened, slots, folder)
+    rows, count = coded(opened, slots, folder)
     groups = slots.select(*_JOB).distinct()
     # A number per job, and one per job and platform.
     by_both = ibis.row_number().over(order_by=[groups.job, groups.platform]).cast("int32")
     opened.write(numbered(groups.mutate(group=by_both), code="job"), folder / "groups.parquet")
     groups = opened.read([folder / "groups.parquet"])
-    numbers = rows.rows.join(groups, _JOB)
+    numbers = rows.join(groups, _JOB)
     numbers = numbers.select(
         "machine",
         "slot_start_ns",
@@ -160,7 +154,7 @@ def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) 
         job=numbers.code,
         cpi=ibis.ifelse(numbers.latency_sensitive, numbers.cpi, None),
     )
-    opened.machine_days(numbers, rows.count, machine_days.panda, slot_ns, folder / "raw.parquet")
+    opened.machine_days(numbers, count, machine_days.panda, slot_ns, folder / "raw.parquet")
     tables = _named(opened.read([folder / "raw.parquet"]), groups)
     for name, schema in STATE.items():
         opened.write(with_schema(tables[name], schema), folder / f"{name}.parquet")
@@ -198,13 +192,7 @@ def coefficients(opened: AnyEngine, folders: Sequence[Path], statistics: ir.Tabl
 
     Standard errors are by days, with nothing assumed of the slots of one: sqrt(D / (D - 1) * sum_d (P_d - A U_d)^2) /
     sum_d U_d over the job's D days, at least two, with P = sum of usage * mnCPI and U = sum of usage^2. Pairs are read
-    once: products per job and day are few, and give coefficients and errors.
-
-    Args:
-        opened: the engine.
-        folders: of the states, one for each day.
-        statistics: `job_statistics` of all days.
-
+    once: products per job and day are few, and give coefficients and errors. `statistics`: of all days.
     """
     pairs, by_day = (_by_day(opened, name, folders) for name in STATE)
     keys = ["job", "part"]

@@ -7,7 +7,6 @@ import uuid
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import ibis
@@ -24,22 +23,15 @@ _FOLDER_SUFFIX = ".spark"
 
 
 def is_spark_error(error: BaseException) -> bool:
-    """Tell whether Spark raised this; its classes can be named only where it is installed."""
+    """Return whether Spark raised this; its classes can be named only where it is installed."""
     return type(error).__module__.split(".")[0] in {"pyspark", "py4j"}
 
 
 class SparkEngine:
     """A Spark session with the methods of `central.build.engine.Engine`.
 
-    Args:
-        master: `local[2]`, `spark://host:7077`, `yarn`, `k8s://...`.
-        memory_limit_mib: of the driver.
-        partitions: of shuffles.
-        spill_dir: folder for what does not fit.
-
-    Raises:
-        UnavailableError: there is no pyspark or Java, or no session at the master.
-
+    `master` is `local[2]`, `spark://host:7077`, `yarn` or `k8s://...`, `memory_limit_mib` the driver's and `partitions`
+    the number for shuffles. UnavailableError: there is no pyspark or Java, or no session at the master.
     """
 
     def __init__(self, *, master: str, memory_limit_mib: int, partitions: int, spill_dir: Path) -> None:
@@ -80,9 +72,7 @@ class SparkEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -90,7 +80,7 @@ class SparkEngine:
         self._session.stop()
 
     def interrupt(self) -> None:
-        """Have the jobs that run now fail. May be called from any thread."""
+        """Have the running jobs fail. May be called from any thread."""
         self._session.sparkContext.cancelAllJobs()
 
     def read(self, paths: Iterable[Path]) -> ir.Table:
@@ -107,11 +97,10 @@ class SparkEngine:
 
     def write(self, table: ir.Table, path: Path) -> int:
         """Run an expression and write its rows as one Parquet file. Returns how many."""
-        frame = self._session.sql(self.connection.compile(table))
-        return self._write(frame, path)
+        return self._write(self._session.sql(self.connection.compile(table)), path)
 
     def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
-        """Run a kernel of `machine_days` on each machine day, on the workers, and write what they leave."""
+        """Do as `Engine.machine_days`, on the workers, each machine day by itself."""
 
         def run(part: pa.Table) -> pa.Table:
             return kernel(part.drop_columns(["_day"]), slot_ns)

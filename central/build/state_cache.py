@@ -16,7 +16,8 @@ import msgspec
 
 from central.lake import checksums
 from central.lake.errors import DamagedError
-from central.lake.objects import NotRegularError, check_regular
+from central.lake.manifests import read_manifest
+from central.lake.objects import Folder, NotRegularError
 from whitepanda.common import log
 
 _DIGESTS = "digests.json"
@@ -29,32 +30,27 @@ class _Digests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_state(folder: Path) -> None:
-    """Hold the files of a day's state against their digests.
+    """Compare the files of a day's state with their digests; raises OSError.
 
-    Raises:
-        DamagedError: a file is not what was written, or is gone. Its name is that below the folder `slot=<length>`.
-        OSError: they cannot be read.
-
+    DamagedError: a file is not what was written, or is gone. Its name is relative to the folder `slot=<length>`.
     """
-    path = folder / _DIGESTS
-    root, day = str(folder.parent.parent), f"{folder.parent.name}/{folder.name}"
+    root, day = folder.parent.parent, f"{folder.parent.name}/{folder.name}"
     name = f"{day}/{_DIGESTS}"
     try:
-        check_regular(path)
-        data = path.read_bytes()
-        checksums.check_text(root, name, data, _REMEDY)
+        data = read_manifest(Folder(root), name, _REMEDY)
         files = msgspec.json.decode(data, type=_Digests).files
     except FileNotFoundError as error:
-        raise DamagedError(root, name, "it is gone; nothing is lost", _REMEDY) from error
-    except (msgspec.MsgspecError, NotRegularError) as error:
-        raise DamagedError(root, name, str(error), _REMEDY) from error
+        raise DamagedError(str(root), name, "it is gone; nothing is lost", _REMEDY) from error
+    except msgspec.MsgspecError as error:
+        raise DamagedError(str(root), name, str(error), _REMEDY) from error
     for file, digest in files.items():
+        name = f"{day}/{file}"
         try:
-            checksums.check_digest(root, f"{day}/{file}", folder / file, digest, _REMEDY)
+            checksums.check_digest(str(root), name, folder / file, digest, _REMEDY)
         except FileNotFoundError as error:
-            raise DamagedError(root, f"{day}/{file}", "it is gone", _REMEDY) from error
+            raise DamagedError(str(root), name, "it is gone", _REMEDY) from error
         except NotRegularError as error:
-            raise DamagedError(root, f"{day}/{file}", "it is no regular file", _REMEDY) from error
+            raise DamagedError(str(root), name, "it is no regular file", _REMEDY) from error
 
 
 def state_folders(root: Path) -> Iterator[Path]:
@@ -63,14 +59,9 @@ def state_folders(root: Path) -> Iterator[Path]:
 
 
 class StateFolders:
-    """The states of one length of slots.
+    """The states of one length of slots, in the folder `slot=<length>`.
 
-    Args:
-        root: folder `slot=<length>`.
-
-    Attributes:
-        damaged: names of files found damaged, for the caller to empty.
-
+    `damaged` are names of files found damaged, for the caller to empty.
     """
 
     def __init__(self, root: Path) -> None:
@@ -83,12 +74,7 @@ class StateFolders:
         return self.root / f"day={day}" / digest[:32]
 
     def is_there(self, folder: Path) -> bool:
-        """Whether a day's state is there and whole. What is damaged is deleted, in a line of the log.
-
-        Raises:
-            OSError: it cannot be read or deleted.
-
-        """
+        """Return whether a day's state is there and whole. A damaged one is logged and deleted. Raises OSError."""
         if not folder.is_dir():
             return False
         try:
@@ -101,11 +87,9 @@ class StateFolders:
         return True
 
     def put(self, written: Path, folder: Path) -> None:
-        """Give state that has been written its place.
+        """Move a state that has been written to its place.
 
-        Raises:
-            OSError: it cannot be renamed, and no other builder has put the very same there.
-
+        Raises OSError, unless another builder has put the same there.
         """
         files = {path.name: checksums.digest_of(path) for path in sorted(written.iterdir())}
         data = msgspec.json.encode(_Digests(files=files, seal=checksums.PLACE)) + b"\n"

@@ -1,4 +1,4 @@
-"""What is known of builds, where they run and where they are asked for."""
+"""The state of builds, for the process that runs them and the one that has them run."""
 
 from dataclasses import dataclass
 
@@ -19,17 +19,10 @@ class LeftOut:
 
 
 class BuildStatus:
-    """How the last build went, and which version is in force.
+    """How the last build went, and which version is in force (`follower`).
 
-    Args:
-        follower: has the version in force.
-
-    Attributes:
-        follower: as given.
-        last_error: one line of why the last build failed; "" when it went well.
-        left_out: what the last build found in the lake that is too old to count.
-        damaged: what the last build, and the last maintenance of the lake, found damaged, by "build" and "care".
-
+    `last_error` is one line of why the last build failed, "" when it went well; `left_out` what it found too old to
+    count. `damaged` is what the last build, and the last maintenance of the lake, found damaged, by "build" and "care".
     """
 
     def __init__(self, follower: VersionFollower) -> None:

@@ -1,4 +1,4 @@
-"""Our estimator on an engine: robust scales as Ibis expressions, machine days by `machine_days`, sums again.
+"""Whitepanda's estimator on an engine: robust scales as Ibis expressions, machine days by `machine_days`, sums again.
 
 What days leave is a folder each (`write_state`). Folders of any days, made by any engine, are added up and solved here
 in numpy (`merged_state`, `coefficients`): no row of task slots is read again. The result is that of
@@ -53,7 +53,6 @@ def day_scales(slots: ir.Table) -> ir.Table:
     Returns:
         job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
         null where no latency-sensitive task has a CPI.
-
     """
     rows = _with_log_cpi(slots)
     x = rows["_x"]
@@ -64,13 +63,10 @@ def day_scales(slots: ir.Table) -> ir.Table:
 
 
 def normalised(slots: ir.Table, jobs: ir.Table, *, is_one_day: bool = False) -> ir.Table:
-    """Return what `machine_days.whitepanda` reads: job's numbers, CPI normalised by robust scales of its day, uncut.
+    """Return what `machine_days.whitepanda` reads: jobs' numbers, CPI normalised by robust scales of its day, uncut.
 
-    Args:
-        slots: task slots, machines numbered.
-        jobs: their `day_scales`.
-        is_one_day: whether these are of one day, which then need not be looked at.
-
+    `slots` are task slots with machines numbered, `jobs` their `day_scales`. If these are of one day, days are not
+    compared.
     """
     keys = [name for name in _DAY if name != "day" or not is_one_day]
     # Of a scale of 0 the deviations are to be 0.
@@ -90,21 +86,16 @@ def _with_log_cpi(slots: ir.Table) -> ir.Table:
 
 
 def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
-    """Write `STATE_FILES` of task slots of whole days.
+    """Write `STATE_FILES` of task slots of whole days into `folder`, which is there and empty.
 
-    Args:
-        opened: the engine.
-        slots: columns as of `panda_state.task_slots`; better from a file: they are read three times.
-        slot_ns: length of a slot.
-        folder: is there, and empty.
-
+    `slots`: columns as of `panda_state.task_slots`, better from a file, as they are read three times.
     """
     jobs, raw = folder / "jobs.parquet", folder / "raw.parquet"
     opened.write(day_scales(slots), jobs)
     days = pq.read_table(jobs, columns=["day"])["day"].unique()
-    numbers = coded(opened, slots, folder)
-    rows = normalised(numbers.rows, opened.read([jobs]), is_one_day=len(days) == 1)
-    opened.machine_days(rows, numbers.count, machine_days.whitepanda, slot_ns, raw)
+    numbers, count = coded(opened, slots, folder)
+    rows = normalised(numbers, opened.read([jobs]), is_one_day=len(days) == 1)
+    opened.machine_days(rows, count, machine_days.whitepanda, slot_ns, raw)
     _write_products(raw, folder)
     raw.unlink()
 
@@ -144,12 +135,7 @@ def with_robust_scales(statistics: pa.Table, folders: Sequence[Path]) -> pa.Tabl
 
 
 def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, pa.Array]:
-    """Add up states that share no machine day.
-
-    Returns:
-        The state, with numbers in place of names, and the names of jobs by number.
-
-    """
+    """Add up states that share no machine day. Return the state, by numbers, and the names of jobs by number."""
     names: dict[str, list[pa.Array]] = {"job": [], "machine": []}
     used = [folder for folder in folders if pq.read_metadata(folder / "machines.parquet").num_rows]
     for folder in used:
@@ -236,9 +222,9 @@ class _Products:
 
 
 class _Totals:
-    """Sums by key of what is added. Keys are less than `size`.
+    """Sums by key, with keys less than `size`.
 
-    Where all keys are few there is a place for each: nothing needs sorting. Else rows are folded now and then.
+    Few keys have a place each, so nothing needs sorting; else rows are folded now and then.
     """
 
     def __init__(self, values: int, size: int) -> None:
@@ -251,16 +237,14 @@ class _Totals:
 
     def add(self, key: Ints, values: list[Floats]) -> None:
         """Add rows; of `values` the first so many count."""
-        if self._size <= _MAX_PLACES:
-            self._add_in_place(key, values[: self._values])
+        values = values[: self._values]
+        if self._size > _MAX_PLACES:
+            self._parts.append((key, values))
+            self._rows += len(key)
+            if self._rows > max(_FOLD_ROWS, 4 * len(self._parts[0][0])):
+                self._parts = [self.folded()]
+                self._rows = len(self._parts[0][0])
             return
-        self._parts.append((key, values[: self._values]))
-        self._rows += len(key)
-        if self._rows > max(_FOLD_ROWS, 4 * len(self._parts[0][0])):
-            self._parts = [self.folded()]
-            self._rows = len(self._parts[0][0])
-
-    def _add_in_place(self, key: Ints, values: list[Floats]) -> None:
         if self._seen is None:
             self._seen = np.zeros(self._size, dtype=np.bool_)
             self._sums = [np.zeros(self._size) for _ in range(self._values)]

@@ -10,14 +10,14 @@ import msgspec
 
 from central import worker_process
 from central.build.builder import Builder
-from central.build.client import CARE, Answer, Start
+from central.build.client import MAINTAIN, Answer, Start
 from central.build.status import BuildStoppedError
 from central.config import BuildSection
 from central.lake.segments import Lake
 from whitepanda.common import log
 
 _BESIDE_MIB = 512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
-_NICE = 10  # than central: an hour's build takes what CPU time is left, and no acknowledgement waits for it
+_NICE = 10  # relative to central: an hour's build takes the CPU time that is left, no acknowledgement waits for it
 
 
 def _build(builder: Builder) -> Answer:
@@ -25,21 +25,21 @@ def _build(builder: Builder) -> Answer:
         builder.build_once()
     except BuildStoppedError:
         return Answer("stopped")
-    except Exception as error:  # noqa: BLE001 - central tells of it, whatever it is
+    except Exception as error:  # noqa: BLE001 - central reports it, whatever it is
         return Answer(builder.last_error or f"{type(error).__name__}: {error}", builder.damaged)
     return Answer("", builder.damaged, builder.left_out)
 
 
-def _care(builder: Builder) -> Answer:
+def _maintain(builder: Builder) -> Answer:
     with contextlib.suppress(BuildStoppedError):
-        builder.care_once()
+        builder.maintain_once()
     return Answer("", builder.damaged)
 
 
 def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
     """Do what is asked, one after the other; an empty line ends it."""
     while what := asked.get():
-        answer = _care(builder) if what == CARE else _build(builder)
+        answer = _maintain(builder) if what == MAINTAIN else _build(builder)
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The version in force in this process: the newest one of the lake, whoever has built it."""
+"""The version in force in this process: the newest one of the lake, whichever replica built it."""
 
 import threading
 from collections.abc import Callable
@@ -9,16 +9,9 @@ from whitepanda.common import log
 
 
 class VersionFollower:
-    """Follows the versions of a lake.
+    """Follows the versions of a lake: `current` is in force, the newest from the start; None before the first one.
 
-    Args:
-        versions: of the lake; the newest one is read at once.
-
-    Attributes:
-        versions: as given.
-        current: the version in force; None before the first one.
-        on_version: called with each new version by `announce`.
-
+    `announce` calls all of `on_version` with it.
     """
 
     def __init__(self, versions: VersionStore) -> None:
@@ -29,12 +22,7 @@ class VersionFollower:
         self._log = log.get("builds")
 
     def take_newer(self) -> bool:
-        """Put a newer version of the lake in force, where there is one. Blocks; call it in a thread.
-
-        Raises:
-            OSError: the lake cannot be read.
-
-        """
+        """Put a newer version of the lake in force, where there is one. Blocks; call it in a thread. Raises OSError."""
         newest = max(self.versions.numbers(), default=0)
         if newest <= (self.current.version if self.current else 0):
             return False
@@ -42,7 +30,7 @@ class VersionFollower:
         return found is not None and self.put_in_force(found)
 
     def put_in_force(self, found: BuiltVersion) -> bool:
-        """Set `current`, unless that is as new: two threads may look at once."""
+        """Set `current`, unless that is as new: two threads may read at once."""
         with self._setting_current:
             if self.current and found.version <= self.current.version:
                 return False
@@ -50,12 +38,7 @@ class VersionFollower:
             return True
 
     async def catch_up(self) -> None:
-        """Put a newer version of the lake in force now, where there is one, and announce it.
-
-        Raises:
-            OSError: the lake cannot be read.
-
-        """
+        """Put a newer version of the lake in force now, where there is one, and announce it. Raises OSError."""
         if await in_own_thread(self.take_newer):
             self._log.info("version of another replica taken", version=self.current.version if self.current else 0)
             self.announce()

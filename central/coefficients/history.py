@@ -1,4 +1,4 @@
-"""How a job's coefficient came to be what it is: its value in every version that is kept."""
+"""A job's coefficient over time: its value in every version that is kept."""
 
 import contextlib
 import threading
@@ -23,11 +23,9 @@ class CoefficientHistory:
         self._known: OrderedDict[str, dict[int, fleet_pb2.CoefficientAt | None]] = OrderedDict()
 
     def of(self, job: str) -> list[fleet_pb2.CoefficientAt]:
-        """Return the job's coefficients, oldest version first; versions without one, or damaged, are left out.
+        """Return the job's coefficients, oldest first, without versions that lack one or are damaged.
 
-        Raises:
-            OSError: the versions cannot be listed.
-
+        Raises OSError.
         """
         with self._lock:
             before = self._known.pop(job, {})
@@ -45,4 +43,4 @@ class CoefficientHistory:
         try:
             return self._versions.coefficient(number, job)
         except (LakeError, pa.ArrowException, msgspec.MsgspecError, KeyError):
-            return None  # damaged, of which whoever builds warns
+            return None  # damaged: the builder warns

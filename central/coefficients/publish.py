@@ -1,11 +1,11 @@
 """Push back: each host gets the statistics and coefficients of the jobs that it runs, and of no others.
 
-A job's rows are told together with a tag, made of their content. An agent says in its Hello which tags it holds, so
+A job's rows are sent together with a tag, made of their content. An agent says in its Hello which tags it holds, so
 one message takes it from any version to the one in force, with just the rows that differ and the names of the jobs
 that it no longer needs; nobody has to know what arrived before a break, and any replica can answer. Within a stream
 it is compared with what was sent there. A message is full, and replaces all, where the agent keeps nothing anyway or
-where its version would go back. A version that changes none of a host's rows is still told, as its time to live counts
-from the making of the version.
+where its version would go back. A version that changes none of a host's rows is still announced, as its time to live
+counts from the making of the version.
 
 Rows of few samples are not sent: a coefficient of two task slots, or the spread of two CPIs, blames at random.
 """
@@ -49,15 +49,9 @@ class _Sent:
 class Publisher:
     """Sends each connected host its part of the version in force.
 
-    It registers itself with both: `run` looks at hosts that connect or change their jobs, and at all of them
-    when there is a new version. Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only.
-
-    Args:
-        registry: the open streams.
-        versions: has the version in force.
-        ttl_s: how long agents may use a version, from its making.
-        min_samples: task slots that a row must be made from to be sent.
-
+    It registers itself with both: `run` serves hosts that connect or change their jobs, and all of them when there is a
+    new version. Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only. Agents may use a version
+    for `ttl_s` from its making. A row is sent if it is made from `min_samples` task slots.
     """
 
     def __init__(self, registry: StreamRegistry, versions: VersionFollower, *, ttl_s: float, min_samples: int) -> None:
@@ -71,9 +65,9 @@ class Publisher:
         self._rows: dict[tuple[str, str], _Rows | None] = {}
         self._rows_version = 0
         self._rest_until_s: dict[str, float] = {}  # by host
-        self._is_blind = False  # the lake could not be looked at
+        self._is_blind = False  # the lake could not be read
         self._log = log.get("publish")
-        registry.on_change.append(self._look_at)
+        registry.on_change.append(self._enqueue)
         versions.on_version.append(self._on_version)
 
     async def run(self) -> None:
@@ -87,15 +81,15 @@ class Publisher:
                 stream = next(iter(self._due))
                 del self._due[stream]
                 if (rest_s := self._rest_until_s.get(stream.host, 0.0) - loop.time()) > 0:
-                    loop.call_later(rest_s, self._look_at, stream)
+                    loop.call_later(rest_s, self._enqueue, stream)
                     continue
                 if not (await self._has_caught_up(stream) and await self._send(stream)):
-                    loop.call_later(_RETRY_S, self._look_at, stream)
+                    loop.call_later(_RETRY_S, self._enqueue, stream)
                 sent += 1
                 if sent % _SENT_AT_ONCE == 0:
                     await asyncio.sleep(_SENT_AT_ONCE / _HOSTS_PER_S)
 
-    def _look_at(self, stream: HostStream) -> None:
+    def _enqueue(self, stream: HostStream) -> None:
         self._due[stream] = None
         self._wake.set()
 
@@ -105,13 +99,13 @@ class Publisher:
         self._sent = {host: sent for host, sent in self._sent.items() if sent.stream in streams}
         self._rest_until_s.clear()
         for stream in connected:
-            self._look_at(stream)
+            self._enqueue(stream)
 
     async def _has_caught_up(self, stream: HostStream) -> bool:
-        """See that a host that comes from another replica with a newer version is not set back to ours.
+        """Keep a host that comes from another replica with a newer version from being set back to this replica's.
 
-        What the host holds was in the lake before it was sent. So where the lake has nothing newer than ours even
-        now, it is another lake than the host's version came from, and ours is what counts. False: look again.
+        What the host holds was in the lake before it was sent. So where the lake has nothing newer even now, it is
+        another lake than the host's version came from, and this one's version counts. False: try again.
         """
         built, before = self._versions.current, self._sent.get(stream.host)
         is_known = before is not None and before.stream is stream
@@ -159,7 +153,7 @@ class Publisher:
         return True
 
     async def _rows_for(self, built: BuiltVersion, stream: HostStream) -> dict[str, _Rows]:
-        """Return by job what a stream is to know, with turns for others on the loop."""
+        """Return a stream's rows by job, with turns for others on the loop."""
         rows = {}
         for number, job in enumerate(stream.jobs & built.jobs, 1):
             if part := self._rows_of(built, job, stream.platform):
@@ -188,12 +182,14 @@ class Publisher:
             self._rows_version = built.version
         key = (job, platform)
         if key not in self._rows:
-            statistics = [row for row in built.statistics(job) if row.platform == platform]
-            coefficient = built.coefficient(job)
-            coefficients = [] if coefficient is None else [coefficient]
+            found = built.coefficient(job)
             rows = agent_pb2.CoefficientUpdate(
-                statistics=[row for row in statistics if row.samples >= self._min_samples],
-                coefficients=[row for row in coefficients if row.samples >= self._min_samples],
+                statistics=[
+                    row
+                    for row in built.statistics(job)
+                    if row.platform == platform and row.samples >= self._min_samples
+                ],
+                coefficients=[found] if found is not None and found.samples >= self._min_samples else [],
                 slot_ns=built.slot_ns,
             )
             self._rows[key] = _tagged(job, rows) if rows.statistics or rows.coefficients else None
@@ -201,7 +197,7 @@ class Publisher:
 
 
 def _tagged(job: str, rows: agent_pb2.CoefficientUpdate) -> _Rows:
-    """Tag rows by all that they say, and by the slots that they are of: values of other slots do not mix with them."""
+    """Tag rows by all of their content, and by their slots: values of other slots do not mix with them."""
     tag = tag_of(rows)
     rows.tags.add(job=job, tag=tag)
     return _Rows(job, tag, rows.SerializeToString())

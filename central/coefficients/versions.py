@@ -2,11 +2,10 @@
 
     <lake>/versions/00000042/{<random>-job_statistics.parquet,<random>-coefficients.parquet,manifest.json}
 
-A version is there once its manifest is. The manifest comes last, at once and never over another one, and names the
-version's two files, of which every builder writes its own, and their digests; it is sealed itself
-(`central.lake.checksums`). It has the token of the builder's lease: a builder that finds a version of a higher token
-than its own gives up. So numbers never go back, nobody reads half a version or a damaged one, and a builder that
-stalled publishes nothing after the one that took over.
+A version is there once its manifest is (`central.lake.manifests`), which names the version's two files, of which every
+builder writes its own, and has their digests. It has the token of the builder's lease: a builder that finds a version
+of a higher token than its own gives up. So numbers never go back, nobody reads half a version or a damaged one, and a
+builder that stalled publishes nothing after the one that took over.
 """
 
 import bisect
@@ -15,7 +14,6 @@ import io
 import secrets
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,8 +24,8 @@ import pyarrow.parquet as pq
 from central.lake import checksums
 from central.lake.errors import DamagedError, NotFiniteError
 from central.lake.lease import FencedError
-from central.lake.manifests import ManifestCommit
-from central.lake.objects import Folder, Objects
+from central.lake.manifests import ManifestCommit, read_manifest
+from central.lake.objects import Objects
 from whitepanda.common import log
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -45,7 +43,7 @@ JOB_STATISTICS = pa.schema(
     }
 )
 
-#: Equation (3), sorted by job. `standard_error` is null where it is not known.
+#: Equation (3), sorted by job. `standard_error` is null where it is unknown.
 COEFFICIENTS = pa.schema(
     {
         "job": pa.string(),
@@ -57,6 +55,7 @@ COEFFICIENTS = pa.schema(
 )
 
 _FORMAT = 1
+_FOLDER = "versions"
 _OF_SOME_METHODS = ("location_log_cpi", "scale_log_cpi")
 _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
@@ -65,7 +64,7 @@ _REMEDY = "the version before it counts, and the next build makes another; its f
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a version comes from. `segments_digest` tells whether the lake has anything new."""
+    """Where a version comes from. `segments_digest` changes whenever the lake has anything new."""
 
     format: int = _FORMAT
     version: int
@@ -99,8 +98,8 @@ class BuiltVersion:
         self.manifest = manifest
         self._statistics = statistics.combine_chunks()
         self._coefficients = coefficients.combine_chunks()
-        self._statistic_jobs = _one_array(self._statistics, "job")
-        self._coefficient_jobs = _one_array(self._coefficients, "job")
+        self._statistic_jobs = _jobs_of(self._statistics)
+        self._coefficient_jobs = _jobs_of(self._coefficients)
         keys = [("coefficient", "descending"), ("job", "ascending")]
         self._by_value = pc.sort_indices(self._coefficients, sort_keys=keys)
 
@@ -120,7 +119,7 @@ class BuiltVersion:
         return frozenset(self._statistic_jobs.to_pylist()) | frozenset(self._coefficient_jobs.to_pylist())
 
     def statistics(self, job: str) -> list[agent_pb2.JobStatistics]:
-        """CPI statistics of a job, one per platform; none where the job is not known."""
+        """CPI statistics of a job, one per platform; none for an unknown job."""
         first, last = _rows_of(self._statistic_jobs, job)
         return self.statistics_page(first, last - first)
 
@@ -139,18 +138,19 @@ class BuiltVersion:
         return [self._coefficient(row) for row in rows.to_pylist()]
 
     def _coefficient(self, row: dict[str, Any]) -> agent_pb2.Coefficient:
-        error, method = row["standard_error"], self.manifest.method
+        method = self.manifest.method
         return agent_pb2.Coefficient(
             job=row["job"],
             value=row["coefficient"],
             samples=row["samples"],
-            standard_error=or_nan(error),
+            standard_error=or_nan(row["standard_error"]),
             method="" if method == "panda" else method,
         )
 
 
-def _one_array(table: pa.Table, name: str) -> pa.Array:
-    chunks = table.column(name).chunks
+def _jobs_of(table: pa.Table) -> pa.Array:
+    """Return the column `job` of a table of at most one chunk, which is not copied."""
+    chunks = table.column("job").chunks
     return chunks[0] if chunks else pa.array([], pa.string())
 
 
@@ -170,7 +170,7 @@ def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _check_finite(tables: dict[str, pa.Table]) -> None:
-    """Raise NotFiniteError where a value of them is NaN or infinite; what is not known is null."""
+    """Raise NotFiniteError where a value is NaN or infinite; what is unknown is null."""
     for file, table in tables.items():
         for name, column in zip(table.schema.names, table.columns, strict=True):
             if not pa.types.is_floating(column.type):
@@ -186,19 +186,10 @@ def _check_finite(tables: dict[str, pa.Table]) -> None:
 
 
 class VersionStore:
-    """The versions of a lake.
+    """The versions of a lake, by its objects. `damaged` are the names of those that the last `latest` found damaged."""
 
-    Args:
-        root: the folder `versions` of a lake in a folder; or the lake's objects.
-
-    Attributes:
-        damaged: names of the objects that the last `latest` found damaged.
-
-    """
-
-    def __init__(self, root: Path | Objects) -> None:
-        self._objects: Objects = Folder(root.parent) if isinstance(root, Path) else root
-        self._top = root.name if isinstance(root, Path) else "versions"
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         self.damaged: frozenset[str] = frozenset()
         self._log = log.get("versions")
 
@@ -207,7 +198,7 @@ class VersionStore:
         return sorted(number for number, file in self._files() if file == _MANIFEST_FILE)
 
     def latest(self) -> BuiltVersion | None:
-        """Read the newest version. One that cannot be read is warned of, and the one before it is taken."""
+        """Read the newest version. One that cannot be read is logged, and the one before it is taken."""
         found, damaged = None, set[str]()
         for number in reversed(self.numbers()):
             try:
@@ -220,12 +211,9 @@ class VersionStore:
         return found
 
     def read(self, number: int) -> BuiltVersion:
-        """Read one version.
+        """Read one version; OSError where it is not there or not readable.
 
-        Raises:
-            OSError: it is not there or not readable.
-            DamagedError, pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
-
+        DamagedError, pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
         """
         manifest = self.manifest(number)
         statistics = self._table(manifest, number, _STATISTICS_FILE)
@@ -233,34 +221,22 @@ class VersionStore:
         return BuiltVersion(manifest, statistics, coefficients)
 
     def coefficient(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
-        """Read the coefficient of one job in a version, None where it has none; of its statistics nothing is read.
-
-        Raises: as `read`.
-        """
+        """Read a job's coefficient in a version, None where it has none; statistics are not read. Raises as `read`."""
         manifest = self.manifest(number)
         table = self._table(manifest, number, _COEFFICIENTS_FILE)
         for row in table.filter(pc.equal(table.column("job"), job)).to_pylist():
-            error = row["standard_error"]
             return fleet_pb2.CoefficientAt(
                 version=number,
                 created_unix_ns=manifest.created_unix_ns,
                 value=row["coefficient"],
-                standard_error=or_nan(error),
+                standard_error=or_nan(row["standard_error"]),
                 samples=row["samples"],
             )
         return None
 
     def manifest(self, number: int) -> Manifest:
-        """Read where a version comes from.
-
-        Raises:
-            OSError: it is not there or not readable.
-            DamagedError, msgspec.MsgspecError: it is damaged.
-
-        """
-        name = self._name(number, _MANIFEST_FILE)
-        data = self._objects.read(name)
-        checksums.check_text(self._objects.root, name, data, _REMEDY)
+        """Read where a version comes from; raises as `read`."""
+        data = read_manifest(self._objects, self._name(number, _MANIFEST_FILE), _REMEDY)
         return msgspec.json.decode(data, type=Manifest)
 
     def write(
@@ -268,17 +244,14 @@ class VersionStore:
     ) -> BuiltVersion:
         """Write a version under the number after the last one; it is on disk and whole when this returns.
 
-        Args:
-            manifest: its number is not looked at, nor are the numbers of rows.
-            statistics: columns `JOB_STATISTICS`, in any order of rows.
-            coefficients: columns `COEFFICIENTS`, the same.
-            check: called just before the version comes into force; raises FencedError where the lease is lost.
+        The manifest's number is ignored, and so are its numbers of rows. `statistics` has the columns `JOB_STATISTICS`
+        and `coefficients` those of `COEFFICIENTS`, in any order of rows. `check` is called just before the version
+        comes into force; it raises FencedError where the lease is lost.
 
         Raises:
             FencedError: a builder with a later lease has published already.
             NotFiniteError: a number is NaN or infinite.
             OSError: the disk is full or not writable; the versions are as they were.
-
         """
         statistics = _completed(statistics, JOB_STATISTICS)
         statistics = statistics.sort_by([("job", "ascending"), ("platform", "ascending")])
@@ -322,9 +295,8 @@ class VersionStore:
         """Return the number after the last version's, unless that has a later lease than `token`."""
         last = max(self.numbers(), default=0)
         if last:
-            with contextlib.suppress(
-                DamagedError, msgspec.MsgspecError, OSError
-            ):  # damaged: its number is taken all the same
+            # Of a damaged one the number is taken all the same.
+            with contextlib.suppress(DamagedError, msgspec.MsgspecError, OSError):
                 if (found := self.manifest(last).token) > token:
                     raise FencedError(f"version {last} is of lease {found}, later than this builder's {token}")
         return last + 1
@@ -337,9 +309,9 @@ class VersionStore:
         return pq.read_table(pa.BufferReader(data))
 
     def _name(self, number: int, file: str) -> str:
-        return f"{self._top}/{number:08d}/{file}"
+        return f"{_FOLDER}/{number:08d}/{file}"
 
     def _files(self) -> list[tuple[int, str]]:
         """Every file in a version's folder, with the number."""
-        parts = (entry.name.split("/") for entry in self._objects.entries(self._top))
+        parts = (entry.name.split("/") for entry in self._objects.entries(_FOLDER))
         return [(int(each[1]), each[2]) for each in parts if len(each) == 3 and each[1].isdigit()]  # noqa: PLR2004

@@ -1,11 +1,12 @@
-"""How much is under way: what streams have sent and the journal has not committed, and who waits until it is less.
+"""Backpressure: what streams have sent and the journal has not committed, and which streams wait until it is less.
 
-A stream that sends faster than the journal writes is not read, which is what slows its sender down; before that it is
-asked to (SlowDown).
+A stream that sends faster than the journal writes is not read, which slows its sender down; before that it is asked to
+slow down (SlowDown).
 """
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 
 from central.config import IngestSection
 from central.ingest.peers import Peer
@@ -22,22 +23,25 @@ _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat th
 _SLOW_DOWN_MS = 1000
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """What one stream has under way."""
 
-    def __init__(self, stream: HostStream, record: HostRecord, peer: Peer) -> None:
-        self.stream = stream
-        self.peer = peer
-        self.record = record
-        self.pending = 0
-        self.pace_ms = 0  # least time between its batches, by its quota
-        self.pending_bytes = 0
-        self.layout: Layout | None = None  # of the last batch, where all of it was good
-        self.noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
-        self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
-        self.idle = asyncio.Event()
+    stream: HostStream
+    record: HostRecord
+    peer: Peer
+    pending: int = 0
+    pending_bytes: int = 0
+    pace_ms: int = 0  # least time between its batches, by its quota
+    layout: Layout | None = None  # of the last batch, where all of it was good
+    noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
+    relieved: asyncio.Event = field(default_factory=asyncio.Event)  # for its own limit; set while it is not waited for
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set: the host does not read.
+    unread: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def __post_init__(self) -> None:
         self.idle.set()
-        self.unread: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # set: the host does not read
 
     def is_full(self) -> bool:
         """Whether nothing more of this stream is read for now."""
@@ -48,15 +52,8 @@ class Flow:
         )
 
 
-class Room:
-    """What all streams have under way, and their queue.
-
-    Attributes:
-        flows: the open streams.
-        pending: batches that wait for their commit.
-        pending_bytes: theirs.
-
-    """
+class Backpressure:
+    """The open streams' `flows`, what they have under way (`pending` batches, `pending_bytes`), and those that wait."""
 
     def __init__(self, section: IngestSection, journal: Journal) -> None:
         self.flows: set[Flow] = set()
@@ -67,10 +64,10 @@ class Room:
         self._is_busy = False
         self._journal = journal
         self._waiting: deque[asyncio.Future[None]] = deque()  # streams that wait for room, in their order
-        journal.on_failure.append(self._tell_pace_to_all)
+        journal.on_failure.append(self._send_pace_to_all)
 
     def is_full_for(self, flow: Flow) -> bool:
-        """Whether a stream has to `wait` before it is read."""
+        """Return whether a stream has to `wait` before it is read."""
         return flow.is_full() or self._is_full()
 
     async def wait(self, flow: Flow) -> None:
@@ -80,6 +77,21 @@ class Room:
             await flow.relieved.wait()
         await self._wait_for_room()
 
+    async def _wait_for_room(self) -> None:
+        """Wait until more may be read; the one that waits longest goes first, and lets the next go if there is room."""
+        queue = self._waiting.append
+        while self._is_full():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            queue(turn)
+            queue = self._waiting.appendleft  # a stream that finds the room taken after all keeps its place
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._let_next_go()
+                raise
+            self._let_next_go()
+
     def begin(self, flow: Flow, size: int) -> None:
         """Note that a batch of `size` bytes is on its way to the disk."""
         self.pending_bytes += size
@@ -87,10 +99,10 @@ class Room:
         flow.pending_bytes += size
         flow.idle.clear()
         self.pending += 1
-        self._tell_pace(flow)
+        self._send_pace(flow)
 
     def end(self, flow: Flow, size: int) -> None:
-        """Note that it is there, or will never be."""
+        """Note that the batch is there, or will never be."""
         self.pending_bytes -= size
         flow.pending -= 1
         flow.pending_bytes -= size
@@ -101,22 +113,7 @@ class Room:
         if self._waiting:
             self._let_next_go()
         if flow.stream.min_batch_interval_ms:
-            self._tell_pace(flow)
-
-    async def _wait_for_room(self) -> None:
-        """Wait until more may be read; who waits longest goes first, and lets the next one go if there is more room."""
-        queue = self._waiting.append
-        while self._is_full():
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            queue(turn)
-            queue = self._waiting.appendleft  # who finds the room taken after all keeps its place
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._let_next_go()
-                raise
-            self._let_next_go()
+            self._send_pace(flow)
 
     def _let_next_go(self) -> None:
         if self._is_full():
@@ -128,22 +125,19 @@ class Room:
                 return
 
     def _is_full(self) -> bool:
-        """Whether nothing more is read for now."""
+        """Return whether nothing more is read for now."""
         return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
 
-    def _note_whether_busy(self) -> None:
-        """Note whether agents are to wait between batches: from half of what may be pending until it is a quarter.
+    def _send_pace(self, flow: Flow) -> None:
+        """Send a stream its pace, if it changed; while commits fail it is to slow down too.
 
-        With one limit alone each batch near it would bring its agent a message, and the next one the opposite.
+        Agents wait between batches from half of what may be pending until it is a quarter: with one limit alone each
+        batch near it would bring its agent a message, and the next one the opposite.
         """
         if self.pending >= self._many or self.pending_bytes >= _PENDING_BYTES // 2:
             self._is_busy = True
         elif self.pending <= self._many // 2 and self.pending_bytes <= _PENDING_BYTES // 4:
             self._is_busy = False
-
-    def _tell_pace(self, flow: Flow) -> None:
-        """Send a stream its pace, if it changed; while commits fail it is to slow down too."""
-        self._note_whether_busy()
         pace_ms = max(_SLOW_DOWN_MS if self._is_busy or self._journal.failure else 0, flow.pace_ms)
         if flow.stream.min_batch_interval_ms == pace_ms:
             return
@@ -151,6 +145,6 @@ class Room:
         if flow.stream.send(agent_pb2.CentralMessage(slow_down=slow_down)):
             flow.stream.min_batch_interval_ms = pace_ms
 
-    def _tell_pace_to_all(self, _failure: str) -> None:
+    def _send_pace_to_all(self, _failure: str) -> None:
         for flow in self.flows:
-            self._tell_pace(flow)
+            self._send_pace(flow)

@@ -7,11 +7,11 @@ together (`central.validation.wire_columns`).
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from central.config import CentralConfig
-from central.ingest.backpressure import Flow, Room
+from central.ingest.backpressure import Backpressure, Flow
 from central.ingest.handshake import SHOWN
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
@@ -31,59 +31,49 @@ _WARN_HOSTS = 100  # of one reason meanwhile
 _NAMELESS = ("no_spool", "bad_spool", "no_sequence")  # nothing to remember such a batch by, or to acknowledge
 
 
+@dataclass(eq=False)
 class Intake:
-    """Takes the batches of all streams.
+    """Takes the batches of all streams: checks them (large ones in `large`), and submits them to the journal.
 
-    Args:
-        config: central's.
-        journal: what is acknowledged is in it.
-        registry: is told of jobs that batches name.
-        room: counts what is under way.
-        quotas: of all hosts.
-        clock: nanoseconds since 1970.
-        large: reads large messages.
-
+    The registry gets the jobs and VM names of batches. `clock`: nanoseconds since 1970.
     """
 
-    def __init__(
-        self,
-        config: CentralConfig,
-        journal: Journal,
-        registry: StreamRegistry,
-        room: Room,
-        quotas: Quotas,
-        clock: Callable[[], int],
-        large: LargeMessages,
-    ) -> None:
-        self._journal = journal
-        self._registry = registry
-        self._room = room
-        self._quotas = quotas
-        self._clock = clock
-        self._large = large
-        self._reading: set[asyncio.Task[None]] = set()
+    config: CentralConfig
+    journal: Journal
+    registry: StreamRegistry
+    backpressure: Backpressure
+    quotas: Quotas
+    clock: Callable[[], int]
+    large: LargeMessages
+    _limits: Limits = field(init=False)
+    _warn: LogLimit = field(init=False)
+    _reading: set[asyncio.Task[None]] = field(default_factory=set)
+    #: Batches with numbers that are yet to be checked.
+    _quick: list[tuple[Flow, Layout, int, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ingest = self.config.ingest
         self._limits = Limits(
-            max_batch_rows=config.ingest.max_batch_rows,
-            max_vms_per_hour=config.quotas.max_vms_per_hour,
-            max_host_jobs=config.ingest.max_host_jobs,
-            max_cpi=config.ingest.max_cpi,
-            max_cpu_usage_cores=config.ingest.max_cpu_usage_cores,
-            max_future_s=config.ingest.max_future_s,
-            max_past_days=config.ingest.max_past_days,
+            max_batch_rows=ingest.max_batch_rows,
+            max_vms_per_hour=self.config.quotas.max_vms_per_hour,
+            max_host_jobs=ingest.max_host_jobs,
+            max_cpi=ingest.max_cpi,
+            max_cpu_usage_cores=ingest.max_cpu_usage_cores,
+            max_future_s=ingest.max_future_s,
+            max_past_days=ingest.max_past_days,
         )
-        self._quick: list[tuple[Flow, Layout, int, bytes]] = []  # batches whose numbers are yet to be checked
         self._warn = LogLimit(log.get("ingest").warning, every_s=_WARN_EVERY_S, most_hosts=_WARN_HOSTS)
 
     def take_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes) -> None:
         """Take a batch like the stream's last one: only its numbers are left to be checked, with all that came now."""
-        self._room.begin(flow, layout.size)
+        self.backpressure.begin(flow, layout.size)
         if not self._quick:
             asyncio.get_running_loop().call_soon(self._check_quick)
         self._quick.append((flow, layout, sequence, raw))
 
     def _check_quick(self) -> None:
         waiting, self._quick = self._quick, []
-        now = self._clock()
+        now = self.clock()
         limits = bounds(self._limits, now)
 
         def is_sound(batches: list[tuple[Flow, Layout, int, bytes]]) -> bool:
@@ -95,14 +85,14 @@ class Intake:
             flow, layout, sequence, raw = one
             if all_sound or is_sound([one]):
                 self._submit_quick(flow, layout, sequence, raw, now)
-            else:  # let it be said row by row what is wrong
+            else:  # reports row by row what is wrong
                 self._read_whole(flow, raw)
 
     def _read_whole(self, flow: Flow, raw: bytes) -> None:
-        """Have it read as if it were like no other batch."""
+        """Have a batch read as if it were like no other."""
         if len(raw) <= LARGE:
             began_s = time.perf_counter()
-            self._room.end(flow, len(raw))
+            self.backpressure.end(flow, len(raw))
             self.take_batch(flow, agent_pb2.AgentMessage.FromString(raw).batch, raw)
             flow.peer.owe_for(time.perf_counter() - began_s)
             return
@@ -112,12 +102,12 @@ class Intake:
 
     async def _read_large(self, flow: Flow, raw: bytes) -> None:
         try:
-            answer = await self._large.read(raw, self.sender_of(flow), flow.peer)
+            answer = await self.large.read(raw, self.sender_of(flow), flow.peer)
         except OSError as error:
             flow.stream.close(f"a batch of {len(raw)} bytes could not be read: {error}")
             return
         finally:
-            self._room.end(flow, len(raw))
+            self.backpressure.end(flow, len(raw))
         if answer.batch is None:
             flow.stream.close(f"a batch of {len(raw)} bytes could not be read")
         else:
@@ -126,7 +116,7 @@ class Intake:
     def _submit_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes, now_unix_ns: int) -> None:
         stream = flow.stream
         self._note_jobs(flow, layout.jobs)
-        self._journal.submit(
+        self.journal.submit(
             Submission(
                 host=stream.host,
                 platform=stream.platform,
@@ -144,44 +134,44 @@ class Intake:
         )
 
     def _done_quick(self, flow: Flow, layout: Layout, sequence: int, is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
-        self._room.end(flow, layout.size)
+        self.backpressure.end(flow, layout.size)
         flow.stream.acknowledge(
             layout.spool_id, sequence, accepted_rows=layout.rows if is_new else 0, under_way=flow.pending
         )
 
     def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
-        """Take any batch; `raw` is the message that it came in. Return what it says."""
+        """Take any batch, from the message `raw`. Return what it says."""
         read = read_batch(batch, raw, self.sender_of(flow))
         self.take_read(flow, read, len(raw))
         return read
 
     def sender_of(self, flow: Flow) -> Sender:
-        """Return what is to be known of a stream to read a batch that comes now."""
+        """Return what is known of a stream, to read a batch that comes now."""
         stream = flow.stream
-        return Sender(stream.host, stream.platform, stream.is_importer, self._limits, self._clock())
+        return Sender(stream.host, stream.platform, stream.is_importer, self._limits, self.clock())
 
     def take_read(self, flow: Flow, read: ReadBatch, size: int) -> None:
         """Take a batch that has been read from a message of `size` bytes."""
         stream, refused = flow.stream, read.reason
         if read.triggers and not stream.is_importer:
             read = self._within_quota(stream.host, read)
-        self._tell(flow, read)
-        self._room.begin(flow, size)
+        self._log_refused(stream.host, read)
+        self.backpressure.begin(flow, size)
         if refused in _NAMELESS:
 
             def answer() -> None:
-                self._room.end(flow, size)
+                self.backpressure.end(flow, size)
                 stream.acknowledge(read.spool_id, 0, rejected_batch=_rejected(read))
 
-            self._journal.reject(stream.host, refused, answer)
+            self.journal.reject(stream.host, refused, answer)
             return
         self._note_jobs(flow, read.jobs)
-        self._registry.vm_names.note(read.names)  # of quick batches: they are known
+        self.registry.vm_names.note(read.names)  # of quick batches: they are known
         if read.layout is not None:
             flow.layout = read.layout
 
         def done(is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
-            self._room.end(flow, size)
+            self.backpressure.end(flow, size)
             # What was counted already is acknowledged without counts.
             stream.acknowledge(
                 read.spool_id,
@@ -192,13 +182,13 @@ class Intake:
                 under_way=flow.pending,
             )
 
-        self._journal.submit(
+        self.journal.submit(
             Submission(
                 host=stream.host,
                 platform=stream.platform,
                 spool_id=read.spool_id,
                 sequence=read.sequence,
-                received_unix_ns=self._clock(),
+                received_unix_ns=self.clock(),
                 is_importer=stream.is_importer,
                 payload=read.payload,
                 rows=read.rows,
@@ -214,15 +204,15 @@ class Intake:
         )
 
     def _within_quota(self, host: str, read: ReadBatch) -> ReadBatch:
-        """Return the batch without the reports of contention for which the host has no quota left; they count."""
-        kept, dropped = self._quotas.take_reports(host, read.triggers)
+        """Return the batch without the reports of contention beyond the host's quota; they count as rejected."""
+        kept, dropped = self.quotas.take_reports(host, read.triggers)
         if not dropped:
             return read
         rejected = {**read.rejected_reports, OVER_QUOTA_REPORTS: dropped}
         return replace(read, triggers=tuple(kept), rejected_reports=rejected)
 
     def _note_jobs(self, flow: Flow, jobs: frozenset[str]) -> None:
-        """Note which jobs a batch is of: beside the others, or where these would be too many in place of them."""
+        """Note the jobs of a batch: beside the stream's others, or in place of them where these would be too many."""
         stream = flow.stream
         noted = flow.noted_jobs
         if noted is not None and noted[0] is jobs and noted[1] is stream.jobs:
@@ -230,22 +220,21 @@ class Intake:
         if not jobs <= stream.jobs:
             both = stream.jobs | jobs
             is_too_many = too_many_jobs(len(both), job_bytes(both), self._limits.max_host_jobs)
-            self._registry.update(stream, jobs=jobs if is_too_many else both)
+            self.registry.update(stream, jobs=jobs if is_too_many else both)
         flow.noted_jobs = (jobs, stream.jobs)
 
-    def _tell(self, flow: Flow, read: ReadBatch) -> None:
+    def _log_refused(self, host: str, read: ReadBatch) -> None:
+        """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
+        refused = [
+            *((reason, f"{count} of {read.rows} rows") for reason, count in read.rejected_rows.items()),
+            *((reason, f"{count} of {read.reports} reports") for reason, count in read.rejected_reports.items()),
+        ]
         if read.reason:
             detail = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
-            self._refused(flow.stream.host, read.reason, detail)
-        for reason, count in read.rejected_rows.items():
-            self._refused(flow.stream.host, reason, f"{count} of {read.rows} rows of batch {read.sequence} refused")
-        for reason, count in read.rejected_reports.items():
-            detail = f"{count} of {read.reports} reports of batch {read.sequence} refused"
-            self._refused(flow.stream.host, reason, detail)
-
-    def _refused(self, host: str, reason: str, detail: str) -> None:
-        """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
-        self._warn("input refused", host=host, reason=reason, detail=detail)
+            self._warn("input refused", host=host, reason=read.reason, detail=detail)
+        for reason, what in refused:
+            detail = f"{what} of batch {read.sequence} refused"
+            self._warn("input refused", host=host, reason=reason, detail=detail)
 
 
 def _rejected(read: ReadBatch) -> agent_pb2.RejectedBatch:

@@ -1,8 +1,9 @@
-"""The first words on a stream: who speaks, for which host, in which version of the protocol; and refusals."""
+"""A stream's handshake: who speaks, for which host, in which version of the protocol; and refusals."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -28,12 +29,12 @@ from whitepanda.v1 import agent_pb2
 
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
 
-SHOWN = 60  # characters of somebody else's text in a message
+SHOWN = 60  # characters of a client's text in a message
 _HELLO_TIMEOUT_S = 10.0
 _LAST_UNIX_NS = 2**63 - 1  # of a host's clock
 _CONNECTIONS = 10  # of a host in a minute are logged
-#: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
-#: The longest that agents accept.
+#: Between heartbeats of an agent without batches, the longest that agents accept: changes (jobs, a version) are sent at
+#: once, and pings find a dead agent.
 HEARTBEAT_MS = 600_000
 _NO_HELLO = b""  # stands for a large batch in place of a Hello
 
@@ -46,49 +47,32 @@ class RefusedError(Exception):
         self.code = code
 
 
-class Greeter:
-    """Reads and checks what comes before a stream's first batch.
+@dataclass(eq=False)
+class Handshake:
+    """Reads and checks what comes before a stream's first batch; counts refused streams by reason in `refused`."""
 
-    Args:
-        config: central's.
-        journal: counts what is no message, remembers hosts.
-        refused: counts refused streams by reason.
-        revoked: certificates that no longer count.
-        clock: nanoseconds since 1970.
-        large: reads large messages.
+    config: CentralConfig
+    journal: Journal
+    refused: Counter[str]
+    revoked: Revoked
+    clock: Callable[[], int]
+    large: LargeMessages
+    _warn: LogLimit = field(init=False)
+    _inform: LogLimit = field(init=False)
 
-    """
-
-    def __init__(
-        self,
-        config: CentralConfig,
-        journal: Journal,
-        refused: Counter[str],
-        revoked: Revoked,
-        clock: Callable[[], int],
-        large: LargeMessages,
-    ) -> None:
-        self._config = config
-        self._journal = journal
-        self._refused = refused
-        self._revoked = revoked
-        self._clock = clock
-        self._large = large
-        self._log = log.get("ingest")
-        self._warn = LogLimit(self._log.warning)
-        self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
+    def __post_init__(self) -> None:
+        logger = log.get("ingest")
+        self._warn = LogLimit(logger.warning)
+        self._inform = LogLimit(logger.info, most_lines=_CONNECTIONS, most_hosts=self.config.ingest.max_streams)
 
     def admit(self, context: Context, names: frozenset[str], hello: agent_pb2.Hello) -> tuple[HostStream, HostRecord]:
-        """Agree on a version.
+        """Check a Hello and return the stream and the host's record.
 
-        Raises:
-            RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
-                certificate is revoked.
-
+        RefusedError: it is for a host not in `names`, malformed, of another protocol, or the certificate is revoked.
         """
-        now = self._clock()
+        now = self.clock()
         _, serial = peer_certificate(context)
-        if serial in self._revoked:
+        if serial in self.revoked:
             raise self.refuse_revoked(names, serial)
         if hello.host not in names:
             raise self.refuse(
@@ -97,7 +81,7 @@ class Greeter:
                 f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
                 f"({shown_names(names)}); issue a certificate for that name, or set agent.host "
                 "to the certificate's name",
-                host=someone(names),  # not what it claims: one certificate could use up all lines of that reason
+                host=someone(names),  # not the claimed one: one certificate could use up all lines of that reason
             )
         for what in ("platform", "agent_version", "boot_id"):
             value = getattr(hello, what)
@@ -125,8 +109,7 @@ class Greeter:
             host=hello.host,
             platform=hello.platform,
             protocol_version=version,
-            agent_version=hello.agent_version,
-            is_importer=hello.host in self._config.central.importers,
+            is_importer=hello.host in self.config.central.importers,
             serial=serial,
             jobs=frozenset(filter(is_name, hello.jobs)),
             coefficient_version=hello.coefficient_version,
@@ -143,7 +126,7 @@ class Greeter:
             clock_offset_ns=min(hello.sent_unix_ns, _LAST_UNIX_NS) - now,
             jobs=tuple(sorted(stream.jobs)),
         )
-        self._journal.note_host(record)
+        self.journal.note_host(record)
         self._inform(
             "host connected",
             host=hello.host,
@@ -156,28 +139,18 @@ class Greeter:
 
     async def welcome(self, context: Context, stream: HostStream) -> None:
         """Answer a Hello."""
-        said = self._welcome(stream.protocol_version, self._clock())
-        await context.write(said.SerializeToString())
-
-    def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:
-        return agent_pb2.CentralMessage(
-            welcome=agent_pb2.Welcome(
-                protocol_version=version,
-                central_version=_version(),
-                sent_unix_ns=now_unix_ns,
-                max_batch_rows=self._config.ingest.max_batch_rows,
-                max_batch_bytes=self._config.ingest.max_message_bytes,
-                heartbeat_ms=HEARTBEAT_MS,
-            )
+        welcome = agent_pb2.Welcome(
+            protocol_version=stream.protocol_version,
+            central_version=_version(),
+            sent_unix_ns=self.clock(),
+            max_batch_rows=self.config.ingest.max_batch_rows,
+            max_batch_bytes=self.config.ingest.max_message_bytes,
+            heartbeat_ms=HEARTBEAT_MS,
         )
+        await context.write(agent_pb2.CentralMessage(welcome=welcome).SerializeToString())
 
     async def read_hello(self, context: Context, peer: Peer) -> agent_pb2.Hello:
-        """Read a stream's first message.
-
-        Raises:
-            RefusedError: it is no Hello, comes too late, or is too large.
-
-        """
+        """Read a stream's first message; RefusedError where it is no Hello, comes too late, or is too large."""
         names = peer.names
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
@@ -208,19 +181,17 @@ class Greeter:
 
     def check_jobs(self, jobs: int, size: int, host: str) -> None:
         """End the stream (RefusedError) of a host that names too many or too long jobs (`too_many_jobs`)."""
-        if detail := too_many_jobs(jobs, size, self._config.ingest.max_host_jobs):
+        if detail := too_many_jobs(jobs, size, self.config.ingest.max_host_jobs):
             detail = f"host {host!r}: {detail}"
             raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "too_many_jobs", detail, host=host)
 
     async def read_large(self, raw: bytes, sender: Sender, peer: Peer) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is another one, which the loop can read.
 
-        Raises:
-            RefusedError: it is none, names too many jobs, or could not be read.
-
+        RefusedError: it is malformed, names too many jobs, or could not be read.
         """
         try:
-            answer = await self._large.read(raw, sender, peer)
+            answer = await self.large.read(raw, sender, peer)
         except OSError as error:
             detail = f"a message of {len(raw)} bytes could not be read: {error}"
             raise self.refuse(grpc.StatusCode.UNAVAILABLE, "not_read", detail, host=sender.host) from None
@@ -230,15 +201,15 @@ class Greeter:
         return answer.batch
 
     def _malformed(self, raw: bytes, host: str) -> RefusedError:
-        self._journal.reject(host, "malformed")
+        self.journal.reject(host, "malformed")
         detail = f"a message of {len(raw)} bytes is not a whitepanda.v1.AgentMessage"
         return self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "malformed", detail, host=host)
 
     def check_size(self, raw: bytes, host: str) -> None:
         """End the stream (RefusedError) of a host that sends a message above `ingest.max_message_bytes`; counted."""
-        limit = self._config.ingest.max_message_bytes
+        limit = self.config.ingest.max_message_bytes
         if len(raw) > limit:
-            self._journal.reject(host, "oversized")
+            self.journal.reject(host, "oversized")
             detail = f"a message of {len(raw)} bytes; ingest.max_message_bytes allows {limit}: send smaller batches"
             raise self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "oversized", detail, host=host)
 
@@ -256,18 +227,18 @@ class Greeter:
         return self.refuse(code, "revoked", revoked_text(serial), host=someone(names))
 
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
-        """Count and tell a refusal, and return what is to be raised."""
-        self._refused[reason] += 1
+        """Count and log a refusal, and return what is to be raised."""
+        self.refused[reason] += 1
         self._warn("stream refused", host=host, reason=reason, detail=detail)
         return RefusedError(code, detail)
 
 
 @cache
 def _version() -> str:
-    """Return ours; to look it up takes a millisecond, and ten thousand hosts may come at once."""
+    """Return central's version; to look it up takes a millisecond, and ten thousand hosts may come at once."""
     return metadata.version("whitepanda")
 
 
 def someone(names: frozenset[str]) -> str:
-    """Return who speaks before a Hello has said so: the certificate's first name."""
+    """Return the speaker's name before a Hello has said it: the certificate's first one."""
     return min(names, default="")

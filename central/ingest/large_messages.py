@@ -1,9 +1,8 @@
 """Messages above 64 KiB are read in a process of their own: 4 MiB of tiny parts take the protobuf library a second.
 
-Neither Python's lock nor the memory that this takes is then central's. Central starts the process at the first such
-message and hands it one at a time, each stream's next one after its last, and one of a certificate at a time; what
-comes back has been checked and is small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream
-whose message it was reading.
+So central pays neither Python's lock nor the memory. Central starts the process at the first such message and hands it
+one at a time, each stream's next one after its last, and one of a certificate at a time; the answer has been checked
+and is small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream whose message it was reading.
 """
 
 import asyncio
@@ -42,10 +41,9 @@ _NO_MEMORY = "alloc failed"  # in the protobuf library's DecodeError
 class Answer:
     """What a large message is: `body` as in AgentMessage, "malformed" where it is none; `batch` where it is one.
 
-    "not_read": memory was short, so nothing is known of it.
-    `jobs` is the longest list of a Hello's or heartbeat's jobs, `job_bytes` the most bytes of names in one. Central
-    itself reads those that are short enough.
-    `took_s` is how long it took to be read, once its turn had come, in seconds.
+    "not_read": memory was short, so nothing is known of it. `jobs` is the longest list of a Hello's or heartbeat's
+    jobs, `job_bytes` the most bytes of names in one; central itself reads those that are short enough. `took_s` is the
+    reading time, without the wait for its turn.
     """
 
     body: str
@@ -56,12 +54,7 @@ class Answer:
 
 
 def read(raw: bytes, sender: Sender) -> Answer:
-    """Read a message.
-
-    Raises:
-        MemoryError: memory is short.
-
-    """
+    """Read a message; MemoryError where memory is short."""
     try:
         message = agent_pb2.AgentMessage.FromString(raw)
     except DecodeError as error:
@@ -85,14 +78,10 @@ class LargeMessages:
         self._closed = False
 
     async def read(self, raw: bytes, sender: Sender, peer: Peer) -> Answer:
-        """Do as `read` does, over there.
+        """Do as `read` does, in the process.
 
         One message of a peer is read at a time, so those of others wait for one of it at most. It owes for the time
-        that its messages take; importers do not.
-
-        Raises:
-            OSError: the process cannot be started, it died of the message, or its memory was short.
-
+        that its messages take; importers do not. OSError: the process cannot be started, died, or its memory was short.
         """
         loop = asyncio.get_running_loop()
         async with peer.reads_large:
@@ -149,19 +138,11 @@ class LargeMessages:
 
 def _close(process: subprocess.Popen[bytes]) -> None:
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+    worker_process.close_pipes(process)
 
 
 def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
-    """Read so many bytes.
-
-    Raises:
-        EOFError: there are fewer.
-
-    """
+    """Read so many bytes; EOFError where there are fewer."""
     found = bytearray()
     while len(found) < size:
         some = os.read(pipe.fileno(), min(size - len(found), 1 << 20))

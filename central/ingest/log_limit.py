@@ -1,68 +1,52 @@
-"""Limits log lines about what others send, by host and reason, and counts the lines left out."""
+"""Limits log lines about clients, by host and reason, and counts the lines left out."""
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 
+@dataclass(slots=True)
 class _Lines:
     """The lines of one reason in an interval."""
 
-    __slots__ = ("before", "hosts", "others", "since_s")
-
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
-        self.hosts: dict[str, int] = {}  # how many there were, written and left out
-        self.before: dict[str, int] = {}  # left out in the interval before
-        self.others = 0  # left out, of hosts that had no line since
+    since_s: float
+    hosts: dict[str, int] = field(default_factory=dict)  # how many there were, written and left out
+    before: dict[str, int] = field(default_factory=dict)  # left out in the interval before
+    others: int = 0  # left out, of hosts that had no line since
 
 
+@dataclass(eq=False)
 class LogLimit:
-    """Writes the first lines of a host and reason in an interval, and counts the others. Single-threaded.
+    """Writes the first `most_lines` of a host and reason in `every_s`, and counts the others. Single-threaded.
 
     The host's next line has `left_out`: how many there were since its last one. `of_other_hosts_left_out` are those
-    of hosts that had no line of that reason since. Memory is bounded: hosts by `most_hosts`, and reasons are central's
-    own words.
-
-    Args:
-        write: a logger's method such as `warning`.
-        every_s: length of an interval, in seconds.
-        most_lines: of one host and reason in an interval.
-        most_hosts: that have lines of the same reason in an interval.
-        clock_s: monotonic seconds.
-
+    of hosts that had no line of that reason since. Memory is bounded: `most_hosts` have lines of a reason in an
+    interval, and reasons are central's own words. `write` is a logger's method such as `warning`.
     """
 
-    def __init__(
-        self,
-        write: Callable[..., Any],
-        *,
-        every_s: float = 60.0,
-        most_lines: int = 1,
-        most_hosts: int = 20,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.clock_s = clock_s
-        self._write = write
-        self._every_s = every_s
-        self._most_lines = most_lines
-        self._most_hosts = most_hosts
-        self._by_reason: dict[str, _Lines] = {}
+    write: Callable[..., Any]
+    _: KW_ONLY
+    every_s: float = 60.0
+    most_lines: int = 1
+    most_hosts: int = 20
+    clock_s: Callable[[], float] = time.monotonic
+    _by_reason: dict[str, _Lines] = field(default_factory=dict)
 
     def __call__(self, event: str, *, host: str, reason: str, **fields: object) -> None:
         """Write a line with these fields, or count it."""
         lines = self._lines(reason)
         count = lines.hosts.get(host, 0)
-        if not count and len(lines.hosts) >= self._most_hosts:
+        if not count and len(lines.hosts) >= self.most_hosts:
             lines.others += 1
             return
         lines.hosts[host] = count + 1
-        if count >= self._most_lines:
+        if count >= self.most_lines:
             return
         left_out = {"left_out": lines.before.pop(host, 0), "of_other_hosts_left_out": lines.others}
         lines.others = 0
         counts = {name: number for name, number in left_out.items() if number}
-        self._write(event, host=host, reason=reason, **fields, **counts)
+        self.write(event, host=host, reason=reason, **fields, **counts)
 
     def _lines(self, reason: str) -> _Lines:
         """Return the reason's lines of this interval."""
@@ -70,11 +54,11 @@ class LogLimit:
         lines = self._by_reason.get(reason)
         if lines is None:
             lines = self._by_reason[reason] = _Lines(now_s)
-        elif now_s - lines.since_s >= self._every_s:
+        elif now_s - lines.since_s >= self.every_s:
             lines.since_s = now_s
             lines.others += sum(lines.before.values())
             lines.before = {
-                host: count - self._most_lines for host, count in lines.hosts.items() if count > self._most_lines
+                host: count - self.most_lines for host, count in lines.hosts.items() if count > self.most_lines
             }
             lines.hosts = {}
         return lines

@@ -1,14 +1,14 @@
-"""What one certificate costs central: how many streams it has open, and how long it waits for what it made central do.
+"""What one certificate costs central: how many streams it has open, and how long it waits for the work it caused.
 
-Each certificate owes time. What it makes central do (a Hello, a message to be read, many reports) adds to it, time
-itself takes from it, and as long as it owes more than a little, none of its streams is read. What others make it wait
-for is not its debt.
+Each certificate owes time. Work for it (a Hello, a message to be read, many reports) adds to that, time itself takes
+from it, and while it owes more than a little, none of its streams is read. Waiting for others is not its debt.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 
 Certificate = tuple[frozenset[str], str]  # its names and its serial
 
@@ -23,24 +23,22 @@ _REPORT_BYTES_PER_S = 256 << 10  # of events and reports of contention; agents s
 _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
 
+@dataclass(slots=True, eq=False)
 class Peer:
     """What the certificates of the same names have open and owe, or a revoked one.
 
     `reads_large` is held while one of its large messages is read, `greets` while one of its Hellos is.
     """
 
-    __slots__ = ("_clock_s", "calls", "greets", "names", "open", "reads_large", "revoked", "serials", "until_s")
-
-    def __init__(self, names: frozenset[str], revoked: str, clock_s: Callable[[], float]) -> None:
-        self.names = names
-        self.revoked = revoked  # its serial, "" where it is not
-        self.serials: set[str] = set()  # of the certificates that came with these names
-        self.open = 0  # streams, or calls of the fleet API
-        self.calls: Counter[str] = Counter()  # open ones by kind, of those that are counted by kind
-        self.reads_large = asyncio.Lock()
-        self.greets = asyncio.Semaphore(_GREETS_AT_ONCE)
-        self.until_s = 0.0  # when nothing is owed any more; 0: nothing is
-        self._clock_s = clock_s
+    names: frozenset[str]
+    revoked: str  # its serial, "" where it is not
+    clock_s: Callable[[], float]
+    serials: set[str] = field(default_factory=set)  # of the certificates that came with these names
+    open: int = 0  # streams, or calls of the fleet API
+    calls: Counter[str] = field(default_factory=Counter)  # open ones by kind, of those that are counted by kind
+    reads_large: asyncio.Lock = field(default_factory=asyncio.Lock)
+    greets: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_GREETS_AT_ONCE))
+    until_s: float = 0.0  # when nothing is owed any more; 0: nothing is
 
     @property
     def allowed(self) -> int:
@@ -49,12 +47,12 @@ class Peer:
 
     @property
     def may_wait(self) -> bool:
-        """Whether its stream that was opened last waits until others are paid for, be it to be refused."""
+        """Whether its last opened stream waits until others are paid for, even if only to be refused."""
         return self.open <= self.allowed + _WAITING_STREAMS
 
     def owe(self, seconds: float) -> None:
         """Add to what is owed."""
-        self.until_s = max(self.until_s, self._clock_s()) + seconds
+        self.until_s = max(self.until_s, self.clock_s()) + seconds
 
     def owe_for_hello(self) -> None:
         """Add what a Hello costs before it is read."""
@@ -65,7 +63,7 @@ class Peer:
         self.owe(jobs * _JOB_S)
 
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
-        """Add what a message costs that took so long to be read and brought so many bytes of reports."""
+        """Add the cost of a message that took so long to be read and brought so many bytes of reports."""
         owed_s = _TIMES * took_s
         if report_bytes > _LARGE_REPORTS:
             owed_s += report_bytes / _REPORT_BYTES_PER_S
@@ -74,12 +72,12 @@ class Peer:
 
     def wait_s(self) -> float:
         """Return how long its streams are not to be read, 0 where they may be."""
-        if self.until_s and self.until_s <= (now_s := self._clock_s()):
+        if self.until_s and self.until_s <= (now_s := self.clock_s()):
             self.until_s = 0.0
         return max(0.0, self.until_s - _FREE_S - now_s) if self.until_s else 0.0
 
     async def wait(self) -> None:
-        """Wait for that, as it is at the beginning."""
+        """Wait for what is owed now."""
         if (wait_s := self.wait_s()) > 0:
             await asyncio.sleep(wait_s)
 
@@ -88,12 +86,7 @@ class Peers:
     """All certificates that have streams open or owe something.
 
     A revoked one counts by itself, so that it takes no place of the one issued after it. What the same names had
-    open or owed before is left behind as well.
-
-    Args:
-        revoked: serials.
-        clock_s: seconds of a clock that never goes back, for tests.
-
+    open or owed before is left behind as well. `revoked` has serials, `clock_s` never goes back.
     """
 
     def __init__(self, revoked: Container[str] = (), clock_s: Callable[[], float] = time.monotonic) -> None:

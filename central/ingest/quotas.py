@@ -9,8 +9,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from central.config import QuotaSection
 from central.validation.triggers import TriggerRow
@@ -42,36 +44,22 @@ class OverQuotaError(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True)
 class _Host:
     """What is left of a host's budgets, in rows, bytes and ranges, at `at_s`."""
 
-    __slots__ = (
-        "at_s",
-        "bytes",
-        "pace_ms",
-        "pace_rows",
-        "ranges",
-        "refused",
-        "refused_s",
-        "report_bytes",
-        "rows",
-        "spools",
-        "tasks",
-        "tasks_since_s",
-    )
-
-    def __init__(self, now_s: float, rows: float, size: float, ranges: float, report_bytes: float) -> None:
-        self.at_s = now_s
-        self.rows = rows
-        self.bytes = size
-        self.ranges = ranges
-        self.report_bytes = report_bytes
-        self.tasks = _NONE  # hashes of the (VM, job) seen in this hour, ascending
-        self.tasks_since_s = now_s
-        self.spools: dict[int, int] = {}  # hash of the spool id -> its last number, the oldest spool first
-        self.pace_ms = self.pace_rows = 0
-        self.refused_s = -math.inf
-        self.refused: dict[tuple[int, str], int] = {}  # by the period that it was in, and reason
+    at_s: float
+    rows: float
+    bytes: float
+    ranges: float
+    report_bytes: float
+    tasks_since_s: float
+    tasks: npt.NDArray[np.int64] = field(default_factory=_NONE.copy)  # hashes of this hour's (VM, job), ascending
+    spools: dict[int, int] = field(default_factory=dict)  # hash of the id -> its last number, the oldest spool first
+    pace_ms: int = 0
+    pace_rows: int = 0
+    refused_s: float = -math.inf
+    refused: dict[tuple[int, str], int] = field(default_factory=dict)  # by the period that it was in, and reason
 
     def note_refused(self, reason: str, count: int = 1) -> None:
         """Count what was refused or dropped; forget what is too old to be shown."""
@@ -88,12 +76,7 @@ def _is_shown(period: int, now_s: float) -> bool:
 class Quotas:
     """Holds each host's budgets, in memory: a restart fills them. Belongs to the loop.
 
-    Only hosts that a certificate names get here, and who was quiet for a day is forgotten: its budgets would be full.
-
-    Args:
-        section: how large they are.
-        clock_s: monotonic seconds.
-
+    Only hosts named by a certificate get here. One that was quiet for a day is forgotten: its budgets would be full.
     """
 
     def __init__(self, section: QuotaSection | None = None, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -111,7 +94,7 @@ class Quotas:
         return len(self._hosts)
 
     def refused(self) -> dict[str, Counter[str]]:
-        """Return how much was refused or dropped in the last five minutes, by host and budget; no others are there."""
+        """Return how much was refused or dropped in the last five minutes, by host and budget."""
         now_s = self._clock_s()
         found = dict[str, Counter[str]]()
         for name, host in self._hosts.items():
@@ -125,29 +108,16 @@ class Quotas:
     def take(
         self, name: str, *, rows: int, size: int, spool_id: str, sequence: int, tasks: Collection[tuple[str, str]] = ()
     ) -> int:
-        """Charge a host for a batch.
+        """Charge a host for a batch: `rows` with its events and reports, in a message of `size` bytes.
 
-        Args:
-            name: of the host.
-            rows: of the batch, with its events and reports.
-            size: of the message, in bytes.
-            spool_id: where its number comes from.
-            sequence: its number.
-            tasks: (VM, job) of the batch's tasks; may be left out where they are those of the host's last batch.
-
-        Returns:
-            The least time between batches that the host is to be asked for, in milliseconds; 0: none. A host that keeps
-            to it never uses up its rows.
-
-        Raises:
-            OverQuotaError: a budget is used up; nothing is charged.
-
+        `tasks` are the (VM, job) of the batch; they may be left out where they are those of the host's last batch.
+        Returns the least time between batches that the host is to be asked for, in milliseconds, 0 for none: a host
+        that keeps to it never uses up its rows. OverQuotaError: a budget is used up; nothing is charged.
         """
         host = self._refilled(name)
         if host.rows <= 0:
-            raise self._over(
-                host, "over_quota_rows", f"max_rows_per_minute allows {self._section.max_rows_per_minute} rows"
-            )
+            detail = f"max_rows_per_minute allows {self._section.max_rows_per_minute} rows"
+            raise self._over(host, "over_quota_rows", detail)
         if host.bytes <= 0:
             raise self._over(host, "over_quota_bytes", f"max_gib_per_day allows {self._section.max_gib_per_day:g} GiB")
         spool = hash(spool_id)
@@ -191,13 +161,14 @@ class Quotas:
         return kept, len(reports) - len(kept)
 
     def _refilled(self, name: str) -> _Host:
-        """Return a host with what its budgets hold now."""
+        """Return a host with its budgets as they are now."""
         now_s = self._clock_s()
         host = self._hosts.get(name)
         if host is None:
             if now_s - self._swept_s >= _SWEEP_S:
-                self._forget_quiet(now_s)
-            host = _Host(now_s, self._rows, self._bytes, self._ranges, self._report_bytes)
+                self._swept_s = now_s
+                self._hosts = {each: host for each, host in self._hosts.items() if now_s - host.at_s < _DAY_S}
+            host = _Host(now_s, self._rows, self._bytes, self._ranges, self._report_bytes, now_s)
             self._hosts[name] = host
             return host
         passed_s = now_s - host.at_s
@@ -226,10 +197,6 @@ class Quotas:
             detail = f"max_vms_per_hour allows {self._section.max_vms_per_hour} VMs, with each job of a VM"
             raise self._over(host, "over_quota_vms", detail)
         host.tasks = known
-
-    def _forget_quiet(self, now_s: float) -> None:
-        self._swept_s = now_s
-        self._hosts = {name: host for name, host in self._hosts.items() if now_s - host.at_s < _DAY_S}
 
     @staticmethod
     def _over(host: _Host, reason: str, detail: str) -> OverQuotaError:

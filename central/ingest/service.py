@@ -1,8 +1,8 @@
 """The agents' streams: who may speak, what is taken, and the acknowledgement once it is on disk.
 
-Messages arrive as bytes and are parsed here, so that what is no message is counted and answered like any other
-bad input. `central.ingest.handshake` is a stream's begin, `central.ingest.batches` takes its batches,
-`central.ingest.backpressure` says when.
+Messages arrive as bytes and are parsed here, so malformed ones are counted and answered like any other bad input.
+`central.ingest.handshake` begins a stream, `central.ingest.batches` takes its batches, and
+`central.ingest.backpressure` decides when.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ import grpc.aio
 
 from central.authorisation.revoked import Revoked
 from central.config import CentralConfig
-from central.ingest.backpressure import Flow, Room
+from central.ingest.backpressure import Backpressure, Flow
 from central.ingest.batches import Intake
-from central.ingest.handshake import Context, Greeter, RefusedError, someone
+from central.ingest.handshake import Context, Handshake, RefusedError, someone
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
 from central.ingest.peers import Peer, Peers
@@ -38,17 +38,7 @@ _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 
 
 
 class Ingest:
-    """The AgentStream service.
-
-    Args:
-        config: central's.
-        journal: started; what is acknowledged is in it.
-        registry: gets every open stream.
-        revoked: certificates that no longer count.
-        clock: nanoseconds since 1970, for tests.
-        clock_s: seconds of a clock that never goes back, for tests.
-
-    """
+    """The AgentStream service. `journal` is started; `clock` is nanoseconds since 1970, `clock_s` never goes back."""
 
     def __init__(
         self,
@@ -61,7 +51,7 @@ class Ingest:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused_streams = registry.refused
-        self.room = Room(config.ingest, journal)
+        self.backpressure = Backpressure(config.ingest, journal)
         self.quotas = Quotas(config.quotas)
         self._config = config
         self._journal = journal
@@ -71,8 +61,8 @@ class Ingest:
         self._large = LargeMessages()
         revoked = revoked or Revoked()
         self._peers = Peers(revoked)
-        self._greeter = Greeter(config, journal, registry.refused, revoked, clock, self._large)
-        self._intake = Intake(config, journal, registry, self.room, self.quotas, clock, self._large)
+        self._handshake = Handshake(config, journal, registry.refused, revoked, clock, self._large)
+        self._intake = Intake(config, journal, registry, self.backpressure, self.quotas, clock, self._large)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
         self._warn = LogLimit(log.get("ingest").warning)
@@ -87,10 +77,10 @@ class Ingest:
         self._draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
-                for flow in list(self.room.flows):
+                for flow in list(self.backpressure.flows):
                     await flow.idle.wait()
         await asyncio.sleep(0)  # the writers take the last acknowledgements
-        for flow in list(self.room.flows):
+        for flow in list(self.backpressure.flows):
             flow.stream.close("central is stopping")
 
     def close(self) -> None:
@@ -106,7 +96,7 @@ class Ingest:
     def drop_unread(self) -> None:
         """End the streams of hosts that have not read for `ingest.unread_s`."""
         allowed_s, now_s = self._config.ingest.unread_s, self._clock_s()
-        for flow in self.room.flows:
+        for flow in self.backpressure.flows:
             since_s = flow.stream.writing_since_s
             if since_s and now_s - since_s > allowed_s and not flow.unread.done():
                 flow.unread.set_result(None)
@@ -129,7 +119,7 @@ class Ingest:
         """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
 
         Only these: the exception's frames hold the stream's last message and the task that holds the exception, and
-        gRPC keeps what it is in the context of. Cycles are collected once an hour.
+        gRPC keeps them alive. Cycles are collected once an hour.
         """
         try:
             await self._serve(context, peer)
@@ -141,18 +131,18 @@ class Ingest:
     async def _serve(self, context: Context, peer: Peer) -> None:
         await self._let_in(peer)
         async with peer.greets:
-            hello = await self._greeter.read_hello(context, peer)
+            hello = await self._handshake.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
-        stream, record = self._greeter.admit(context, peer.names, hello)
+        stream, record = self._handshake.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
         try:
             async with asyncio.timeout(self._config.ingest.unread_s):
-                await self._greeter.welcome(context, stream)
+                await self._handshake.welcome(context, stream)
         except TimeoutError:
             raise self._unread(stream) from None
         flow = Flow(stream, record, peer)
-        self.room.flows.add(flow)
+        self.backpressure.flows.add(flow)
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(flow, context))
@@ -166,7 +156,7 @@ class Ingest:
                     # The agent has said its last word; it still gets its acknowledgements.
                     await flow.idle.wait()
                 stream.close("ended by the agent" if is_plain else "refused")
-                # gRPC takes no status while a message is being written: the refused one would wait for it for ever.
+                # gRPC takes no status while a message is being written: the refused one would wait indefinitely.
                 await asyncio.wait(
                     (sender, flow.unread), timeout=None if is_plain else _DRAIN_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -174,33 +164,33 @@ class Ingest:
                     raise self._unread(stream)
             self._raise_end(stream, sender, receiver)
         finally:
-            self.room.flows.discard(flow)
+            self.backpressure.flows.discard(flow)
             self._registry.remove(stream)
             for task in (sender, receiver):
                 task.cancel()
             await asyncio.gather(sender, receiver, return_exceptions=True)
 
     async def _let_in(self, peer: Peer) -> None:
-        """Wait until the certificate's stream that was opened last may be read; raises RefusedError if it may not."""
+        """Wait until the certificate's last opened stream may be read; raises RefusedError if it may not."""
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
         allowed, code = self._config.ingest.max_streams, grpc.StatusCode.RESOURCE_EXHAUSTED
         is_extra = peer.open > peer.allowed
         is_full = self._open > allowed
-        if peer.may_wait:  # also to be refused: who opens streams without end waits for each
+        if peer.may_wait:  # also to be refused: a client that opens streams without end waits for each
             peer.owe_for_hello()
             await peer.wait()
         if peer.revoked:
-            raise self._greeter.refuse_revoked(peer.names, peer.revoked)
+            raise self._handshake.refuse_revoked(peer.names, peer.revoked)
         if is_extra:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
-            raise self._greeter.refuse(code, "too_many_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse(code, "too_many_streams", detail, host=someone(peer.names))
         if is_full:
             detail = f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            raise self._greeter.refuse(code, "max_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse(code, "max_streams", detail, host=someone(peer.names))
 
     async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
-        """End a stream with a status; without one if the client does not read what was sent before."""
+        """End a stream with a status; without one if the client has not read what was sent before."""
         try:
             async with asyncio.timeout(_DRAIN_S):
                 await context.abort(code, detail)
@@ -208,7 +198,7 @@ class Ingest:
             raise asyncio.CancelledError from None
 
     def _raise_end(self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]) -> None:
-        """Raise what the stream ends with, if that is no plain end."""
+        """Raise what the stream ends with, unless that is a plain end."""
         for task in (receiver, sender):
             if task.done():
                 task.result()
@@ -221,7 +211,7 @@ class Ingest:
         detail = f"host {stream.host!r} has not read for {allowed_s:g} s (ingest.unread_s) what central says"
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         stream.close(detail, code)
-        return self._greeter.refuse(code, "unread", detail, host=stream.host)
+        return self._handshake.refuse(code, "unread", detail, host=stream.host)
 
     async def _send(self, flow: Flow, context: Context) -> None:
         """Write what is queued, until the stream is closed and everything is written."""
@@ -243,15 +233,15 @@ class Ingest:
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise self._greeter.refuse(code, error.reason, str(error), host=flow.stream.host) from None
+            raise self._handshake.refuse(code, error.reason, str(error), host=flow.stream.host) from None
 
     async def _receive(self, flow: Flow, context: Context) -> None:
         peer = flow.peer
         while True:
             if peer.until_s:
                 await peer.wait()
-            if self.room.is_full_for(flow):
-                await self.room.wait(flow)
+            if self.backpressure.is_full_for(flow):
+                await self.backpressure.wait(flow)
             raw = await context.read()
             if raw is grpc.aio.EOF:
                 return
@@ -273,16 +263,16 @@ class Ingest:
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
-        self._greeter.check_size(raw, flow.stream.host)
-        self.room.begin(flow, len(raw))
+        self._handshake.check_size(raw, flow.stream.host)
+        self.backpressure.begin(flow, len(raw))
         try:
-            return await self._greeter.read_large(raw, self._intake.sender_of(flow), flow.peer)
+            return await self._handshake.read_large(raw, self._intake.sender_of(flow), flow.peer)
         finally:
-            self.room.end(flow, len(raw))
+            self.backpressure.end(flow, len(raw))
 
     def _take(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Take a message that the loop itself reads; return it where it is a batch."""
-        message = self._greeter.parse(raw, flow.stream.host)
+        message = self._handshake.parse(raw, flow.stream.host)
         body = message.WhichOneof("body")
         if body == "batch":
             batch = message.batch
@@ -292,11 +282,11 @@ class Ingest:
             return self._intake.take_batch(flow, batch, raw)
         if body == "heartbeat":
             jobs = message.heartbeat.jobs
-            self._greeter.check_jobs(len(jobs), job_bytes(jobs), flow.stream.host)
+            self._handshake.check_jobs(len(jobs), job_bytes(jobs), flow.stream.host)
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
             detail = "a second Hello on one stream; connect anew to change what it says"
-            raise self._greeter.refuse(
+            raise self._handshake.refuse(
                 grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
             )
         # Anything else is a message of a newer protocol version that this one need not understand.
@@ -313,7 +303,7 @@ class Ingest:
             )
 
     def _take_heartbeat(self, flow: Flow, heartbeat: agent_pb2.Heartbeat) -> None:
-        stream, now = flow.stream, self._clock()
+        stream = flow.stream
         stream.spooled_batches = min(heartbeat.spooled_batches, _MOST_BATCHES)
         stream.dropped_batches = min(heartbeat.dropped_batches, _MOST_BATCHES)
         self._registry.update(
@@ -321,7 +311,7 @@ class Ingest:
         )
         flow.record = replace(
             flow.record,
-            last_seen_unix_ns=now,
+            last_seen_unix_ns=self._clock(),
             spooled_batches=stream.spooled_batches,
             dropped_batches=stream.dropped_batches,
             coefficient_version=stream.coefficient_version,

@@ -22,7 +22,7 @@ MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
 _ACK_WAITS_S = 0.02  # for other batches of the stream
 _MANY = 8  # batches of one stream under way, from which on its acknowledgements wait longer
-_LATE_S, _LOOK_S = 0.3, 0.1  # those that none follows leave after so long, and are looked for so often
+_LATE_S, _CHECK_S = 0.3, 0.1  # those that none follows leave after so long, and are checked so often
 _MANY_ACKS_WAIT_S = 0.2  # two or three commits of an overloaded central
 
 
@@ -35,38 +35,34 @@ class _PendingAck:
 
 
 class LateAcknowledgements:
-    """The streams whose acknowledgements wait for others, which may not come: one look at these few, while any wait."""
+    """Streams whose acknowledgements wait for others that may not come: these few are checked while any wait."""
 
     def __init__(self) -> None:
         self._streams: set[HostStream] = set()
 
     def add(self, stream: "HostStream") -> None:
-        """Look at a stream until its acknowledgements have left."""
+        """Check a stream until its acknowledgements have left."""
         if not self._streams:
-            self._look_later()
+            asyncio.get_running_loop().call_later(_CHECK_S, self._check)
         self._streams.add(stream)
 
-    def _look_later(self) -> None:
-        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
-
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._streams = {stream for stream in self._streams if not stream.wake_if_late()}
         if self._streams:
-            self._look_later()
+            asyncio.get_running_loop().call_later(_CHECK_S, self._check)
 
 
 @dataclass(slots=True, eq=False)
 class HostStream:
-    """One agent's open stream. `jobs` and `coefficient_version` are what the agent last said.
+    """One agent's open stream. `jobs` and `coefficient_version` are what the agent last sent.
 
     `held_tags` are the tags, by job, of the rows that it held when it connected. `late` wakes it for acknowledgements
-    that none follows; `clock_s` says how long they have waited.
+    that none follows; `clock_s` measures how long they wait.
     """
 
     host: str
     platform: str = ""
     protocol_version: int = 1
-    agent_version: str = ""
     is_importer: bool = False
     serial: str = ""  # of its certificate
     jobs: frozenset[str] = frozenset()
@@ -111,10 +107,10 @@ class HostStream:
     ) -> None:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
-        Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. Where other batches of
-        the stream are `under_way` to the disk it waits 0.02 s, of many 0.2 s, and leaves with the next of theirs: a
-        message of its own costs more than all else that is done for a batch. Where none of theirs follows it leaves
-        after 0.4 s at the latest.
+        Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. While other batches of
+        the stream are `under_way` to the disk it waits 0.02 s (0.2 s if they are many) and leaves with their next: a
+        message of its own costs more than all else that is done for a batch. If none follows it leaves after 0.4 s at
+        most.
         """
         if self.closed:
             return
@@ -139,7 +135,7 @@ class HostStream:
             self.late.add(self)
 
     def wake_if_late(self) -> bool:
-        """Have acknowledgements leave that none has followed; return whether they have, or none waits."""
+        """Send acknowledgements that none has followed; return whether that was done, or none waits."""
         if self.clock_s() - self._acks_since_s >= _LATE_S:
             self._wake.set()
             return True
@@ -187,14 +183,14 @@ class StreamRegistry:
     """All open streams, one per host.
 
     Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or
-    coefficient version changed; never with one that left. An exception in one of them is its
-    own bug and propagates. `vm_names` are what agents call their VMs.
+    coefficient version changed; never with one that left. Their exceptions propagate. `ended` and `refused` count since
+    the start: streams that ended, and streams and TLS handshakes that were refused, by reason.
     """
 
     def __init__(self) -> None:
         self.on_change: list[Callable[[HostStream], None]] = []
-        self.ended = 0  # streams, since the start
-        self.refused: Counter[str] = Counter()  # streams and handshakes that were refused since the start, by reason
+        self.ended = 0
+        self.refused: Counter[str] = Counter()
         self.vm_names = VmNames()
         self._late = LateAcknowledgements()
         self._streams: dict[str, HostStream] = {}
@@ -237,7 +233,7 @@ class StreamRegistry:
     def update(
         self, stream: HostStream, *, jobs: Iterable[str] | None = None, coefficient_version: int | None = None
     ) -> None:
-        """Note what the agent said; `on_change` is called where it differs from before."""
+        """Note what the agent sent; `on_change` is called where it differs from before."""
         before = (stream.jobs, stream.coefficient_version)
         if jobs is not None:
             stream.jobs = frozenset(jobs)

@@ -1,7 +1,7 @@
-"""Clients whose certificate is refused: gRPC ends such a handshake inside its core and tells its standard error only.
+"""Clients whose certificate is refused: gRPC ends such a handshake in its C core, which only logs to standard error.
 
-So what the core writes there is read: of each refused handshake it says why, though not who. Its lines are told from
-all others by their form, and go no further; everything else goes on to where standard error went before.
+So central reads the core's lines there: of each refused handshake they give the reason, though not the client. They are
+recognised by their form and go no further; everything else is passed on to the original standard error.
 """
 
 import os
@@ -17,7 +17,7 @@ from whitepanda.common import log
 
 _CORE_LINE = re.compile(rb"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")
 _REFUSED = re.compile(rb"\] Handshake failed with error (?P<why>.*)$")
-_TOLD_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 _SHOWN = 300  # characters of a line
 
 #: Why a handshake is refused: the reason's name, what the core says, what to do.
@@ -30,33 +30,33 @@ REASONS = (
 )
 
 
-def reason_of(told: str) -> tuple[str, str]:
+def reason_of(why: str) -> tuple[str, str]:
     """Return the reason's name and the remedy for what gRPC's core says of a handshake."""
-    return next((name, remedy) for name, text, remedy in REASONS if text in told)
+    return next((name, remedy) for name, text, remedy in REASONS if text in why)
 
 
 class Refusals:
-    """Counts refused handshakes; the first of a reason is logged, and then one a minute with their number."""
+    """Counts refused handshakes; logs the first of a reason, and then one a minute with their number."""
 
     def __init__(self, counts: Counter[str], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._counts = counts
         self._clock_s = clock_s
-        self._told: dict[str, tuple[float, int]] = {}  # when, and how many there were then
+        self._logged: dict[str, tuple[float, int]] = {}  # when, and how many there were then
         self._log = log.get("ingest")
 
-    def note(self, told: str) -> None:
-        """Take what gRPC's core said of one."""
-        reason, remedy = reason_of(told)
+    def note(self, why: str) -> None:
+        """Take the core's text on one handshake."""
+        reason, remedy = reason_of(why)
         self._counts[reason] += 1
         now, count = self._clock_s(), self._counts[reason]
-        when, before = self._told.get(reason, (now - _TOLD_EVERY_S, 0))
-        if now - when >= _TOLD_EVERY_S:
-            self._told[reason] = (now, count)
+        when, before = self._logged.get(reason, (now - _LOG_EVERY_S, 0))
+        if now - when >= _LOG_EVERY_S:
+            self._logged[reason] = (now, count)
             self._log.warning(
                 "client refused in the TLS handshake; its own log names it",
                 reason=reason,
                 refused=count - before,
-                detail=told[:_SHOWN],
+                detail=why[:_SHOWN],
                 remedy=remedy,
             )
 
@@ -65,7 +65,7 @@ class Refusals:
 def reading_standard_error(on_refusal: Callable[[str], None]) -> Iterator[None]:
     """Read this process's standard error meanwhile; `on_refusal` is called in a thread with what the core says.
 
-    Python's own sys.stderr goes past it, straight to where it went before.
+    Python's own sys.stderr bypasses it, straight to the original.
     """
     sys.stderr.flush()
     outside = os.dup(2)

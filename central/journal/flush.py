@@ -15,30 +15,30 @@ from central.lake.segments import Lake
 from central.own_threads import in_own_thread
 from whitepanda.common import log
 
-_LOOK_S = 0.25  # how often the loop looks at how much there is
+_POLL_S = 0.25  # how often the loop checks how much there is
 _TRIES = 3  # of a batch by itself, before it is set aside
 
 
 class Roller:
-    """Rolls one journal into the lake. `on_rolled` is called on the loop after each roll.
+    """Rolls one journal into the lake; its segments are written by `worker`, which its owner closes, or by a thread.
 
-    Segments are written by `worker`, which is central's to close; without one by a thread.
+    `on_rolled` is called on the loop after each roll. `failure` is why the last roll failed; "" while all is well.
     """
 
     def __init__(self, config: IngestSection, journal: Journal, lake: Lake, worker: RollWorker | None = None) -> None:
         self.on_rolled: list[Callable[[], None]] = []
-        self.failure = ""  # why the last roll failed; "" while all is well
+        self.failure = ""
         self._config = config
         self._journal = journal
         self._lake = lake
         self._worker = worker
-        self._is_careful = False  # since a roll failed of its rows, until all is rolled
+        self._is_careful = False  # since a roll failed because of its rows, until all is rolled
         self._suspects: set[int] = set()  # packs at which the process died
         self._faults = Counter[tuple[int, int]]()  # of batches tried alone, by pack and place in it
         self._log = log.get("rolls")
 
     async def run(self) -> None:
-        """Roll for ever: what an earlier process left unfinished at once, then by interval or number of rows."""
+        """Roll indefinitely: what an earlier process left unfinished at once, then by interval or number of rows."""
         self._lake.remove_unfinished(self._journal.origin)
         due = time.monotonic()
         while True:
@@ -48,16 +48,15 @@ class Roller:
                     pause_s = 1.0 if self._is_careful else 10.0
                     due = time.monotonic() + min(self._config.roll_interval_s, pause_s)
                     await asyncio.sleep(min(self._config.roll_interval_s, 1.0))
-            await asyncio.sleep(min(_LOOK_S, self._config.roll_interval_s))
+            await asyncio.sleep(min(_POLL_S, self._config.roll_interval_s))
 
     async def roll_all(self) -> int:
         """Roll until the journal held nothing. Returns the number of rows.
 
         Raises:
             OSError: the lake cannot be written. The rows stay in the journal; the next roll is the same one again.
-            sqlite3.OperationalError: the same of the journal.
+            sqlite3.OperationalError: the journal cannot be read or written; else as above.
             RollFaultError: the same, but the next one is careful; a batch that fails alone three times is set aside.
-
         """
         total = 0
         while (roll := await self._journal.begin_roll(self._config.roll_rows)) is not None:
@@ -86,8 +85,8 @@ class Roller:
         gone = [one for one in sorted(unfit, reverse=True) if self._faults[one.pack, one.place] >= _TRIES]
         for one in gone:
             batch, rows = await self._journal.set_aside(one.pack, one.place, one.what)
-            told = "a batch that cannot be written into the lake is set aside in the journal"
-            self._log.error(told, host=batch.host, rows=rows, bytes=len(batch.payload), error=one.what)
+            event = "a batch that cannot be written into the lake is set aside in the journal"
+            self._log.error(event, host=batch.host, rows=rows, bytes=len(batch.payload), error=one.what)
         if gone:
             self._faults.clear()
 
@@ -96,8 +95,8 @@ class Roller:
             await self.roll_all()
         except (OSError, sqlite3.OperationalError) as error:
             if not self.failure:
-                told = "cannot roll into the lake; rows wait in the journal"
-                self._log.error(told, lake=self._lake.name, error=str(error))
+                event = "cannot roll into the lake; rows wait in the journal"
+                self._log.error(event, lake=self._lake.name, error=str(error))
             self.failure = str(error)
             return False
         if self.failure:
@@ -112,9 +111,7 @@ class Roller:
             "rows": f"{roll.first}-{roll.last}",
             "central": metadata.version("whitepanda"),
         }
-
+        path = self._journal.path
         if self._worker is not None:
-            return self._worker.write(
-                self._journal.path, roll, provenance, careful=self._is_careful, suspects=self._suspects
-            )
-        return write_roll(self._lake, self._journal.path, roll, provenance)
+            return self._worker.write(path, roll, provenance, careful=self._is_careful, suspects=self._suspects)
+        return write_roll(self._lake, path, roll, provenance)

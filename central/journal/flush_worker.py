@@ -1,17 +1,16 @@
-"""Segments are written in a process of their own: what it takes would hold up the loop that acknowledges.
+"""Segments are written in a process of their own: in central's it would hold up the loop that acknowledges.
 
-Central starts it at the first roll and hands it one roll at a time, a line of JSON each way. It reads the journal as
-any reader does and writes to the lake; what begins and finishes a roll stays with the journal's writer, so the process
-may be killed at any point like central itself.
+Central starts it at the first roll and hands it one roll at a time, a line of JSON each way. The process only reads the
+journal and writes to the lake; what begins and finishes a roll stays with the journal's writer, so the process may be
+killed at any point like central itself.
 
-Its memory is bounded, and a roll is read piece by piece. Where it fails of its rows, or dies, it is asked to be
-careful: it then tries the batches first, saying which, and takes small pieces.
+Its memory is bounded, and a roll is read piece by piece. Where it fails because of its rows, or dies, it is asked to be
+careful: it then tries the batches first, reporting which, and takes small pieces.
 
 Two processes must never write the same segment. So it dies with central, and until it is dead it holds the journal's
 lock, which it inherits: the next central does not begin before.
 """
 
-import contextlib
 import json
 import os
 import resource
@@ -19,7 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -33,14 +32,14 @@ from central.journal.tables import Roll, read_batches, read_roll
 from central.lake.segments import Lake
 from central.validation.rows import StoredBatch, samples_tables
 
-_NICE = 5  # than central: rolls have to keep up with it, but agents wait for it
-_PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
+_NICE = 5  # relative to central: rolls have to keep up with it, but agents wait for it
+_PIECE_ROWS = 50_000  # in memory at a time, and so the most rows of a segment's row group
 _PIECE_BYTES = 16 << 20  # of batches in memory at a time
 _TEXT_BYTES = 96 << 20  # of rows' texts at a time
 _CAREFUL = 16  # times less of each
 _MEMORY_BYTES = 1 << 30  # of the process
 _SPARED = 4  # this part of it is not for a batch by itself: writing it beside others takes more
-_SPACE_BYTES = 32 << 20  # where there is not so much, it is not a batch's fault that it cannot be written
+_SPACE_BYTES = 32 << 20  # with less free memory than this it is not the batch's fault that it cannot be written
 _WHY = 300  # characters
 
 
@@ -57,10 +56,7 @@ class Unfit(NamedTuple):
 
 
 class RollFaultError(OSError):
-    """A roll failed, but neither of the lake nor of the journal: memory was short, or the process died of its rows.
-
-    `unfit` are the batches by which it failed, where that is known.
-    """
+    """A roll failed: memory was short, or the process died of its rows. `unfit`: the batches at fault, where known."""
 
     def __init__(self, text: str, unfit: list[Unfit] | None = None) -> None:
         super().__init__(text)
@@ -68,14 +64,9 @@ class RollFaultError(OSError):
 
 
 def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str], *, careful: bool = False) -> int:
-    """Write the segments of a roll and return the number of their rows.
+    """Write the segments of a roll, with less in memory at a time if `careful`. Return the number of their rows.
 
-    `careful` has less in memory at a time.
-
-    Raises:
-        OSError: the lake cannot be written.
-        sqlite3.OperationalError: the journal cannot be read.
-
+    OSError: the lake cannot be written. sqlite3.OperationalError: the journal cannot be read.
     """
     part = _CAREFUL if careful else 1
 
@@ -86,60 +77,47 @@ def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str]
     return sum(segment.rows for segment in lake.write_pieces(tables, roll.stem, provenance))
 
 
-def _find_unfit(
-    journal: Path, roll: Roll, suspects: Collection[int], tell: Callable[[Unfit | None], None]
-) -> list[Unfit]:
-    """Try the packs of a roll, and each batch by itself of those that fail and of `suspects`.
-
-    `tell` is called before and after each.
-    """
+def _find_unfit(journal: Path, roll: Roll, suspects: Collection[int]) -> list[Unfit]:
+    """Try the packs of a roll, and each batch by itself of those that fail and of `suspects`; report each attempt."""
     unfit = []
     for pack, found in groupby(read_batches(journal, roll), itemgetter(0)):
         batches = [batch for _, _, batch, _ in found]
-        if pack not in suspects:
-            tell(Unfit(pack, WHOLE_PACK, f"{len(batches)} batches from {batches[0].host} on"))
-            why = _fault_of(batches)
-            tell(None)
-            if not why:
-                continue
+        what = f"{len(batches)} batches from {batches[0].host} on"
+        if pack not in suspects and not _fault_of(batches, Unfit(pack, WHOLE_PACK, what)):
+            continue
         for place, batch in enumerate(batches):
             what = f"batch {batch.sequence} of spool {batch.spool_id!r} of {batch.host}, {len(batch.payload)} bytes"
-            tell(Unfit(pack, place, what))
-            why = _fault_of([batch])
-            tell(None)
-            if why:
-                bytearray(_SPACE_BYTES)  # else nothing could be written, whatever it is
+            if why := _fault_of([batch], Unfit(pack, place, what)):
+                bytearray(_SPACE_BYTES)  # a MemoryError here: nothing could be written, whatever it is
                 unfit.append(Unfit(pack, place, f"{what}: {why}"))
     return unfit
 
 
-def _fault_of(batches: list[StoredBatch]) -> str:
-    """Return why batches cannot be written; "" where they can. An OSError is the machine's."""
+def _fault_of(batches: list[StoredBatch], at: Unfit) -> str:
+    """Return why batches cannot be written; "" where they can. Raises an OSError: that is the machine's."""
+    _say({"at": at})
     try:
         for table in samples_tables(batches, _TEXT_BYTES // _CAREFUL):
             with Path(os.devnull).open("wb") as nowhere:  # given as a path it would be deleted
                 pq.write_table(table, nowhere, compression="zstd")
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is these batches'
+    except Exception as error:  # noqa: BLE001 - whatever it is, these batches cause it
         return _words(error)
+    finally:
+        _say({"at": None})
     return ""
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's kind and text in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_WHY]
 
 
 class RollWorker:
-    """The process, as central sees it.
+    """The process, as central sees it, for the `lake` (folder or URL); it inherits the `lock` that holds the journal.
 
-    Args:
-        lake: folder or URL of the lake.
-        state: central's state folder.
-        lock: the open file by which central holds the journal.
-        memory_bytes: that the process may have.
-
+    `state` is central's state folder; the process may have `memory_bytes`.
     """
 
     def __init__(self, lake: str, state: Path, lock: IO[str], memory_bytes: int = _MEMORY_BYTES) -> None:
@@ -149,12 +127,7 @@ class RollWorker:
         self._busy = threading.Lock()
 
     def start(self) -> None:
-        """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
-
-        Raises:
-            OSError: it cannot be started.
-
-        """
+        """Start the process if it does not run (OSError). For the main thread: the process ends with its caller."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -173,15 +146,14 @@ class RollWorker:
         careful: bool = False,
         suspects: Collection[int] = (),
     ) -> int:
-        """Do as `write_roll` does, over there. For any thread, after `start`.
+        """Do as `write_roll` does, in the process. For any thread, after `start`.
 
-        Of packs in `suspects` a careful one tries each batch by itself.
+        With `careful` each batch of packs in `suspects` is tried by itself.
 
         Raises:
             OSError: as `write_roll`, or the process does not run.
             RollFaultError: anything else, or the process has died.
             sqlite3.OperationalError: as `write_roll`.
-
         """
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
@@ -217,17 +189,13 @@ class RollWorker:
         raise (OSError if answer["kind"] == "lake" else sqlite3.OperationalError)(answer["error"])
 
     def close(self) -> None:
-        """End it at once: a roll that it is at will be repeated."""
+        """End it at once: its roll will be repeated."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        with self._busy:  # who waits for an answer has seen the end
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+            with self._busy:  # whoever waits for an answer has seen the end
+                worker_process.close_pipes(process)
 
 
 def main() -> None:
@@ -246,7 +214,7 @@ def main() -> None:
             answer = {"kind": "lake", "error": str(error)}
         except sqlite3.OperationalError as error:
             answer = {"kind": "journal", "error": str(error)}
-        except Exception as error:  # noqa: BLE001 - central says it, once
+        except Exception as error:  # noqa: BLE001 - central logs it, once
             answer = {"kind": "fault", "error": _words(error), "unfit": []}
         _say(answer)
 
@@ -257,7 +225,7 @@ def _answer(lake: Lake, order: dict[str, Any]) -> dict[str, Any]:
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (soft - soft // _SPARED, hard))
         try:
-            unfit = _find_unfit(journal, roll, order["suspects"], lambda at: _say({"at": at}))
+            unfit = _find_unfit(journal, roll, order["suspects"])
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         if unfit:

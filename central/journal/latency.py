@@ -11,13 +11,7 @@ _BOUNDS_NS = np.array(BOUNDS_S) * 1e9
 
 
 class AckTimes:
-    """Counts by bucket.
-
-    Attributes:
-        counts: of each bucket alone, one more than `BOUNDS_S`.
-        sum_s: of all times.
-
-    """
+    """Counts by bucket (`counts`, one more than `BOUNDS_S`, each alone) and the sum of all times, s."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)

@@ -12,19 +12,19 @@ import os
 import sqlite3
 from pathlib import Path
 
+from central.journal.database import PAGE_BYTES, transaction
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it
 _MESSAGES = 8  # of the largest size fit: the journal keeps its log below half of the reserve
+_FREE_PAGES = "PRAGMA freelist_count"
 _DISK_SHARE = 10  # the reserve is at most the tenth part of the disk
 
 
 class Reserve:
-    """A file that only takes space. Not thread-safe: the journal's thread uses it, and before that its constructor.
+    """A file that only takes space: `size_bytes`, 0 for no reserve, on the journal's disk.
 
-    Args:
-        path: of the file, on the journal's disk.
-        size_bytes: what it holds; 0 for no reserve.
-
+    Not thread-safe: the journal's constructor uses it, then the journal's thread.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -81,6 +81,16 @@ class Reserve:
                 break
         return self.is_held
 
+    def shrink(self, connection: sqlite3.Connection) -> bool:
+        """Where the disk has little room, have the journal give back free pages. True: to be called again."""
+        free_pages = connection.execute(_FREE_PAGES).fetchone()[0]
+        if not free_pages or free_bytes(self._path.parent) >= 2 * self.size_bytes:
+            return False
+        some = max(self.size_bytes // 16 // PAGE_BYTES, 1)
+        transaction(connection, lambda _: connection.execute(f"PRAGMA incremental_vacuum({some})").fetchall())
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return bool(connection.execute(_FREE_PAGES).fetchone()[0] < free_pages)
+
     def give_up(self) -> None:
         """Delete it: there is none then."""
         with contextlib.suppress(OSError):
@@ -107,10 +117,7 @@ class Reserve:
 
 
 def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
-    """Return the size of the reserve in bytes; 0 for none.
-
-    It is as set, but not too small for the largest messages, and never more than a tenth of the folder's disk.
-    """
+    """Return the reserve's size: as set, enough for the largest messages, at most a tenth of the disk; bytes."""
     if not mib:
         return 0
     wanted = max(mib << 20, _MESSAGES * max_message_bytes)
@@ -131,9 +138,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error says that the disk of a folder is full, or a quota used up.
+    """Return whether an error means that the disk of a folder is full, or a quota used up.
 
-    SQLite has a code of its own for the first one only, and where it cannot enlarge its shared memory neither.
+    SQLite has a code of its own only for a full disk, and none where it cannot enlarge its shared memory.
     """
     if isinstance(error, OSError):
         return error.errno in _FULL

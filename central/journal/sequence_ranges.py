@@ -1,12 +1,11 @@
-"""Sets of sequence numbers as merged ranges: compact for ever, as a spool numbers its batches almost without gaps."""
+"""Sets of sequence numbers as merged ranges: they stay compact, as a spool numbers its batches almost without gaps."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class RangeChange:
+class RangeChange(NamedTuple):
     """How adding one number changed the ranges: `first..last` is there now, ranges that start at `removed` are not."""
 
     first: int
@@ -15,9 +14,9 @@ class RangeChange:
 
 
 class SequenceRanges:
-    """A set of integers as disjoint ranges, both ends included, that never touch each other.
+    """A set of integers as disjoint ranges, both ends included, that never touch.
 
-    `last_day` is for the journal: when a batch of the spool came last, in days since 1970; -1 where that is not known.
+    `last_day` is the day of the spool's last batch, since 1970; -1 where that is unknown.
     """
 
     __slots__ = ("_firsts", "_lasts", "last_day")

@@ -12,70 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from central.journal.database import reading
+from central.lake.segments import segment_stem
 from central.validation.events import EventRow
 from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 
-SCHEMA_VERSION = "1"
-BUSY_TIMEOUT_S = 10.0
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE received (
-    host TEXT NOT NULL, spool_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
-    PRIMARY KEY (host, spool_id, first)
-) WITHOUT ROWID;
-CREATE TABLE rejections (
-    host TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
-    PRIMARY KEY (host, kind, reason)
-) WITHOUT ROWID;
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE hosts (
-    host TEXT PRIMARY KEY, platform TEXT NOT NULL, agent_version TEXT NOT NULL, protocol_version INTEGER NOT NULL,
-    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL,
-    spooled_batches INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, coefficient_version INTEGER NOT NULL,
-    clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
--- The batches of a commit side by side in one row: a row each costs a turn of Python's lock per row and half a page.
-CREATE TABLE packs (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: segments are named after it
-    batches INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
-    contents BLOB NOT NULL,  -- MessagePack: of each batch (host, platform, spool_id, sequence, rows, kept, bytes)
-    payload BLOB NOT NULL    -- the agents' CpiBatches as they came, one after the other
-);
--- What changes with every batch of a host, in rows of its own, many to a page.
-CREATE TABLE seen (
-    host TEXT PRIMARY KEY, accepted_rows INTEGER NOT NULL, last_seen_unix_ns INTEGER NOT NULL
-) WITHOUT ROWID;
--- The last number that was given is the number of events ever taken.
-CREATE TABLE events (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    host TEXT NOT NULL, received_unix_ns INTEGER NOT NULL, unix_ns INTEGER NOT NULL,
-    vm TEXT NOT NULL, name TEXT NOT NULL, behaviour INTEGER NOT NULL, before INTEGER NOT NULL,
-    payload BLOB NOT NULL   -- the agent's VmEvent as it came
-);
-CREATE INDEX events_of_host ON events (host);
--- Reports of contention on their way into incident history, which may be on another machine.
-CREATE TABLE triggers (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    host TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL, number INTEGER NOT NULL,
-    machine TEXT NOT NULL, unix_ns INTEGER NOT NULL,
-    payload BLOB NOT NULL   -- the agent's Trigger as it came
-);
--- When a batch of a spool came last, so that `received` can forget it. Of importers, whose rows may be of any age, the
--- day never comes.
-CREATE TABLE spools (
-    host TEXT NOT NULL, spool_id TEXT NOT NULL, last_day INTEGER NOT NULL, PRIMARY KEY (host, spool_id)
-) WITHOUT ROWID;
-CREATE INDEX spools_by_day ON spools (last_day);
--- Batches that could not be written into the lake, so that the others could.
-CREATE TABLE set_aside (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
-    rows INTEGER NOT NULL, kept BLOB, why TEXT NOT NULL,
-    payload BLOB NOT NULL   -- the agent's CpiBatch as it came
-);
-"""
 #: Why such a batch is counted as refused.
 _SET_ASIDE = "set_aside"
 
@@ -96,10 +38,7 @@ _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What central knows of a host, connected or not.
-
-    `clock_offset_ns` is the agent's clock minus ours, at its Hello.
-    """
+    """What central knows of a host. `clock_offset_ns` is the agent's clock minus central's, at its Hello."""
 
     host: str
     platform: str = ""
@@ -138,6 +77,17 @@ class JournalStats:
     def rejected(self, kind: str) -> Counter[str]:
         """Return the counts of a kind: "row", "event" or "batch"."""
         return {"row": self.rejected_rows, "event": self.rejected_events}.get(kind, self.rejected_batches)
+
+    def count(self, group: "Group") -> None:
+        """Add what a transaction has committed."""
+        self.accepted_batches += group.counters["accepted_batches"]
+        self.accepted_rows += group.counters["accepted_rows"]
+        self.duplicate_batches += group.counters["duplicate_batches"]
+        self.accepted_events += len(group.events)
+        self.journal_batches += len(group.new)
+        self.journal_rows += sum(item.accepted_rows for item in group.new)
+        for (_, kind, reason), count in group.rejections.items():
+            self.rejected(kind)[reason] += count
 
 
 @dataclass(slots=True)  # not frozen: setting so many fields would take twice as long
@@ -206,7 +156,7 @@ def write_group(
 ) -> None:
     """Write what a group changes, within the transaction that the caller began.
 
-    Of events the last `max_events` are kept (with about a hundredth more until the next look), and of them
+    Of events the last `max_events` are kept (with about a hundredth more until the next check), and of them
     `max_events_per_host` of each host.
     """
     if group.events:
@@ -320,25 +270,18 @@ def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]
 def read_batches(journal: Path, roll: Roll) -> Iterator[tuple[int, int, StoredBatch, int]]:
     """Yield the batches of a roll, in order: each with its pack, its place in it, and how many of its rows count.
 
-    For any thread or process: it has a connection of its own, and holds the journal's log back no longer than it takes
-    to read a pack.
+    For any thread or process. It holds the journal's log back no longer than it takes to read a pack.
     """
-    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
-    try:
+    with reading(journal) as connection:
         for number in range(roll.first, roll.last + 1):
             found = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (number,))
             for contents, payload in found.fetchall():
                 for index, (batch, accepted) in enumerate(unpack(contents, payload)):
                     yield number, index, batch, accepted
-    finally:
-        connection.close()
 
 
 def read_roll(journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 << 62) -> Iterator[list[StoredBatch]]:
-    """Yield the batches of a roll in pieces of about `piece_rows` rows or `piece_bytes` bytes: a roll may be large.
-
-    The pieces are the same each time. For any thread or process, see `read_batches`.
-    """
+    """Yield the batches of a roll in pieces of about `piece_rows` rows or `piece_bytes` bytes, the same each time."""
     piece: list[StoredBatch] = []
     rows = size = 0
     for _, _, batch, accepted in read_batches(journal, roll):
@@ -353,12 +296,7 @@ def read_roll(journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 <
 
 
 def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
-    """Move a batch, by its place in its pack, to where no roll takes it; it counts as refused.
-
-    Returns:
-        The batch, and how many of its rows had been accepted.
-
-    """
+    """Move a batch, by its place in its pack, to where no roll takes it; return it and how many of its rows counted."""
     contents, payload = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (pack,)).fetchone()
     batches = msgspec.msgpack.decode(contents)
     at = sum(batch[-1] for batch in batches[:index])
@@ -384,24 +322,24 @@ def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -
 
 
 def _host_values(record: HostRecord) -> tuple[Any, ...]:
+    counts = (record.spooled_batches, record.dropped_batches, record.coefficient_version)
     return (
-        record.host,
-        record.platform,
-        record.agent_version,
-        record.protocol_version,
-        record.boot_id,
+        *(record.host, record.platform, record.agent_version, record.protocol_version, record.boot_id),
         record.last_seen_unix_ns,
-        *(min(n, 2**63 - 1) for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)),
+        *(min(count, 2**63 - 1) for count in counts),
         max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
         msgspec.json.encode(record.jobs).decode(),
     )
 
 
-def end_of_roll(connection: sqlite3.Connection, max_rows: int) -> tuple[int, int]:
-    """Return the first and the last pack of a roll of about `max_rows` rows, and no more bytes than go with these.
+def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, max_rows: int) -> Roll | None:
+    """Note the intent of a roll of about `max_rows` rows, and no more bytes than go with these; None without rows.
 
-    0 and 0 where there are none.
+    An unfinished roll comes first. `replica` and `journal_id` are for `segment_stem`.
     """
+    unfinished = connection.execute("SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1").fetchone()
+    if unfinished:
+        return Roll(*unfinished)
     first = last = rows = size = 0
     most_bytes = max(_ROLL_BYTES, _ROLL_ROW_BYTES * max_rows)
     packs = connection.execute("SELECT id, accepted_rows, length(payload) FROM packs ORDER BY id")
@@ -409,16 +347,15 @@ def end_of_roll(connection: sqlite3.Connection, max_rows: int) -> tuple[int, int
         first, last, rows, size = first or number, number, rows + accepted, size + bytes_of_it
         if rows >= max_rows or size >= most_bytes:
             break
-    return first, last
+    if not last:
+        return None
+    roll = Roll(segment_stem(replica, journal_id, first), first, last)
+    connection.execute("INSERT INTO rolls VALUES (?, ?, ?)", (roll.stem, roll.first, roll.last))
+    return roll
 
 
 def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
-    """Note that a roll's files are on disk: it is not repeated, whatever happens. Its rows are `forget_some`'s.
-
-    Returns:
-        How many batches have left.
-
-    """
+    """Note that a roll's files are on disk: it is not repeated. Return how many batches have left."""
     gone = connection.execute(
         "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?", (roll.first, roll.last)
     ).fetchone()[0]
@@ -456,9 +393,7 @@ def forget_spools(
 ) -> list[tuple[str, str]]:
     """Delete the ranges of spools from which nothing came since a day (since 1970), about `most_rows` of them.
 
-    Returns:
-        Whose ranges were deleted, by (host, spool_id); of the last one some may be left. Empty where there are none.
-
+    Return the (host, spool_id) whose ranges were deleted; some ranges of the last one may be left.
     """
     silent = connection.execute(
         "SELECT host, spool_id FROM spools WHERE last_day < ? LIMIT ?", (before_day, most_rows)
@@ -503,33 +438,19 @@ def read_events(
     since_unix_ns: int = 0,
     until_unix_ns: int = 2**63 - 1,
 ) -> list[tuple[int, EventRow]]:
-    """Return the last events with an id below `before_id`, the last that came first, each with its id.
+    """Return the last `limit` events with an id below `before_id`, newest first, each with its id.
 
-    Args:
-        connection: to the journal.
-        before_id: where to go on.
-        limit: at most so many.
-        host: only of this host; "" for all.
-        vm: only of VMs with this UUID or name; "" for all.
-        behaviour: only those that begin or end it (a number of `whitepanda.v1.Behaviour`); 0 for all.
-        since_unix_ns: found at this time or later.
-        until_unix_ns: found before this time.
-
+    "" and 0 match all. `vm` is a UUID or a name, `behaviour` (a number of `whitepanda.v1.Behaviour`) one that an event
+    begins or ends; times are in [since_unix_ns, until_unix_ns).
     """
+    wanted: dict[str, str | int] = {"before_id": before_id, "host": host, "vm": vm, "behaviour": behaviour}
+    wanted |= {"since_unix_ns": since_unix_ns, "until_unix_ns": until_unix_ns, "limit": limit}
     found = connection.execute(
         "SELECT id, host, received_unix_ns, unix_ns, vm, name, behaviour, before, payload FROM events"
         " WHERE id < :before_id AND (:host = '' OR host = :host) AND (:vm = '' OR :vm IN (vm, name))"
         " AND (:behaviour = 0 OR :behaviour IN (behaviour, before))"
-        " AND unix_ns >= :since AND unix_ns < :until ORDER BY id DESC LIMIT :limit",
-        {
-            "before_id": before_id,
-            "host": host,
-            "vm": vm,
-            "behaviour": behaviour,
-            "since": since_unix_ns,
-            "until": until_unix_ns,
-            "limit": limit,
-        },
+        " AND unix_ns >= :since_unix_ns AND unix_ns < :until_unix_ns ORDER BY id DESC LIMIT :limit",
+        wanted,
     )
     return [(number, EventRow(*row)) for number, *row in found]
 

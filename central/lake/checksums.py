@@ -1,4 +1,4 @@
-"""Digests that tell whether an object of the lake is what was written, and under the name that it was written for.
+"""Digests that prove an object of the lake to be what was written, and under the name that it was written for.
 
 A seal is a mark and 64 hexadecimal digits within the object itself: SHA-256 of the object's name, a zero byte and the
 object's bytes, with zeros for the digits. So nothing lies beside the object that could be lost or be of another one,
@@ -27,12 +27,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def digest_of(file: BinaryIO | Path) -> str:
-    """Return the SHA-256 of a whole file, hexadecimal.
-
-    Raises:
-        OSError: it cannot be read.
-
-    """
+    """Return the SHA-256 of a whole file, hexadecimal."""
     if isinstance(file, Path):
         check_regular(file)
         with file.open("rb") as opened:
@@ -44,19 +39,9 @@ def digest_of(file: BinaryIO | Path) -> str:
 
 
 def check_digest(root: str, name: str, file: BinaryIO | Path, written: str, remedy: str) -> None:
-    """Hold an object's bytes against its digest in a manifest.
+    """Compare the bytes of the object `name` below `root` with the digest that a manifest has of it.
 
-    Args:
-        root: of the lake, for the error.
-        name: the object's, for the error.
-        file: its bytes.
-        written: the digest.
-        remedy: what to do.
-
-    Raises:
-        DamagedError: the bytes are other ones.
-        OSError: they cannot be read.
-
+    DamagedError (with the `remedy`): they differ. OSError: they cannot be read.
     """
     if (found := digest_of(file)) != written:
         raise DamagedError(root, name, _differs(found, written), remedy)
@@ -71,13 +56,7 @@ def sealed(data: bytes, name: str) -> bytes:
 def seal_file(path: Path, name: str) -> None:
     """Set the seal of a Parquet file that has the `PLACE` in its footer, under the key `SEGMENT_KEY`.
 
-    Args:
-        path: the file, not yet in the lake.
-        name: that it will have there.
-
-    Raises:
-        OSError: it cannot be written.
-
+    `path` is not yet in the lake, `name` is what it will have there.
     """
     with path.open("r+b") as file:
         at = _seal_in(file)
@@ -89,23 +68,14 @@ def seal_file(path: Path, name: str) -> None:
 
 
 def check_text(root: str, name: str, data: bytes, remedy: str) -> None:
-    """Hold a manifest against its seal; else as `check_file`."""
+    """Compare a manifest with its seal; else as `check_file`."""
     check_file(root, name, io.BytesIO(data), remedy)
 
 
 def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> None:
-    """Hold a file against its seal.
+    """Compare an open file, `name` below `root`, with its seal; it is read once.
 
-    Args:
-        root: of the lake, for the error.
-        name: under which the file is in the lake.
-        file: open, to read from any place in it; it is read once.
-        remedy: what to do.
-
-    Raises:
-        DamagedError: its bytes are not those that were written under this name, or it has no seal.
-        OSError: it cannot be read.
-
+    DamagedError: its bytes are not those that were written under this name, or it has no seal. OSError: unreadable.
     """
     at = _seal_in(file)
     if at is None:

@@ -14,7 +14,6 @@ import shutil
 import time
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 #: A draft of another machine is abandoned when nobody wrote into it for so long.
@@ -25,15 +24,9 @@ _BUSY = (BlockingIOError, PermissionError)
 
 
 class Draft:
-    """A file that this process writes; locked until `close`.
+    """A file that this process writes, locked until `close`: `file` is open for writing at `path`.
 
-    Args:
-        path: of the file beside the segment's place, as `Objects.draft` returns it; it ends in ".tmp".
-
-    Attributes:
-        path: where it is.
-        file: it, open for writing.
-
+    The argument is the path beside the segment's place that `Objects.draft` returns; it ends in ".tmp".
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,9 +38,7 @@ class Draft:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -75,20 +66,15 @@ class Draft:
 
 
 class OwnedFolder:
-    """A temporary folder of this process, deleted by `close` or at exit; those of processes that are gone go first.
+    """A temporary folder `path` of this process in `parent`, deleted by `close` or at exit; abandoned ones go first.
 
-    Args:
-        parent: is there.
-        prefix: begins the names of all such folders in `parent`.
-        is_local: all of these are of this machine, so also those from before its last boot can be deleted.
-
-    Attributes:
-        path: where it is.
-
+    `prefix` begins the names of all such folders. `is_local`: all are of this machine, so also those from before its
+    last boot can be deleted.
     """
 
     def __init__(self, parent: Path, prefix: str, *, is_local: bool = False) -> None:
-        _remove_left(parent, prefix, is_local=is_local)
+        for left in parent.glob(f"{prefix}*.tmp"):
+            remove_abandoned(left, is_local=is_local)
         draft = Draft(parent / f"{prefix}{secrets.token_hex(4)}.tmp")
         self.path = draft.path.with_suffix("")
         self.close = weakref.finalize(self, _close_folder, self.path, draft)
@@ -97,9 +83,7 @@ class OwnedFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -108,24 +92,16 @@ def _close_folder(path: Path, draft: Draft) -> None:
     draft.close()
 
 
-def _remove_left(parent: Path, prefix: str, *, is_local: bool) -> None:
-    for left in parent.glob(f"{prefix}*.tmp"):
-        remove_abandoned(left, is_local=is_local)
-
-
 def owner() -> str:
-    """Return what the names of this process's drafts have in them."""
+    """Return the part of this process's drafts' names that identifies it."""
     return f"{_boot()}-{os.getpid()}"
 
 
 def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False) -> bool:
     """Delete a draft, and its folder, if the process that wrote it is gone. Returns whether it was and is deleted.
 
-    Args:
-        path: of the draft.
-        is_own: the caller knows that only its predecessor, which is gone, can have written it.
-        is_local: the caller knows that a process of this machine has written it.
-
+    `is_own`: only the caller's predecessor, which is gone, can have written it. `is_local`: a process of this machine
+    did.
     """
     name = _OWNER.search(path.name)
     folder = path.with_suffix("")
@@ -145,7 +121,7 @@ def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False
 
 
 def _is_old(path: Path) -> bool:
-    """Whether nobody has written into a file, or into any of a folder, for `ABANDONED_S`; True where it is gone."""
+    """Return whether nothing was written to a file, or into a folder, for `ABANDONED_S`; True where it is gone."""
     since_s = time.time() - ABANDONED_S
     with contextlib.suppress(FileNotFoundError):
         return all(each.lstat().st_mtime < since_s for each in (path, *path.rglob("*")))
@@ -153,12 +129,7 @@ def _is_old(path: Path) -> bool:
 
 
 def _lock(file: int, *, wait: bool = False) -> bool:
-    """Lock a file; False where its file system has no locks.
-
-    Raises:
-        BlockingIOError: another process has it.
-
-    """
+    """Lock a file; False where its file system has no locks. BlockingIOError: another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except _BUSY:

@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
-    """Open a database in memory.
-
-    Args:
-        settings: DuckDB's own, such as `memory_limit` or `threads`.
-
-    Raises:
-        duckdb.Error: a setting that there is not, or a value that it cannot have.
-
-    """
+    """Open a database in memory, with DuckDB's settings such as `memory_limit`; duckdb.Error where one is wrong."""
     import duckdb  # noqa: PLC0415 - takes 0.1 s; the daemon opens none before somebody asks for recent VMs
 
     connection = duckdb.connect(config={**settings, "autoinstall_known_extensions": False})

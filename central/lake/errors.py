@@ -8,12 +8,7 @@ class LakeError(WhitepandaError):
 
 
 class DamagedError(LakeError):
-    """An object of the lake does not have the bytes that were written.
-
-    Attributes:
-        name: the object's, in the lake.
-
-    """
+    """An object of the lake, `name`, does not have the bytes that were written."""
 
     def __init__(self, root: str, name: str, why: str, remedy: str = "") -> None:
         super().__init__(f"{root}/{name} is damaged: {why}{'; ' if remedy else ''}{remedy}")
@@ -21,4 +16,4 @@ class DamagedError(LakeError):
 
 
 class NotFiniteError(LakeError):
-    """What was computed is no version: a number of it is none."""
+    """What was computed is no version: one of its numbers is not finite."""

@@ -3,10 +3,10 @@
     <root>/lease/<token>.json
 
 A token is taken by creating its file exclusively, one higher than the last, so tokens grow and each has one
-holder. The holder renews by writing its own file anew. Others take over once they have seen it unchanged by their own
+holder. The holder renews by rewriting its own file. Others take over once they have seen it unchanged by their own
 monotonic clock for as long as the holder said that it may be silent: no two machines' clocks are compared. A stalled
 holder that wakes up finds a higher token and must stop; what it could still publish at that moment is stopped by the
-exclusive manifests (`central.coefficients.versions`, `central.roll_ups.store`).
+exclusive manifests (`central.lake.manifests`).
 """
 
 import threading
@@ -18,12 +18,12 @@ import msgspec
 from central.lake.objects import NotRegularError, Objects
 from whitepanda.common.errors import WhitepandaError
 
-#: The holder's name where the lease's file does not tell it.
+#: The holder's name where the lease's file cannot be read.
 UNREADABLE = "?"
 
 _KEPT = 5  # tokens before the newest, to look at
-_LOOKS = 20  # at the lease while it may run out
-_LOOK_S = 1.0  # at most between two
+_CHECKS = 20  # of the lease while it may run out
+_CHECK_S = 1.0  # at most between two
 
 
 class FencedError(WhitepandaError):
@@ -38,18 +38,12 @@ class _Holding(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The lease as one replica sees it.
+    """The lease as one replica sees it. All methods raise OSError where the lake cannot be read or written.
 
-    Args:
-        objects: of the lake.
-        holder: who this is and nobody else, a replica's `central.journal.writer.Journal.origin`; who starts again
-            with its journal takes over from itself at once. Another replica of the same name has another journal.
-        ttl_s: for how long this replica may be silent as the holder, and one whose file is damaged.
-        monotonic_s: for tests.
-
-    Attributes:
-        token: of this replica while it holds the lease, else 0.
-
+    `holder` is this replica and no other, `central.journal.writer.Journal.origin`: one that starts again with its
+    journal takes over from itself at once, while another replica of the same name has another journal. `ttl_s` is for
+    how long this replica may be silent as the holder, and one whose file is damaged. `token` is this replica's while it
+    holds the lease, else 0.
     """
 
     def __init__(
@@ -67,12 +61,7 @@ class Lease:
         self._seen_s = 0.0
 
     def acquire(self) -> bool:
-        """Take the lease if it is free, released, this replica's own or silent for too long.
-
-        Raises:
-            OSError: the lake cannot be read or written.
-
-        """
+        """Take the lease if it is free, released, this replica's own or silent for too long."""
         newest, holding = self._newest()
         if newest and newest == self.token:
             self.renew()
@@ -95,20 +84,11 @@ class Lease:
         return True
 
     def outwait(self, tell: Callable[[str, float], None], sleep_s: Callable[[float], None] = time.sleep) -> bool:
-        """Take the lease; where it is another's, watch that one until it renews, releases or has been silent for long.
+        """Take the lease; where another replica holds it, wait until that renews, releases or has been silent for long.
 
         For a process of its own, which has not watched before: `acquire` alone would never find a dead holder dead.
-
-        Args:
-            tell: called once before the wait, with the holder's name and how long it may take, s.
-            sleep_s: for tests.
-
-        Returns:
-            Whether it is held now; False where another one is alive.
-
-        Raises:
-            OSError: the lake cannot be read or written.
-
+        `tell` is called once before the wait, with the holder's name and how long it may take, s. Returns whether the
+        lease is held now; False where another holder is alive.
         """
         first: tuple[int, _Holding] | None = None
         while not self.acquire():
@@ -120,17 +100,11 @@ class Lease:
                 tell(first[1].holder, ttl_s)
             elif self._seen != first:
                 return False
-            sleep_s(min(_LOOK_S, ttl_s / _LOOKS))
+            sleep_s(min(_CHECK_S, ttl_s / _CHECKS))
         return True
 
     def check(self) -> None:
-        """Make sure that no other replica has taken over; renew when a third of the time has passed.
-
-        Raises:
-            FencedError: one has.
-            OSError: the lake cannot be read or written.
-
-        """
+        """Raise FencedError where another replica has taken over; renew when a third of the time has passed."""
         with self._checking:  # days are computed beside each other, and each checks
             newest = max(_tokens(self._objects), default=0)
             if not self.token or newest != self.token:
@@ -154,12 +128,7 @@ class Lease:
         self.token = 0
 
     def release_left(self) -> None:
-        """Release what a process of this replica held when it died, which the caller knows.
-
-        Raises:
-            OSError: the lake cannot be read or written.
-
-        """
+        """Release what a process of this replica held when it died, which the caller knows."""
         if self.holder() == self._holder and self.acquire():
             self.release()
 
@@ -194,12 +163,7 @@ def _tokens(objects: Objects) -> list[int]:
 
 
 def lease_problem(objects: Objects) -> str:
-    """Return why the newest lease cannot be read, in a line; "" where it can, or there is none.
-
-    Raises:
-        OSError: the lake cannot be read.
-
-    """
+    """Return why the newest lease cannot be read, in a line; "" where it can, or there is none."""
     name = _name(max(_tokens(objects), default=0))
     try:
         msgspec.json.decode(objects.read(name), type=_Holding)

@@ -1,76 +1,77 @@
-"""How files and the manifest that names them come into the lake: all of them count at once, or none does.
+"""Sealed manifests, and how the files that they name come into the lake: all of them count at once, or none does.
 
-The files are published under names of their own, which nobody reads; then the manifest is created, exclusively, and is
-what makes them count. Where that fails, the files are removed.
+The files are published under names of their own, which nobody reads; then the manifest is created, exclusively, and
+makes them count. Where that fails, the files are removed.
 """
 
 import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from central.lake import checksums
-from central.lake.objects import Objects
+from central.lake.errors import DamagedError
+from central.lake.objects import NotRegularError, Objects
 
 
-class ManifestCommit:
-    """The files of one manifest, on their way. Leaving it by an exception removes what it wrote.
+def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
+    """Return a manifest whose seal is right.
 
-    Args:
-        objects: of the lake.
-        name: of the manifest.
-
+    DamagedError (with the `remedy`): its bytes are not what was written under this name. OSError: it cannot be read.
     """
+    try:
+        data = objects.read(name)
+    except NotRegularError as error:
+        raise DamagedError(objects.root, name, "it is no regular file", remedy) from error
+    checksums.check_text(objects.root, name, data, remedy)
+    return data
 
-    def __init__(self, objects: Objects, name: str) -> None:
-        self._objects = objects
-        self._name = name
-        self._drafts: dict[str, Path] = {}
-        self._published: list[str] = []
-        self._is_asked = False
+
+@dataclass(slots=True)
+class ManifestCommit:
+    """The files of the manifest `name`, before they count. Leaving it by an exception removes what it wrote."""
+
+    objects: Objects
+    name: str
+    _drafts: dict[str, Path] = field(default_factory=dict)
+    _published: list[str] = field(default_factory=list)
+    _is_asked: bool = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for draft in self._drafts.values():
             draft.unlink(missing_ok=True)
         if error is None or (not isinstance(error, FileExistsError) and self._is_asked and self._may_be_there()):
             return
         for name in self._published:
             with contextlib.suppress(OSError):
-                self._objects.remove(name)
+                self.objects.remove(name)
 
     def draft(self, name: str) -> Path:
         """Return the path of a local file that is to be written and then published as `name`."""
-        self._drafts[name] = self._objects.draft(name)
+        self._drafts[name] = self.objects.draft(name)
         return self._drafts[name]
 
     def publish(self, name: str) -> str:
         """Publish a draft, and return its digest."""
         digest = checksums.digest_of(self._drafts[name])
-        self._objects.publish(self._drafts[name], name)
+        self.objects.publish(self._drafts[name], name)
         self._published.append(name)
         return digest
 
     def create(self, manifest: bytes) -> bytes:
-        """Create the manifest, which has the `checksums.PLACE` of its seal. Returns it with the seal.
-
-        Raises:
-            FileExistsError: another builder was quicker.
-
-        """
-        data = checksums.sealed(manifest, self._name)
+        """Seal and create the manifest, which has `checksums.PLACE`; return it. Where one is there: FileExistsError."""
+        data = checksums.sealed(manifest, self.name)
         self._is_asked = True
-        self._objects.create(self._name, data)
+        self.objects.create(self.name, data)
         return data
 
     def _may_be_there(self) -> bool:
         """Whether the manifest may have been created though no answer came. What is left over is removed later."""
         try:
-            self._objects.read(self._name)
+            self.objects.read(self.name)
         except FileNotFoundError:
             return False
         except OSError:

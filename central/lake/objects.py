@@ -1,7 +1,9 @@
 """Whole objects under names: a folder, or a bucket of an object store by fsspec (`s3://bucket/prefix`).
 
-An object is there whole or not at all. `publish` replaces, `create` never does: of several callers one creates, in a
-folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
+An object is there whole or not at all. `publish` makes a written draft (a local file) an object, durable and in the
+place of an older one; `create` never replaces: of several callers one creates, in a folder by a hard link, in S3 by a
+conditional PUT (If-None-Match: *). `local` returns a file with an object's bytes, not to be changed. Every method
+raises OSError where the disk or the store fails; FileNotFoundError where there is no object to be read.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from central.lake.drafts import OwnedFolder
 from whitepanda.common.errors import UnavailableError
@@ -30,17 +32,11 @@ _CALL = "whitepanda-call"  # metadata of objects that `create` makes
 
 
 class NotRegularError(OSError):
-    """What has an object's name is no regular file (or a link to one) but a pipe, a folder, a link to nowhere."""
+    """An object's name belongs to no regular file (or a link to one) but to a pipe, a folder, a link to nowhere."""
 
 
 def check_regular(path: Path) -> None:
-    """Make sure that a file can be opened without waiting for whoever writes into a pipe.
-
-    Raises:
-        NotRegularError: it is no regular file.
-        OSError: it cannot be looked at; FileNotFoundError where there is nothing.
-
-    """
+    """Make sure that a file can be opened without waiting for a pipe's writer (NotRegularError); raises OSError."""
     try:
         facts = path.stat()
     except PermissionError:
@@ -62,42 +58,6 @@ class Entry:
     modified_unix_s: float
 
 
-class Objects(Protocol):
-    """Objects below a root. Every method raises OSError where the disk or the store fails."""
-
-    root: str
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects below `prefix`, in any order. None where there is nothing of that name."""
-
-    def read(self, name: str) -> bytes:
-        """Return an object's bytes; FileNotFoundError where there is none."""
-
-    def open(self, name: str) -> BinaryIO:
-        """Open an object to read from any place in it."""
-
-    def draft(self, name: str) -> Path:
-        """Return the path of a local file that is to be written and then published as `name`."""
-
-    def publish(self, draft: Path, name: str) -> None:
-        """Make a written draft the object `name`, whole and durable, in the place of an older one. The draft goes."""
-
-    def create(self, name: str, data: bytes) -> None:
-        """Create a small object; FileExistsError where there is one of that name."""
-
-    def remove(self, name: str) -> None:
-        """Delete an object; all is well where there is none."""
-
-    def local(self, name: str) -> Path:
-        """Return a local file with the object's bytes, not to be changed; see `drop_copies` and `session`."""
-
-    def drop_copies(self) -> None:
-        """Delete the copies that `local` made outside of sessions."""
-
-    def session(self) -> AbstractContextManager[None]:
-        """Have what `local` copies in this thread meanwhile be the caller's own, deleted at the end."""
-
-
 class Folder:
     """Objects as files below a folder, which is made when it is needed."""
 
@@ -108,7 +68,7 @@ class Folder:
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet.
 
-        What has an object's name and is no regular file is listed too: whoever reads it is told so.
+        An object's name that belongs to no regular file is listed too: reading it reports that.
         """
         for folder, folders, files in os.walk(self._root / prefix, onerror=_raise_unless_gone):
             for name in (*files, *(each for each in folders if each.endswith(_ENDINGS))):
@@ -131,13 +91,13 @@ class Folder:
         return self._regular(name).open("rb")
 
     def draft(self, name: str) -> Path:
-        """Return `name`.tmp beside its place; its folder is made."""
+        """Return the path of a file to be written and published as `name`, beside its place; its folder is made."""
         path = self._root / name
         self._make(path.parent)
         return path.with_name(path.name + ".tmp")
 
     def publish(self, draft: Path, name: str) -> None:
-        """Flush, rename, flush the folder."""
+        """Flush the draft, rename it, flush the folder."""
         path = self._root / name
         with draft.open("rb") as file:
             os.fsync(file.fileno())
@@ -145,7 +105,7 @@ class Folder:
         sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write beside, flush, link: unlike a rename a link never replaces, and nobody sees it half written."""
+        """Create a small object by a link, which never replaces; FileExistsError where there is one of that name."""
         path = self._root / name
         self._make(path.parent)
         unfinished, file = create_beside(path)
@@ -160,7 +120,7 @@ class Folder:
         sync_folder(path.parent)
 
     def remove(self, name: str) -> None:
-        """Delete the file, and its folder if it was the last one there."""
+        """Delete the file, if it is there, and its folder if it was the last one in it."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -168,15 +128,15 @@ class Folder:
 
     def local(self, name: str) -> Path:
         """Return the file itself; NotRegularError where it is none."""
-        with contextlib.suppress(FileNotFoundError):  # told of by whoever opens it
+        with contextlib.suppress(FileNotFoundError):  # reported by whoever opens it
             check_regular(self._root / name)
         return self._root / name
 
     def drop_copies(self) -> None:
-        """There are none."""
+        """Delete what `local` copied outside of sessions: nothing."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Nothing is copied."""
+        """Give copies of `local` in this thread to the caller alone meanwhile: there are none."""
         return contextlib.nullcontext()
 
     def _regular(self, name: str) -> Path:
@@ -192,15 +152,11 @@ class Folder:
 
 
 class Bucket:
-    """Objects of an object store that fsspec knows, by URL.
+    """Objects of an object store that fsspec knows, by URL (`s3://bucket/prefix`).
 
-    Args:
-        url: `s3://bucket/prefix`.
-        copies: folder of this machine for drafts and for copies of objects; a folder of its own in it is used, and
-            deleted at the end, or by the next process if this one is killed.
-        options: of the fsspec file system, such as `endpoint_url`. Credentials come from where the store's client
-            looks for them (environment, ~/.aws, the machine's role).
-
+    `copies` is a folder of this machine for drafts and copies; a folder of its own in it is used, and deleted at the
+    end, or by the next process if this one is killed. `options` are of the fsspec file system, such as `endpoint_url`;
+    credentials come from where the store's client finds them (environment, ~/.aws, the machine's role).
     """
 
     def __init__(self, url: str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
@@ -252,10 +208,10 @@ class Bucket:
         draft.unlink()
 
     def create(self, name: str, data: bytes) -> None:
-        """PUT with If-None-Match: *.
+        """PUT with If-None-Match: *; FileExistsError where there is an object of that name.
 
-        The client sends it again where the answer was lost, and is then refused for the object that it has made: one
-        says of which call it is.
+        The client sends it again where the answer was lost, and is then refused for the object that it has made: the
+        metadata identify the call.
         """
         call = secrets.token_hex(8)
         with self._told("create", name):
@@ -303,7 +259,7 @@ class Bucket:
                 del self._session.copies
 
     def _is_of(self, name: str, call: str) -> bool:
-        """HEAD: whether it is this call of `create` that made the object."""
+        """Return whether this call of `create` made the object (HEAD)."""
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             return bool(self._store.metadata(self._path(name)).get(_CALL) == call)
         return False
@@ -313,7 +269,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _told(self, what: str, name: str) -> Iterator[None]:
-        """Errors of the store's client are OSErrors of one line; those that say something stay what they are."""
+        """Turn errors of the store's client into OSErrors of one line; FileExistsError and FileNotFoundError stay."""
         try:
             yield
         except FileExistsError:
@@ -329,24 +285,24 @@ class Bucket:
 
 
 def _answer(error: Exception, part: str, name: str) -> object:
-    """What the store's answer says, of which the client made this error; None where there was none or not that."""
+    """Return a part of the store's answer behind a client's error; None where there was none."""
     answer = getattr(error.__cause__, "response", None)
     return answer.get(part, {}).get(name) if isinstance(answer, dict) else None
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """A folder that cannot be read is not an empty one; one that is not there (any more) is."""
+    """Raise for a folder that cannot be read: it is not an empty one. One that is not there (any more) is."""
     if not isinstance(error, FileNotFoundError):
         raise error
+
+
+Objects = Folder | Bucket
 
 
 def open_objects(root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> Objects:
     """Return the objects below a folder or, where `root` is a URL, in an object store.
 
-    Raises:
-        UnavailableError: the store's client is not installed, or it is a store of another kind.
-        OSError: it cannot be set up.
-
+    UnavailableError: the store's client is not installed, or it is a store of another kind. OSError: else.
     """
     text = str(root)
     if "://" in text and not text.startswith("s3://"):

@@ -14,12 +14,7 @@ _What = Literal["samples", "slots"]
 
 
 def note_deletion(lake: Lake, what: _What, until: date) -> None:
-    """Note that all of that day and of those before it may be deleted; to be called before anything is.
-
-    Raises:
-        OSError: the lake cannot be read or written.
-
-    """
+    """Note, before anything is deleted, that all of that day and of those before it may be. Raises OSError."""
     if deleted_through(lake, what) >= until:
         return
     text = msgspec.json.encode({"through": until, "noted_unix_ns": time.time_ns()}) + b"\n"
@@ -31,12 +26,7 @@ def note_deletion(lake: Lake, what: _What, until: date) -> None:
 
 
 def deleted_through(lake: Lake, what: _What) -> date:
-    """Return the last day through which retention deletes; the first of all days where it never did.
-
-    Raises:
-        OSError: the lake cannot be read.
-
-    """
+    """Return the last day through which retention deletes, `date.min` where it never did. Raises OSError."""
     return max((day for _, day in _notes(lake, what)), default=date.min)
 
 

@@ -1,4 +1,4 @@
-"""Which of the lake's segments have windows of a time: their footers tell, and each is read once."""
+"""Which of the lake's segments have windows of a time, by their footers; each is read once."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,10 +16,7 @@ _Times = tuple[tuple[int, int], ...]
 
 
 class SegmentTimes:
-    """Segments never change, so what is known of one stays. Safe in threads.
-
-    Times are nanoseconds since 1970.
-    """
+    """Keeps the times of segments, which never change: nanoseconds since 1970. Safe in threads."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -35,18 +32,13 @@ class SegmentTimes:
     def overlapping(self, since: int, until: int) -> list[Segment]:
         """Return the segments that may have windows that begin in [since, until).
 
-        Raises:
-            LakeError: one is damaged, or of another version of central.
-            FileNotFoundError: one was merged into another since it was listed.
-
+        LakeError: one is damaged, or of another version of central. FileNotFoundError: one was merged since it was
+        listed.
         """
         return [each for each in self.segments(since, until) if self.row_groups(each, since, until)]
 
     def row_groups(self, segment: Segment, since: int, until: int) -> list[int]:
-        """Return the numbers of a segment's row groups that may have windows that begin in [since, until).
-
-        Raises: as `overlapping`.
-        """
+        """Return the row groups of a segment that may have windows in [since, until); raises as `overlapping`."""
         times = self._times_of(segment)
         return [k for k, (first, last) in enumerate(times) if first < until and last >= since]
 
@@ -64,7 +56,7 @@ class SegmentTimes:
 
 
 def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the least and the greatest value; where the footer does not tell, anything."""
+    """Return the least and the greatest value; everything where the footer does not say."""
     statistics = column.statistics
     if statistics is None or not statistics.has_min_max:
         return _EVER

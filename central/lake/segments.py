@@ -3,15 +3,12 @@
     <root>/samples/day=YYYY-MM-DD/<replica>-<n>.parquet
 
 The day is that of `start_unix_ns` in UTC. `<n>` is `<journal>-<first row>`: the journal's incarnation and the first
-journal row that was rolled, so that repeating a roll after a crash writes the same files, and a journal that was made
-anew never writes over an older one's. One roll writes at most one file per day.
+journal row that was rolled, so that repeating a roll after a crash writes the same files, and a new
+journal never writes over an older one's. One roll writes at most one file per day.
 
 A compacted segment is named `<first row>_<last row>` and takes the place of the day's segments of that journal whose
 first rows are in that range, whether they are still there or not (`central.roll_ups.compaction`): its name alone
 makes it count, so it counts from the moment it is there.
-
-Segments are whole objects of a folder or an object store (`central.lake.objects`). `central.roll_ups.store` has what
-builds read.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
@@ -33,8 +29,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.lake import checksums, drafts
+from central.lake.batches_once import samples_once
 from central.lake.errors import DamagedError, LakeError
-from central.lake.objects import Folder, NotRegularError, Objects, open_objects
+from central.lake.objects import Entry, Folder, NotRegularError, Objects, open_objects
 from central.lake.schema import SAMPLES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -53,24 +50,12 @@ _NO_FILE = "it is no regular file, nor a link to one"
 _NAME = re.compile(r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$")
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What is kept of a segment's footer."""
-
-    rows: int
-    schema: int
-
-
 @dataclass(frozen=True)
 class Segment:
     """One object of the lake. Rows of one batch and day are in one segment only, unless two origins both took it.
 
-    Attributes:
-        key: its name in the lake, `samples/day=<day>/<replica>-<n>.parquet`.
-        origin: the journal that it came from, as `<replica>-<journal>`; within one, no batch is there twice.
-        first: the first journal row of the roll; of a compacted segment that of its first roll.
-        last: the same, but of a compacted segment that of its last roll.
-
+    `key` is its name in the lake, `origin` its journal, as `<replica>-<journal>`. `first` and `last` are the first
+    journal rows of its first and its last roll; they differ in compacted segments only.
     """
 
     objects: Objects = field(repr=False, compare=False)
@@ -81,6 +66,17 @@ class Segment:
     last: int
     size_bytes: int = field(default=0, compare=False)
     modified_unix_s: float = field(default=0.0, compare=False)
+
+    @classmethod
+    def of(cls, objects: Objects, entry: Entry) -> Self | None:
+        """Return an object of the lake as a segment; None where its name is none of a segment."""
+        folder, _, file = entry.name.rpartition("/")
+        day, name = day_in(folder.removeprefix(f"{_SAMPLES}/")), _NAME.match(file)
+        if day is None or name is None:
+            return None
+        first = int(name["first"])
+        last = int(name["last"] or first)
+        return cls(objects, entry.name, day, name["origin"], first, last, entry.size_bytes, entry.modified_unix_s)
 
     @property
     def name(self) -> str:
@@ -102,35 +98,21 @@ class Segment:
 
     @property
     def footer(self) -> pq.FileMetaData:
-        """The Parquet footer, read at each call: it takes 50 KB of memory.
-
-        Raises:
-            DamagedError: it is damaged.
-
-        """
+        """The Parquet footer, read at each call: it takes 50 KB of memory. Raises DamagedError."""
         with self.damage_told(), self.objects.open(self.key) as file:
             return pq.read_metadata(file)
 
     @cached_property
-    def _facts(self) -> _Facts:
-        """What the footer says."""
+    def _facts(self) -> tuple[int, int]:
+        """What is kept of the footer: the number of rows, and the schema's."""
         footer = self.footer
         schema = (footer.metadata or {}).get(b"whitepanda.schema", b"0")
         if not schema.isdigit():
             raise DamagedError(self.objects.root, self.key, f"its schema is {schema[:20]!r}", _REMEDY)
-        return _Facts(int(footer.num_rows), int(schema))
+        return int(footer.num_rows), int(schema)
 
     def check(self, file: BinaryIO | None = None) -> None:
-        """Hold all of its bytes against its digest.
-
-        Args:
-            file: its bytes, where they are open anyway; None opens the object.
-
-        Raises:
-            DamagedError: they are not those that were written.
-            OSError: they cannot be read.
-
-        """
+        """Compare all of its bytes, of the open `file` if given, with its digest (DamagedError); raises OSError."""
         try:
             with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
                 checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
@@ -139,7 +121,7 @@ class Segment:
 
     @contextlib.contextmanager
     def damage_told(self) -> Iterator[None]:
-        """What pyarrow cannot read of it is a DamagedError. The disk's errors stay what they are."""
+        """Turn what pyarrow cannot read of it into a DamagedError. The disk's errors stay what they are."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:
@@ -152,16 +134,11 @@ class Segment:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return self._facts.rows
+        return self._facts[0]
 
     def check_schema(self) -> None:
-        """Make sure that it has the columns of `central.lake.schema.SAMPLES`.
-
-        Raises:
-            LakeError: another version of central wrote it.
-
-        """
-        if (schema := self._facts.schema) != SCHEMA_VERSION:
+        """Make sure that it has the columns of `central.lake.schema.SAMPLES`; LakeError where it does not."""
+        if (schema := self._facts[1]) != SCHEMA_VERSION:
             raise LakeError(
                 f"{self.objects.root}/{self.key} has schema {schema}, this central reads {SCHEMA_VERSION}; "
                 "use the version of central that wrote it"
@@ -169,25 +146,14 @@ class Segment:
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
-    """Return the name of a roll's files, without the ending.
-
-    Args:
-        replica: letters, digits and "-".
-        journal_id: 8 hexadecimal digits, the journal's incarnation.
-        first_row: number of the roll's first row in the journal.
-
-    """
+    """Return the name of a roll's files without the ending; `journal_id` has 8 hexadecimal digits."""
     return f"{replica}-{journal_id}-{first_row:012d}"
 
 
 class Lake:
-    """Segments below a folder or a URL. It keeps nothing in memory: several processes may read and write.
+    """Segments below a folder or `s3://bucket/prefix`. Nothing is kept in memory: several processes may read and write.
 
-    Args:
-        root: a folder, or `s3://bucket/prefix`.
-        copies: folder for copies of an object store's objects; None takes the system's for temporary files.
-        options: of the object store's client, see `central.lake.objects.Bucket`.
-
+    `copies` and `options`: see `central.lake.objects.Bucket`.
     """
 
     def __init__(self, root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
@@ -208,16 +174,11 @@ class Lake:
         return self.root / _SAMPLES
 
     def is_there(self) -> bool:
-        """Whether there is anything of a lake: a segment, slots, a version.
-
-        Raises:
-            OSError: the lake cannot be read.
-
-        """
-        of_ours = {_SAMPLES: "day=", "slots": "slot=", "versions": ""}
+        """Whether there is anything of a lake: a segment, slots, a version. Raises OSError."""
+        folders = {_SAMPLES: "day=", "slots": "slot=", "versions": ""}
         return any(
             entry.name.removeprefix(f"{folder}/").startswith(start)
-            for folder, start in of_ours.items()
+            for folder, start in folders.items()
             for entry in self.objects.entries(folder)
         )
 
@@ -232,21 +193,8 @@ class Lake:
     def all_segments(self, day: date | None = None) -> list[Segment]:
         """Return the segments of one day, or all of them, with those that a compacted one stands for."""
         prefix = _SAMPLES if day is None else f"{_SAMPLES}/day={day.isoformat()}"
-        found = []
-        for entry in self.objects.entries(prefix):
-            folder, _, file = entry.name.rpartition("/")
-            each, name = day_in(folder.removeprefix(f"{_SAMPLES}/")), _NAME.match(file)
-            if each is None or name is None:
-                continue
-            first = int(name["first"])
-            last = int(name["last"] or first)
-            found.append(
-                Segment(
-                    self.objects, entry.name, each, name["origin"], first, last,
-                    entry.size_bytes, entry.modified_unix_s,
-                )
-            )  # fmt: skip
-        return sorted(found, key=lambda segment: (segment.day, segment.key))
+        found = (Segment.of(self.objects, entry) for entry in self.objects.entries(prefix))
+        return sorted(filter(None, found), key=lambda segment: (segment.day, segment.key))
 
     def write_segment(self, table: pa.Table, stem: str, provenance: dict[str, str] | None = None) -> list[Segment]:
         """Write one roll of a single table; see `write_pieces`."""
@@ -261,17 +209,15 @@ class Lake:
         never many files open, a roll of many days is gone through more than once.
 
         Args:
-            pieces: begins anew at each call, with the same tables; rows of schema `central.lake.schema.SAMPLES`. Pieces
-                without rows write nothing.
+            pieces: begins anew at each call, with the same tables; rows of schema `central.lake.schema.SAMPLES`.
             stem: from `segment_stem`. Files of that name are replaced: the caller repeats the very same roll.
             provenance: goes into the footers as `whitepanda.<key>`, beside the schema's and the product's version.
 
         Returns:
-            The segments, by day.
+            The segments, by day; none without rows.
 
         Raises:
             OSError: the disk is full or not writable. Nothing is left half written under a segment's name.
-
         """
         schema = stamped_schema(provenance)
         written: dict[int, Segment] = {}
@@ -297,18 +243,16 @@ class Lake:
 
     def segment(self, day: date, stem: str) -> Segment:
         """Return the segment of a day and stem, whether it is there or not."""
-        name = _NAME.match(f"{stem}.parquet")
-        if name is None:
-            raise ValueError(f"no stem of a segment: {stem}")
-        first = int(name["first"])
         key = f"{_SAMPLES}/day={day.isoformat()}/{stem}.parquet"
-        return Segment(self.objects, key, day, name["origin"], first, int(name["last"] or first))
+        if (found := Segment.of(self.objects, Entry(key, 0, 0.0))) is None:
+            raise ValueError(f"no stem of a segment: {stem}")
+        return found
 
     def remove_unfinished(self, origin: str) -> int:
         """Delete drafts of this origin's segments (see `Segment`) whose writer is gone. Returns how many.
 
-        For who holds the journal of that origin: its rolls are no other process's. But a compaction of its segments may
-        be at work, on this machine or another.
+        For the holder of the journal of that origin: its rolls are no other process's. But a compaction of its segments
+        may be at work, on this machine or another.
         """
         found = self.samples_dir.glob(f"day=*/{origin}-*.parquet*.tmp") if self.is_folder else ()
         return sum(
@@ -320,50 +264,16 @@ class Lake:
     ) -> ir.Table:
         """Return the reading view as an Ibis table with the columns of `central.lake.schema.SAMPLES`: every batch once.
 
-        A batch (host, spool_id, sequence) that more than one journal took (an agent went from one replica to another
-        before it got its acknowledgement) is read from one of them; within a journal there are no duplicates. So one
-        day's rows are the same whether that day is read alone or together with others.
-
-        Args:
-            connection: an Ibis backend, such as `ibis.duckdb.connect()`.
-            days: only these; None means all. Days without segments add nothing.
-            segments: only these; None means all. Where a batch is in several, all of them or none.
-
+        `connection` is an Ibis backend. Only `days` and `segments`, where given, are read; of segments that share a
+        batch all or none must be given.
         """
-        import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
-
         by_origin: dict[str, list[str]] = defaultdict(list)
         wanted = None if days is None else set(days)
         for segment in self.segments() if segments is None else segments:
             if wanted is None or segment.day in wanted:
                 segment.check_schema()
                 by_origin[segment.origin].append(str(segment.path))
-        if not by_origin:
-            return ibis.memtable(SAMPLES.empty_table())
-        tables = {
-            origin: connection.read_parquet(paths).select(*SAMPLES.names) for origin, paths in sorted(by_origin.items())
-        }
-        if len(tables) == 1:
-            return next(iter(tables.values()))
-        key = ["host", "spool_id", "sequence", "_day"]
-        labelled = [table.mutate(_origin=ibis.literal(origin)) for origin, table in tables.items()]
-        union = ibis.union(*labelled).mutate(_day=lambda table: table.start_unix_ns // DAY_NS)
-        # Read on its own: an engine keeps what is used twice, and that would be all rows. Few batches are there twice,
-        # so what the rows are held against is small, however large the lake.
-        batches = [
-            connection.read_parquet(paths).select(
-                *key[:3], _day=lambda table: table.start_unix_ns // DAY_NS, _origin=ibis.literal(origin)
-            )
-            for origin, paths in sorted(by_origin.items())
-        ]
-        taken = (
-            ibis.union(*batches)
-            .group_by(key)
-            .aggregate(_first=lambda table: table["_origin"].min(), _last=lambda table: table["_origin"].max())
-        )
-        twice = taken.filter(taken["_first"] != taken["_last"])
-        is_copy = [*(union[name] == twice[name] for name in key), union["_origin"] != twice["_first"]]
-        return union.anti_join(twice, is_copy).select(*SAMPLES.names)
+        return samples_once(connection, by_origin)
 
 
 def without_superseded(segments: Iterable[Segment]) -> list[Segment]:
@@ -412,10 +322,10 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 
 
 class SegmentFile:
-    """A segment on its way: written as a draft; `finish` makes it whole and gives it its name.
+    """A segment before it counts: written as a draft; `finish` makes it whole and gives it its name.
 
-    What is left without `finish` leaves nothing. The file has a seal (`central.lake.checksums`), and its pages have
-    checksums, which other readers can look at.
+    Without `finish` nothing is left. The file has a seal (`central.lake.checksums`), and its pages have
+    checksums for other readers.
     """
 
     def __init__(self, segment: Segment, schema: pa.Schema) -> None:
@@ -432,9 +342,7 @@ class SegmentFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._file.closed:
             with contextlib.suppress(OSError, pa.ArrowException):  # it writes a footer; the disk may be full
                 self._writer.close()

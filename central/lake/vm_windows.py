@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from central.lake.batches_once import BATCH, rows_once
 from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
-from central.lake.segments import DAY_NS, Lake, Segment
+from central.lake.segments import Segment
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
 _SHOWN = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
-_BATCH = ("host", "spool_id", "sequence")
 
 
 class SlowError(Exception):
@@ -24,39 +24,28 @@ class SlowError(Exception):
 
 
 class VmWindows:
-    """Reads windows of one VM. Safe in threads.
+    """Reads windows of one VM, each question within `deadline_s`. Safe in threads.
 
-    Segments never change, so which times their row groups have is read once; of a group that has the time wanted the
-    column `vm` is read, and the others only where the VM is in it.
-
-    Args:
-        lake: where the segments are.
-        deadline_s: of one question.
-        times: which segments have which times; None makes one.
-
+    Segments never change, so which times their row groups have (`times`) is read once; of a group that has the time
+    wanted the column `vm` is read, and the others only where the VM is in it.
     """
 
-    def __init__(self, lake: Lake, deadline_s: float = 20.0, times: SegmentTimes | None = None) -> None:
+    def __init__(self, times: SegmentTimes, deadline_s: float = 20.0) -> None:
+        self._times = times
         self._deadline_s = deadline_s
-        self._times = times or SegmentTimes(lake)
 
     def read(self, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.
 
-        Where several hosts claim the VM, each has the same share of them: none pushes out another's.
-        Times are nanoseconds since 1970.
-
-        Raises:
-            SlowError: it takes longer than `deadline_s`.
-            LakeError: a segment is damaged, or of another version of central.
-            OSError: the lake cannot be read.
-
+        Where several hosts claim the VM, each has the same share of them: none pushes out another's. Times are
+        nanoseconds since 1970. SlowError: it takes longer than `deadline_s`. LakeError: a segment is damaged, or of
+        another version of central. OSError: the lake cannot be read.
         """
         give_up_at_s = time.monotonic() + self._deadline_s
         try:
-            found = self._read(vm, since, until, give_up_at_s)
+            found = rows_once(self._read(vm, since, until, give_up_at_s))
         except FileNotFoundError:  # merged into another segment since it was listed
-            found = self._read(vm, since, until, give_up_at_s)
+            found = rows_once(self._read(vm, since, until, give_up_at_s))
         found = sorted(found, key=_by_time, reverse=True)
         places: Counter[str] = Counter()
         ranked = []
@@ -76,21 +65,13 @@ class VmWindows:
             for row in found
         ]
 
-    def _read(self, vm: str, since: int, until: int, give_up_at_s: float) -> list[dict[str, Any]]:
-        """Return the rows; of a batch that several journals took, those of the origin that `Lake.samples` reads."""
-        origins: dict[tuple[Any, ...], str] = {}
-        rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    def _read(self, vm: str, since: int, until: int, give_up_at_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the rows with their origin."""
         for segment in self._times.segments(since, until):
             if time.monotonic() > give_up_at_s:
                 raise SlowError(f"took longer than {self._deadline_s:g} s")
             for row in self._rows(segment, vm, since, until):
-                batch = (*(row[name] for name in _BATCH), row["start_unix_ns"] // DAY_NS)
-                origin = origins.setdefault(batch, segment.origin)
-                if segment.origin < origin:
-                    origins[batch], rows[batch] = segment.origin, [row]
-                elif segment.origin == origin:
-                    rows.setdefault(batch, []).append(row)
-        return [row for found in rows.values() for row in found]
+                yield segment.origin, row
 
     def _rows(self, segment: Segment, vm: str, since: int, until: int) -> Iterator[dict[str, Any]]:
         groups = self._times.row_groups(segment, since, until)
@@ -102,7 +83,7 @@ class VmWindows:
                     is_vm = _equal(file.read_row_group(group, columns=["vm"], use_threads=False), vm)
                     if is_vm is None:
                         continue
-                    table = file.read_row_group(group, columns=[*_BATCH, *_SHOWN], use_threads=False)
+                    table = file.read_row_group(group, columns=[*BATCH, *_SHOWN], use_threads=False)
                     starts = table.column("start_unix_ns")
                     in_time = pc.and_(pc.greater_equal(starts, since), pc.less(starts, until))
                     yield from table.filter(pc.and_(is_vm, in_time)).to_pylist()
@@ -115,7 +96,7 @@ def _by_time(row: dict[str, Any]) -> tuple[int, str]:
 
 
 def _equal(table: pa.Table, vm: str) -> pa.ChunkedArray | None:
-    """Return which rows are the VM's; None where none is. A dictionary of the column tells it at once."""
+    """Return which rows are the VM's; None where none is. The column's dictionary decides it at once."""
     chunks, is_there = [], False
     for chunk in table.column("vm").chunks:
         at = chunk.dictionary.index(vm).as_py()

@@ -2,11 +2,11 @@
 
 What builds are about to roll up to slots is not touched. A compacted segment has the rows of its sources in their
 order, and counts from the moment it is there (`central.lake.segments.without_superseded`); its sources are deleted
-later, when no reader that listed them before can still be at work. So whatever is killed between any two steps leaves
+later, when no reader that listed them before can still be at work. So a kill between any two steps leaves
 every row there once.
 
-Where a segment is gone that the slots' book has, nothing is merged from before it to behind it: a merged segment would
-stand for it too, and it could not come back from a copy.
+Where a segment is gone that the slots' manifest lists, nothing is merged from before it to behind it: a merged segment
+would stand for it too, and it could not come back from a copy.
 """
 
 import bisect
@@ -57,19 +57,13 @@ def compact_day(
 ) -> Compacted:
     """Merge the segments of a day, each journal's among themselves, into segments of about `segment_rows`.
 
-    Args:
-        lake: the lake.
-        day: the day.
-        slots: what of the day has been rolled up.
-        unrolled_too: whether to merge what has not been rolled up, by itself; else it is left as it is.
-        check: called every million rows and before each segment comes into force; raises where the lease is lost.
-        min_sources: fewer segments in a row are left as they are.
-        segment_rows: about how many rows a segment may have.
+    Runs of fewer than `min_sources` segments are left as they are. What `slots` does not have rolled up is left too, or
+    merged by itself if `unrolled_too`. `check` is called every million rows and before each segment comes into force;
+    it raises where the lease is lost.
 
     Raises:
         LakeError: a source is damaged or of another version. It is left as it is, with those before and after.
         OSError: the lake cannot be read or written.
-
     """
     through = slots.through if slots is not None else {}
     book = slots.rolled if slots is not None else {}
@@ -90,7 +84,7 @@ def compact_day(
 
 
 def is_left_to_late_builds(day: date, newest: date) -> bool:
-    """Return whether builds take what comes late of a day only now and then: segments are merged before that."""
+    """Return whether builds take late windows of a day only now and then: segments are merged before that."""
     return day < newest - timedelta(days=1)
 
 
@@ -121,23 +115,13 @@ def drop_samples(
     """Delete the samples of days that are `raw_days` or more older than the newest; slots and versions stay.
 
     What has not been rolled up to slots stays too, and so do days of which machines were left out of the roll-up, as
-    long as a build may take them; the slots that take the place of samples are looked at first. Within
-    a day the later rolls go first and a compacted segment after its sources, so that a kill leaves no segment that
-    stands for one that is deleted, or the other way round.
-
-    Args:
-        lake: the lake.
-        manifests: of the days that have been rolled up.
-        raw_days: days to keep, from the newest one back.
-        build_days: as many days back builds look; None: nobody knows, days with machines left out stay.
-
-    Returns:
-        How many segments were deleted.
+    long as a build may take them: `build_days` back from the newest, or always (None). The slots that take the place of
+    samples are checked first. Within a day the later rolls go first and a compacted segment after its sources, so that
+    a kill leaves no segment that stands for one that is deleted, or the other way round. Returns how many were deleted.
 
     Raises:
         DamagedError: a day's slots are not what was written; of that day nothing is deleted, of the others all.
         OSError: the lake cannot be read or written.
-
     """
     found = lake.all_segments()
     days = {*manifests, *(segment.day for segment in found)}
@@ -175,18 +159,9 @@ def drop_samples(
 
 
 def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
-    """Delete the slots, and what they know of batches, of days that are `slot_days` or more older than the newest.
+    """Delete the slots of days that are `slot_days` or more older than the newest; return how many days.
 
     Days that have samples left stay: these would be rolled up anew.
-
-    Args:
-        lake: the lake.
-        slots: its slots of one length.
-        slot_days: days to keep, from the newest one back.
-
-    Returns:
-        How many days' slots were deleted.
-
     """
     manifests, with_samples = slots.manifests([]), set(lake.days())  # a damaged one's day stays
     days = {*manifests, *with_samples}
@@ -230,7 +205,7 @@ def _without_large(run: list[Segment]) -> list[Segment]:
 
 
 def _is_hole(entries: list[RolledSegment], after: int, before: int) -> bool:
-    """Whether the book, in order, has rolls between two journal rows, where the lake has no segment."""
+    """Return whether the book, in order, has rolls between two journal rows, where the lake has no segment."""
     place = bisect.bisect_right(entries, after, key=lambda entry: entry.first)
     return place < len(entries) and entries[place].last < before
 
@@ -272,7 +247,7 @@ def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
     for source in sources:
         source.check_schema()
         with source.damage_told(), source.objects.open(source.key) as file:
-            source.check(file)  # what is damaged gets no new seal
+            source.check(file)  # a damaged source gets no new seal
             file.seek(0)
             with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS):

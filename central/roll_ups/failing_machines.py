@@ -1,4 +1,4 @@
-"""Whose rows make a build fail: found by halving, left out and named, so that all others are built."""
+"""Machines whose rows make a build fail: found by halving, left out and named, so that all others are built."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ MAX_LEFT_OUT = 100
 
 
 def is_of_rows(error: BaseException) -> bool:
-    """Whether rows can be why it failed: numbers or memory; not a disk, a damaged file, or a stop."""
+    """Return whether rows can be the cause: numbers or memory; not a disk, a damaged file, or a stop."""
     import duckdb  # noqa: PLC0415 - takes 0.1 s, and only builds need it
 
     if isinstance(error, duckdb.Error):
@@ -22,24 +22,17 @@ def is_of_rows(error: BaseException) -> bool:
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Whether it failed for want of memory: it may go through with less at a time."""
+    """Return whether memory was short: it may work with less at a time."""
     import duckdb  # noqa: PLC0415 - takes 0.1 s, and only builds need it
 
     return isinstance(error, MemoryError | duckdb.OutOfMemoryException)
 
 
 def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence[str]], object]) -> list[str]:
-    """Return the machines without which `build` goes through.
+    """Return the machines without which `build`, which leaves out those that it is given, succeeds.
 
-    Args:
-        machines: all of them; where two fail only together, the later one is left out.
-        error: why the build of all of them failed.
-        build: builds without the machines that it is given; raises where it cannot.
-
-    Raises:
-        Exception: `error`, where it is not of rows, or fails for more than `MAX_LEFT_OUT` machines or without any rows;
-            or what `build` raises that is not of rows.
-
+    Where two fail only together, the later one is left out. `error` is why the build of all `machines` failed: it is
+    raised where it is not of rows, or where more than `MAX_LEFT_OUT` machines or none at all would remain at fault.
     """
     if not is_of_rows(error):
         raise error
@@ -74,6 +67,6 @@ def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence
 
 
 def _halves(part: Sequence[str]) -> list[list[str]]:
-    """Return the second half and the first one, which a stack gives first; without empty ones."""
+    """Return the second half and the first one, in the order of a stack; without empty ones."""
     middle = (len(part) + 1) // 2
     return [list(half) for half in (part[middle:], part[:middle]) if half]

@@ -1,4 +1,4 @@
-"""What central does for its lake by itself: a finished day's small segments become few, and what is too old goes.
+"""Maintenance of the lake: a finished day's small segments become few, and what is too old is deleted.
 
     <lake>/care/2026-11-21.json
 
@@ -37,8 +37,8 @@ _CROWD = 1000  # small segments of finished days, where a journal has at least `
 
 
 @dataclass(frozen=True, slots=True)
-class CareDone:
-    """What was done: days and segments merged, files that nothing needs, segments and days of slots past retention."""
+class MaintenanceDone:
+    """What was done: days and segments merged, unneeded files removed, old segments and days of slots dropped."""
 
     days_compacted: int = 0
     segments_merged: int = 0
@@ -47,46 +47,26 @@ class CareDone:
     slot_days_dropped: int = 0
 
 
-class LakeCare:
-    """One replica's part in it.
+@dataclass(slots=True)
+class LakeMaintenance:
+    """One replica's part in it. Methods raise OSError where the lake cannot be read or written.
 
-    Args:
-        section: what is done, and how long things are kept.
-        lake: the lake.
-        slots: its slots of the length that builds read.
-        clock_unix_ns: for tests.
-        build_days: as many days back builds look, see `drop_samples`.
-        grace_s: how long merged segments stay for readers that listed them before.
-
+    `slots` are of the length that builds read, which look `build_days` back (see `drop_samples`). Merged segments stay
+    `grace_s` for readers that listed them before.
     """
 
-    def __init__(
-        self,
-        section: LakeSection,
-        lake: Lake,
-        slots: SlotStore,
-        *,
-        clock_unix_ns: Callable[[], int] = time.time_ns,
-        build_days: int | None = None,
-        grace_s: float = GRACE_S,
-    ) -> None:
-        self._section = section
-        self._lake = lake
-        self._slots = slots
-        self._clock_unix_ns = clock_unix_ns
-        self._build_days = build_days
-        self._grace_s = grace_s
-        self._done_on: date | None = None
-        self._left = 0  # small segments that the last merge left
+    section: LakeSection
+    lake: Lake
+    slots: SlotStore
+    clock_unix_ns: Callable[[], int] = time.time_ns
+    build_days: int | None = None
+    grace_s: float = GRACE_S
+    _done_on: date | None = None
+    _left: int = 0  # small segments that the last merge left
 
     def is_due(self) -> bool:
-        """Return whether no replica has done it today.
-
-        Raises:
-            OSError: the lake cannot be read.
-
-        """
-        today = day_of(self._clock_unix_ns())
+        """Return whether no replica has done it today."""
+        today = day_of(self.clock_unix_ns())
         if self._done_on != today and self._mark(today) in self._marks():
             self._done_on = today
         return self._done_on != today
@@ -94,84 +74,74 @@ class LakeCare:
     def is_crowded(self) -> bool:
         """Return whether finished days have so many small segments that they should be merged at once.
 
-        A host that sends windows of many days makes a segment of each day at each roll. What the last merge had to
-        leave, as beside a damaged segment, does not count again.
-
-        Raises:
-            OSError: the lake cannot be read.
-
+        A host that sends windows of many days makes a segment of each day at each roll. Segments that the last merge
+        had to leave, as beside a damaged one, do not count again.
         """
-        if not self._section.compact:
+        if not self.section.compact:
             return False
         small = self._count_small()
         self._left = min(self._left, small)
         return small > self._left + _CROWD
 
     def _count_small(self) -> int:
-        found = self._lake.segments()
+        found = self.lake.segments()
         small = Counter(
             (each.day, each.origin) for each in found if not each.is_compacted and each.day != found[-1].day
         )
         return sum(count for count in small.values() if count >= MIN_SOURCES)
 
-    def compact(self, check: Callable[[], None]) -> CareDone:
+    def compact(self, check: Callable[[], None]) -> MaintenanceDone:
         """Merge the segments of finished days only; as `run`."""
         damaged: list[DamagedError] = []
-        merged = self._merged(self._slots.manifests(damaged), damaged, check)
-        removed = remove_superseded(self._lake, grace_s=self._grace_s)
+        merged = self._merged(self.slots.manifests(damaged), damaged, check)
+        removed = remove_superseded(self.lake, grace_s=self.grace_s)
         if damaged:
             raise damaged[0]
-        return CareDone(len(merged), sum(merged), removed)
+        return MaintenanceDone(len(merged), sum(merged), removed)
 
-    def run(self, check: Callable[[], None]) -> CareDone:
-        """Do what is due. Blocks; only the holder of the lease may.
+    def run(self, check: Callable[[], None]) -> MaintenanceDone:
+        """Do what is due. Blocks; only the holder of the lease may. `check` raises where that is lost or central stops.
 
-        Args:
-            check: called often; raises where the lease is lost or central stops.
-
-        Raises:
-            LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
-                central wrote a segment; what was done before stays.
-            OSError: the lake cannot be read or written.
-
+        LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
+        central wrote a segment; what was done before stays.
         """
-        today = day_of(self._clock_unix_ns())
+        today = day_of(self.clock_unix_ns())
         done = self._run(check)
         check()
         marks = self._marks()
         if self._mark(today) not in marks:
-            self._lake.objects.create(self._mark(today), msgspec.json.encode(done) + b"\n")
+            self.lake.objects.create(self._mark(today), msgspec.json.encode(done) + b"\n")
         for old in marks[: 1 - _KEPT_MARKS]:
-            self._lake.objects.remove(old)
+            self.lake.objects.remove(old)
         self._done_on = today
         return done
 
     def _marks(self) -> list[str]:
-        return sorted(entry.name for entry in self._lake.objects.entries(_FOLDER))
+        return sorted(entry.name for entry in self.lake.objects.entries(_FOLDER))
 
     @staticmethod
     def _mark(day: date) -> str:
         return f"{_FOLDER}/{day.isoformat()}.json"
 
-    def _run(self, check: Callable[[], None]) -> CareDone:
-        section = self._section
+    def _run(self, check: Callable[[], None]) -> MaintenanceDone:
+        section = self.section
         damaged: list[DamagedError] = []  # costs its own day only
-        manifests = self._slots.manifests(damaged)
+        manifests = self.slots.manifests(damaged)
         merged = self._merged(manifests, damaged, check) if section.compact else []
         check()
-        removed = remove_superseded(self._lake, grace_s=self._grace_s)
-        removed += self._slots.remove_unused(self._grace_s)
+        removed = remove_superseded(self.lake, grace_s=self.grace_s)
+        removed += self.slots.remove_unused(self.grace_s)
         check()
         dropped = slot_days = 0
         with _noted(damaged):
             if section.raw_days:
-                dropped = drop_samples(self._lake, manifests, raw_days=section.raw_days, build_days=self._build_days)
+                dropped = drop_samples(self.lake, manifests, raw_days=section.raw_days, build_days=self.build_days)
         check()
         if section.slot_days:
-            slot_days = drop_slots(self._lake, self._slots, slot_days=section.slot_days)
+            slot_days = drop_slots(self.lake, self.slots, slot_days=section.slot_days)
         if damaged:
             raise damaged[0]
-        return CareDone(len(merged), sum(merged), removed, dropped, slot_days)
+        return MaintenanceDone(len(merged), sum(merged), removed, dropped, slot_days)
 
     def _merged(
         self, manifests: Mapping[date, SlotManifest], damaged: list[DamagedError], check: Callable[[], None]
@@ -179,15 +149,15 @@ class LakeCare:
         """Merge segments of finished days. Returns of how many each segment was made."""
         merged = []
         unknown = {error.name.rpartition("/")[0] for error in damaged}
-        days = self._lake.days()
+        days = self.lake.days()
         for day in days[:-1]:
             check()
             with _noted(damaged):
                 found = compact_day(
-                    self._lake,
+                    self.lake,
                     day,
                     manifests.get(day),
-                    unrolled_too=is_left_to_late_builds(day, days[-1]) and self._slots.folder(day) not in unknown,
+                    unrolled_too=is_left_to_late_builds(day, days[-1]) and self.slots.folder(day) not in unknown,
                     check=check,
                 )
                 if found.written:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from central.lake.batches_once import SQL_ROWS_ONCE, SQL_TAKEN
 from central.lake.segments import Lake, Segment
 
 if TYPE_CHECKING:
@@ -54,10 +55,8 @@ def write_part(
 ) -> tuple[int, int]:
     """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
 
-    Rows of the machines in `without` are left out.
-
-    Where journals share a batch, or an older part has it, the windows of the one first in name count. Rows of one
-    batch and day are in one segment, so a segment is a batch's place.
+    Rows of the machines in `without` are left out. Where journals share a batch, or an older part has it
+    (`old_batches`), it counts once (`central.lake.batches_once`); rows of one batch and day are in one segment.
     """
     columns = (
         "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive, "
@@ -85,15 +84,8 @@ def write_part(
             else "SELECT '' AS host, '' AS spool_id, 0::UBIGINT AS first, 0::UBIGINT AS last WHERE false"
         )
     )
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE taken AS SELECT host, spool_id, sequence, min(origin) AS origin FROM new_rows "
-        "WHERE NOT EXISTS (SELECT 1 FROM known WHERE known.host = new_rows.host AND known.spool_id = new_rows.spool_id "
-        "AND new_rows.sequence BETWEEN known.first AND known.last) GROUP BY host, spool_id, sequence"
-    )
-    connection.execute(
-        "CREATE OR REPLACE TEMP VIEW rows_once AS SELECT new_rows.* FROM new_rows "
-        "SEMI JOIN taken USING (host, spool_id, sequence, origin)"
-    )
+    connection.execute(SQL_TAKEN)
+    connection.execute(SQL_ROWS_ONCE)
     slots_file, batches_file = files
     sums = _slot_sums(slot_ns)
     if merged:
@@ -135,7 +127,7 @@ def _slot_sums(slot_ns: int) -> str:
 
 
 def _whole(total: str) -> str:
-    """Return a sum of whole numbers as BIGINT. DuckDB adds them up in 128 bits; what is more than 63 stays 2^63-1."""
+    """Return a sum of whole numbers as BIGINT, at most 2^63-1: DuckDB adds them up in 128 bits."""
     return f"(CASE WHEN {total} > {MOST} THEN {MOST} ELSE {total} END)::BIGINT"
 
 

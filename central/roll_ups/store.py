@@ -2,12 +2,11 @@
 
     <root>/slots/slot=300/day=YYYY-MM-DD/<n>.json, <n>-<random>-{slots,batches}.parquet
 
-`<n>.json` says what has been rolled up: per journal the last roll, and the parts that hold it. Each is created
-exclusively and stands for all before it, so a window is counted once also where two builders are at work, and a kill
-at any point leaves nothing but files that no manifest names. A part has sums per task and slot, which add up exactly
-with those of other parts; and the batches that it has, so that one which another replica took too is left out, also
-when the samples themselves are gone. A manifest has a seal and the digests of its files, which are looked at whenever
-these are read (`central.lake.checksums`).
+`<n>.json` lists what has been rolled up: per journal the last roll, and the parts that hold it. Each is created
+exclusively (`central.lake.manifests`) and stands for all before it, so a window is counted once also where two builders
+are at work, and a kill at any point leaves nothing but files that no manifest names. A part has sums per task and slot,
+which add up exactly with those of other parts; and the batches that it has, so that a batch which another replica took
+too is left out, also when the samples themselves are gone.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ import pyarrow.parquet as pq
 
 from central.lake import checksums
 from central.lake.errors import DamagedError, LakeError
-from central.lake.manifests import ManifestCommit
-from central.lake.objects import NotRegularError
+from central.lake.manifests import ManifestCommit, read_manifest
 from central.lake.segments import Lake, Segment, day_in
 from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.sql import KEYS, MOST, SLOTS, SUMS, write_part
@@ -85,20 +83,9 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     rolled: dict[str, tuple[RolledSegment, ...]]  # by origin
     seal: str
 
-    @property
-    def digest_words(self) -> tuple[str, ...]:
-        """What tells this content from any other."""
-        return tuple(part.slots for part in self.parts)
-
 
 class SlotStore:
-    """The slots of a lake, of one length.
-
-    Args:
-        lake: whose samples are rolled up.
-        slot_ns: length of a slot.
-
-    """
+    """The slots of a lake, of length `slot_ns`."""
 
     def __init__(self, lake: Lake, slot_ns: int) -> None:
         self._lake = lake
@@ -111,13 +98,9 @@ class SlotStore:
     def manifests(self, damaged: list[DamagedError] | None = None) -> dict[date, SlotManifest]:
         """Return the newest manifest of each day that has been rolled up.
 
-        Args:
-            damaged: gets what is wrong with the damaged ones, whose days are left out; None: the first is raised.
+        `damaged` gets the errors of the damaged ones, whose days are left out; without it the first is raised.
 
-        Raises:
-            LakeError: one is damaged, or another version of central wrote it.
-            OSError: the lake cannot be read.
-
+        LakeError: one is damaged, or another version of central wrote it. OSError: the lake cannot be read.
         """
         newest: dict[date, str] = {}
         for entry in self._lake.objects.entries(self._root):
@@ -141,21 +124,14 @@ class SlotStore:
         return self._read(max(names)) if names else None
 
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
-        """Roll up the segments of a day that have not been. A window that comes late is in a later part.
+        """Roll up what is new of a day and return its newest manifest; None for a day without samples.
 
-        Where memory is short for all of them, fewer are rolled up at a time, and parts are not merged.
-
-        Args:
-            day: the day.
-            connection: computes it, within its own bounds of memory.
-
-        Returns:
-            The day's manifest, a new one or that from before; None for a day without samples.
+        A window that comes late is in a later part. Where memory is short for all segments, fewer are rolled up at a
+        time, and parts are not merged.
 
         Raises:
             LakeError: segments are damaged or of another version of central; or the lake's rolls are not in order.
             OSError: the lake cannot be read or written. What was rolled up before stays.
-
         """
         at_once, tries, is_short = sys.maxsize, 0, False
         while tries < _TRIES:
@@ -181,18 +157,10 @@ class SlotStore:
     def read(self, connection: Any, manifests: Iterable[SlotManifest]) -> ir.Table:
         """Return the task slots of days as an Ibis table, like `central.build.panda_state.task_slots` of their samples.
 
-        Args:
-            connection: an Ibis backend.
-            manifests: of the days, from `roll_up` or `manifests`.
+        The columns are machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi, and the sums of
+        `SLOTS` that they are made from. Usage and CPI are means weighted by duration; null where not known.
 
-        Returns:
-            machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi, and the sums of `SLOTS` that
-            they are made from. Usage and CPI are means weighted by duration; null where not known.
-
-        Raises:
-            DamagedError: a file is not what was written.
-            OSError: the lake cannot be read.
-
+        DamagedError: a file is not what was written. OSError: the lake cannot be read.
         """
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
@@ -202,7 +170,7 @@ class SlotStore:
             return ibis.memtable(SLOTS.empty_table()).mutate(usage=ibis.null("float64"), cpi=ibis.null("float64"))
         for manifest in manifests:
             for part in manifest.parts:
-                self.check_slots(part)
+                self.check(part, batches=False)
         paths = [str(self._lake.objects.local(name)) for name in names]
         rows = connection.read_parquet(paths).select(*SLOTS.names)
         if len(names) > 1:
@@ -219,28 +187,15 @@ class SlotStore:
         """Return the machines of a day's slots, those with few rows first."""
         return _machines(self._lake.objects.local(part.slots) for part in manifest.parts)
 
-    def check_slots(self, part: SlotPart) -> None:
-        """Hold a part's slots against their digest.
-
-        Raises:
-            DamagedError: they are not those that were written.
-            OSError: they cannot be read.
-
-        """
-        self._check(part.slots, part.slots_sha256)
-
-    def check(self, part: SlotPart) -> None:
-        """Do both."""
-        self.check_slots(part)
-        self.check_batches(part)
-
-    def check_batches(self, part: SlotPart) -> None:
-        """Hold what a part knows of batches against its digest; else as `check_slots`."""
-        self._check(part.batches, part.batches_sha256)
-
-    def _check(self, name: str, written: str) -> None:
-        path = self._lake.objects.local(name)
-        checksums.check_digest(self._lake.name, name, path, written, self._remedy(name))
+    def check(self, part: SlotPart, *, slots: bool = True, batches: bool = True) -> None:
+        """Compare a part's files with their digests (DamagedError); raises OSError."""
+        for is_wanted, name, digest in (
+            (slots, part.slots, part.slots_sha256),
+            (batches, part.batches, part.batches_sha256),
+        ):
+            if is_wanted:
+                path = self._lake.objects.local(name)
+                checksums.check_digest(self._lake.name, name, path, digest, self._remedy(name))
 
     @staticmethod
     def _remedy(name: str) -> str:
@@ -273,10 +228,7 @@ class SlotStore:
         return len(unused)
 
     def remove(self, day: date) -> None:
-        """Delete all of a day: older manifests, then the newest one, then the files.
-
-        So a kill leaves the day whole, or files that no manifest names.
-        """
+        """Delete all of a day: older manifests, then the newest one, then the files. A kill leaves no half day."""
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day))]
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
@@ -314,9 +266,7 @@ class SlotStore:
             with segment.path.open("rb") as file:
                 segment.check(file)
         for part in old:
-            self.check_batches(part)
-        for part in merged:
-            self.check_slots(part)
+            self.check(part, slots=bool(merged))
         with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
             files = commit.draft(slots), commit.draft(batches)
             counted, duplicates, left_out = self._written(
@@ -390,11 +340,7 @@ class SlotStore:
             return (*write(left_out), left_out)
 
     def _read(self, name: str) -> SlotManifest:
-        try:
-            data = self._lake.objects.read(name)
-        except NotRegularError as error:
-            raise DamagedError(self._lake.name, name, "it is no regular file", self._remedy(name)) from error
-        checksums.check_text(self._lake.name, name, data, self._remedy(name))
+        data = read_manifest(self._lake.objects, name, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
             if schema != SLOT_SCHEMA_VERSION:

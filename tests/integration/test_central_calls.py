@@ -83,8 +83,8 @@ async def test_large_health_checks_of_a_host_are_few_and_it_waits_for_them(make)
         "4 health checks of this certificate are open",
     )
     [peer] = central.door.peers._peers.values()
-    now_s = peer._clock_s() + 10.0  # nothing is owed any more
-    peer._clock_s = lambda: now_s
+    now_s = peer.clock_s() + 10.0  # nothing is owed any more
+    peer.clock_s = lambda: now_s
     await silent[0].write(bytes(6 << 20))
     assert await ended(silent[0]) == ("RESOURCE_EXHAUSTED", f"a request of {6 << 20} bytes; 4096 are allowed")
     assert peer.until_s == now_s + 1.5

@@ -80,7 +80,7 @@ async def test_the_certificate_of_another_host_is_refused(
     assert "host=h1" in lines[0], "by its certificate"
     assert "reason=wrong_host" in lines[0]
     assert "host 'h2' is not a name of its certificate (h1); issue a certificate for that name" in lines[0]
-    central.ingest._greeter._warn.clock_s = lambda: time.monotonic() + 61
+    central.ingest._handshake._warn.clock_s = lambda: time.monotonic() + 61
     assert await said_to_hello(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
     told = capsys.readouterr()
     assert (told.out + told.err).count("stream refused") == 1, "and again a minute later"

@@ -76,7 +76,7 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypa
     other = make.peer(central, "h2")
     await other.hello("h2")
     await other.batch(1, rows=3000)
-    await until(lambda: central.ingest.room.pending == 1)
+    await until(lambda: central.ingest.backpressure.pending == 1)
     clock_s[0] = 100.0
     go.set()
     assert (await other.ack()).accepted_rows == 3000
@@ -103,7 +103,7 @@ async def test_an_acknowledgement_does_not_wait_for_a_large_message_to_be_read(m
     await peer.hello("h1")
     await peer.batch(1)
     await peer.batch(2, rows=3000)
-    await until(lambda: central.ingest.room.pending == 2)
+    await until(lambda: central.ingest.backpressure.pending == 2)
     assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(1, 1)]
     go.set()
     assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(2, 2)]
@@ -112,7 +112,7 @@ async def test_an_acknowledgement_does_not_wait_for_a_large_message_to_be_read(m
     await peer.batch(3)
     jobs = [f"{'j' * 28}-{n}" for n in range(3000)]
     await peer.send(agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=jobs)))
-    await until(lambda: central.ingest.room.pending == 2)
+    await until(lambda: central.ingest.backpressure.pending == 2)
     assert [(r.first, r.last) for r in (await peer.ack()).ranges] == [(3, 3)]
     go.set()
 
@@ -266,9 +266,9 @@ async def test_batches_without_a_usable_spool_are_pending_until_they_are_counted
     await peer.hello("h1")
     for sequence in range(1, 101):
         await peer.batch(sequence, spool_id="\x1b" * sequence)
-    await until(lambda: central.ingest.room.pending == 64)
+    await until(lambda: central.ingest.backpressure.pending == 64)
     await asyncio.sleep(0.1)
-    assert central.ingest.room.pending == 64
+    assert central.ingest.backpressure.pending == 64
     refused = 0
     while refused < 100:
         ack = await peer.ack()
@@ -411,7 +411,7 @@ async def test_a_stream_that_is_refused_is_owed_for_too(make, monkeypatch) -> No
 async def test_few_hellos_of_a_certificate_are_read_at_a_time(make, monkeypatch) -> None:
     """What has come of one is held until all of it has, or its time is over."""
     central = await make.central()
-    read_hello, reading, most = central.ingest._greeter.read_hello, [], []
+    read_hello, reading, most = central.ingest._handshake.read_hello, [], []
 
     async def counted(context: object, peer: Peer) -> agent_pb2.Hello:
         reading.append(peer)
@@ -421,7 +421,7 @@ async def test_few_hellos_of_a_certificate_are_read_at_a_time(make, monkeypatch)
         finally:
             reading.remove(peer)
 
-    monkeypatch.setattr(central.ingest._greeter, "read_hello", counted)
+    monkeypatch.setattr(central.ingest._handshake, "read_hello", counted)
     silent = [make.peer(central, "h1") for _ in range(8)]
     await asyncio.gather(*(peer.call.wait_for_connection() for peer in silent))
     await until(lambda: central.ingest._open == 8 and len(reading) == 4)

@@ -292,12 +292,12 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
             await peer.batch(sequence, rows=200)
 
     sending = asyncio.create_task(send())  # it waits: central lets it send 64 KiB ahead
-    await until(lambda: central.journal.failure and central.ingest.room.pending == 4)
+    await until(lambda: central.journal.failure and central.ingest.backpressure.pending == 4)
     central.roller.failure, central.recorder.failure = "no lake", "no history"
     parts = central.fleet.status.parts
     assert (parts.roll_error(), parts.incidents_error()) == ("no lake", "no history")
     await asyncio.sleep(0.1)
-    assert central.ingest.room.pending == 4, "no more is read than may be pending"
+    assert central.ingest.backpressure.pending == 4, "no more is read than may be pending"
     assert not sending.done(), "who sends more waits"
     assert central.journal.stats.accepted_batches < 16
     connection.execute("PRAGMA max_page_count = 100000")
@@ -312,12 +312,12 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     assert acknowledged == set(range(1, 21))
     assert 1000 in paces, "and they were told to slow down"
     assert central.journal.stats.accepted_batches == 20
-    assert central.ingest.room.pending == 0
+    assert central.ingest.backpressure.pending == 0
 
 
 async def test_streams_that_wait_for_room_go_in_their_order_and_none_is_forgotten(make) -> None:
     central = await make.central(max_pending_batches=2)
-    of = central.ingest.room
+    of = central.ingest.backpressure
     of.pending = 2
     went: list[int] = []
 
@@ -355,7 +355,7 @@ async def test_a_stop_acknowledges_what_was_taken(make) -> None:
     peer = make.peer(central, "h1")
     await peer.hello("h1")
     await peer.batch(1)
-    await until(lambda: central.ingest.room.pending)
+    await until(lambda: central.ingest.backpressure.pending)
     stop = asyncio.create_task(central.stop())
     assert (await peer.ack()).accepted_rows == 2
     assert await peer.refused() == ("UNAVAILABLE", "central is stopping")

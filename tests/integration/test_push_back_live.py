@@ -45,7 +45,7 @@ def build(central: CentralProcess, number: int, means: dict[str, float]) -> None
     coefficients = [
         dict(zip(COEFFICIENTS.names, (job, 100, 1.0, mean / 10, 0.1), strict=True)) for job, mean in means.items()
     ]
-    written = VersionStore(central.lake_dir / "versions").write(
+    written = VersionStore(Lake(central.lake_dir).objects).write(
         manifest, pa.Table.from_pylist(statistics, JOB_STATISTICS), pa.Table.from_pylist(coefficients, COEFFICIENTS)
     )
     assert written.version == number

@@ -5,20 +5,20 @@ import sys
 import time
 
 from central.build import client, worker
-from central.journal import reserve, writer
+from central.journal import database, received, reserve, tables, writer
 from central.lake import lease
 from whitepanda.common import cli
 
 
 def synchronous_off() -> None:
     """Commits are not flushed to the disk."""
-    original = writer.Journal._set_pragmas
+    original = database.set_pragmas
 
     def set_pragmas(connection) -> None:
         original(connection)
         connection.execute("PRAGMA synchronous=OFF")
 
-    writer.Journal._set_pragmas = staticmethod(set_pragmas)
+    database.set_pragmas = set_pragmas
 
 
 def acknowledge_first() -> None:
@@ -26,12 +26,12 @@ def acknowledge_first() -> None:
     original = writer.Journal._commit
 
     def commit(self, items, calls) -> bool:
-        group = writer.Group()
-        group.outcomes = [(item, True) for item in items if isinstance(item, writer.Submission)]
+        group = tables.Group()
+        group.outcomes = [(item, True) for item in items if isinstance(item, tables.Submission)]
         self._on_loop(self._committed, group)
         time.sleep(0.1)
         quiet = [
-            dataclasses.replace(item, done=lambda _: None) if isinstance(item, writer.Submission) else item
+            dataclasses.replace(item, done=lambda _: None) if isinstance(item, tables.Submission) else item
             for item in items
         ]
         return original(self, quiet, calls)
@@ -41,16 +41,16 @@ def acknowledge_first() -> None:
 
 def forget_duplicates() -> None:
     """A central that was started anew does not know what it has taken before."""
-    writer.Journal._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
-        (host, spool_id), writer.SequenceRanges()
+    received.Received._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
+        (host, spool_id), received.SequenceRanges()
     )
     acknowledge_late()
 
 
 def forget_live_spools() -> None:
     """Of spools that are not silent it is forgotten, too, what was taken."""
-    original = writer.forget_spools
-    writer.forget_spools = lambda connection, _before_day, most_rows: original(connection, 1 << 30, most_rows)
+    original = tables.forget_spools
+    tables.forget_spools = lambda connection, _before_day, most_rows: original(connection, 1 << 30, most_rows)
     acknowledge_late()
 
 

@@ -230,7 +230,7 @@ class PageCentral:
             )  # fmt: skip
             if not silent:
                 self.registry.add(
-                    HostStream(name, PLATFORMS[k % 2], agent_version="0.1.0", jobs=frozenset(jobs),
+                    HostStream(name, PLATFORMS[k % 2], jobs=frozenset(jobs),
                                coefficient_version=self.size.versions)
                 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 
 from central.build import worker
 from central.build.builder import Builder
-from central.build.client import CARE, BuildProcess
+from central.build.client import MAINTAIN, BuildProcess
 from central.build.other_settings import OtherSettings
 from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
@@ -48,7 +48,7 @@ class InThread(BuildProcess):
         self._process = None
 
     def _ask(self, process, what):
-        return (worker._care if what == CARE else worker._build)(process)
+        return (worker._maintain if what == MAINTAIN else worker._build)(process)
 
 
 def others(section, lake, holder, clock=time.time_ns):
@@ -137,7 +137,7 @@ async def test_a_first_build_that_fails_is_not_tried_at_every_look(tmp_path, lak
         await loop
 
 
-async def test_replicas_that_build_by_other_settings_are_told_so_once_before_they_build(tmp_path, lake, capsys):
+async def test_replicas_that_build_by_other_settings_are_warned_of_once_before_they_build(tmp_path, lake, capsys):
     log.configure("info")
     now = [1_800_000_000 * 10**9]
     clock = partial(now.__getitem__, 0)
@@ -159,11 +159,11 @@ async def test_replicas_that_build_by_other_settings_are_told_so_once_before_the
     assert "replica=central-0 version=1" in line
     again = others(other_section, lake, "central-1", clock)
     assert other.versions.manifest(2).builder == "central-1"
-    again.look()
+    again.check()
     assert "version=1" in capsys.readouterr().err, "its own version 2 is no other's, the one before it is"
     now[0] += round(RECENT_S * 1e9) + 1
-    again.look()
-    others(other_section, lake, "central-1", clock).look()
+    again.check()
+    others(other_section, lake, "central-1", clock).check()
     assert capsys.readouterr().err == "", "what is long ago is not compared with"
 
 
@@ -177,16 +177,16 @@ def test_versions_of_its_own_or_built_alike_are_not_warned_of(lake, capsys):
     tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in (JOB_STATISTICS, COEFFICIENTS)]
     capsys.readouterr()
     builder.versions.write(manifest, *tables)
-    one.look()
+    one.check()
     builder.versions.write(msgspec.structs.replace(manifest, builder="central-1", slot_s=300.0), *tables)
-    one.look()
+    one.check()
     assert capsys.readouterr().err == ""
     builder.versions.write(msgspec.structs.replace(manifest, builder="central-2"), *tables)
     found = lake.root / "versions" / f"{4:08d}" / "manifest.json"
     text = found.read_bytes()
     found.write_text("{")
-    others(SECTION, lake, "central-0").look()
+    others(SECTION, lake, "central-0").check()
     assert "builds by other settings" not in capsys.readouterr().err, "what cannot be read is passed over"
     found.write_bytes(text)
-    one.look()
+    one.check()
     assert "build.slot_s 60 there" in capsys.readouterr().err

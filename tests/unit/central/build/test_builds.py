@@ -171,7 +171,7 @@ def test_our_method_is_the_default_and_tells_robust_scales(lake):
             assert row.scale_log_cpi == pytest.approx(scales[job][1], rel=1e-9)
         else:
             assert (row.location_log_cpi, row.scale_log_cpi) == (0.0, 0.0)
-    again = VersionStore(lake.root / "versions").latest()
+    again = VersionStore(lake.objects).latest()
     assert again.statistics("job-1") == built.statistics("job-1")
 
 
@@ -310,7 +310,7 @@ def test_a_failed_build_leaves_the_last_version(lake):
     assert builder.current.version == 1
     assert "central-0-0badcafe-000000000009.parquet" in builder.last_error
     assert "\n" not in builder.last_error
-    assert VersionStore(lake.root / "versions").numbers() == [1]
+    assert VersionStore(lake.objects).numbers() == [1]
     assert not list((lake.root / "state/slot=300").glob(".build-*"))
     broken.unlink()
     write_day(lake, 1, 2)
@@ -376,7 +376,7 @@ def test_a_version_whose_manifest_was_written_though_no_answer_came_is_whole(lak
     monkeypatch.setattr(store._objects, "create", unanswered)
     with pytest.raises(OSError, match="connection was closed"):
         store.write(manifest, *tables)
-    found = VersionStore(lake.root / "versions").latest()
+    found = VersionStore(lake.objects).latest()
     assert (found.version, list(found.statistics("job-1"))) == (2, [])
 
 
@@ -399,7 +399,7 @@ def test_of_two_builders_at_the_same_number_each_gets_one(lake):
     tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     write_day(lake, 0, 1)
     Builder(SECTION, lake).build_once()
-    manifest, store = (VersionStore(lake.root / "versions").latest().manifest, VersionStore(lake.root / "versions"))
+    manifest, store = (VersionStore(lake.objects).latest().manifest, VersionStore(lake.objects))
     inner = []
 
     def other():  # publishes just before this one does, once
@@ -414,7 +414,7 @@ def test_a_stalled_builder_publishes_nothing_after_the_one_that_took_over(lake):
     tables = [pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
     write_day(lake, 0, 1)
     Builder(SECTION, lake).build_once()
-    store = VersionStore(lake.root / "versions")
+    store = VersionStore(lake.objects)
     last = store.latest().manifest
     old = msgspec.structs.replace(last, token=last.token + 1)
     new = msgspec.structs.replace(last, token=last.token + 2)
@@ -449,7 +449,7 @@ def test_of_several_replicas_one_builds_and_the_others_take_its_version(lake):
     write_day(lake, 1, 2)  # the lease was given back: any of them may
     assert [builder.build_once() for builder in builders] == [2, 2, 2]
     assert builders[0].last_days_computed == 1
-    assert VersionStore(lake.root / "versions").numbers() == [1, 2]
+    assert VersionStore(lake.objects).numbers() == [1, 2]
 
 
 def test_a_late_window_and_a_batch_of_two_replicas_count_once(lake):

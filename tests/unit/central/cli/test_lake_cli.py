@@ -57,7 +57,7 @@ def test_a_dead_builder_is_outwaited_and_a_living_one_is_not(lake: Lake, monkeyp
 
     living = Lease(lake.objects, "central-7", 60.0)
     assert living.acquire()
-    monkeypatch.setattr("central.lake.lease._LOOK_S", 0.001)
+    monkeypatch.setattr("central.lake.lease._CHECK_S", 0.001)
     original = Lease.acquire
 
     def acquire(self: Lease) -> bool:

@@ -6,16 +6,16 @@ from typing import cast
 import pytest
 
 from central.config import IngestSection
-from central.ingest.backpressure import Flow, Room
+from central.ingest.backpressure import Backpressure, Flow
 from central.ingest.peers import Peers
 from central.ingest.sessions import HostStream
 from central.journal.tables import HostRecord
 from central.journal.writer import Journal
 
 
-def a_room(max_pending_batches: int) -> tuple[Room, Flow]:
+def a_room(max_pending_batches: int) -> tuple[Backpressure, Flow]:
     journal = SimpleNamespace(failure="", on_failure=[])
-    room = Room(IngestSection(max_pending_batches=max_pending_batches), cast("Journal", journal))
+    room = Backpressure(IngestSection(max_pending_batches=max_pending_batches), cast("Journal", journal))
     return room, Flow(HostStream("h1"), HostRecord("h1"), Peers().enter((frozenset({"h1"}), "")))
 
 

@@ -509,7 +509,7 @@ async def test_silent_spools_are_not_worth_the_reserve(tmp_path: Path, monkeypat
         asked.append(None)
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(journal_module, "forget_spools", full)
+    monkeypatch.setattr(tables, "forget_spools", full)
     journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001, spool_days=40.0, reserve_bytes=1 << 20)
     journal.start()
     sender = Sender(journal)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from central.lake.errors import LakeError
 from central.lake.schema import SAMPLES
+from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.lake.vm_windows import SlowError, VmWindows
 
@@ -41,7 +42,7 @@ def test_windows_of_one_vm_in_order_and_the_last_ones(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.write_segment(table(("v", 1, 30), ("w", 1, 31), ("v", 1, DAY_NS + 1)), A)
     lake.write_segment(table(("v", 2, 21), ("v", 2, 40)), A2)
-    windows = VmWindows(lake)
+    windows = VmWindows(SegmentTimes(lake))
     first = windows.read("v", 0, 2 * DAY_NS, 1000)[0]
     assert (first.host, first.duration_ns, first.cpi, first.cpu_usage_cores) == ("x", 7, 1.5, 0.5)
     assert math.isnan(windows.read("v", 30, 31, 1)[0].cpi)
@@ -58,7 +59,7 @@ def test_a_host_that_claims_a_vm_leaves_room_for_the_windows_of_another(tmp_path
     lake.write_segment(table(*(("v", 1, start) for start in range(1, 100))), A)
     lake.write_segment(table(*(("v", 1, start) for start in range(100, 1000)), host="bad"), A2)
     for limit in (10, 11, 500):
-        found = VmWindows(lake).read("v", 0, 1000, limit)
+        found = VmWindows(SegmentTimes(lake)).read("v", 0, 1000, limit)
         times = {host: [w.start_unix_ns for w in found if w.host == host] for host in ("x", "bad")}
         mine = min(99, limit // 2)
         assert times == {"x": [*range(100 - mine, 100)], "bad": [*range(1000 - limit + mine, 1000)]}
@@ -68,7 +69,7 @@ def test_a_batch_that_two_journals_took_counts_once(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.write_segment(table(("v", 1, 10), ("v", 1, 20), ("w", 1, 10)), B)
     lake.write_segment(table(("v", 1, 10), ("v", 1, 20), ("v", 2, 15)), A)
-    assert starts(VmWindows(lake), "v", 0, 100) == [10, 15, 20]
+    assert starts(VmWindows(SegmentTimes(lake)), "v", 0, 100) == [10, 15, 20]
 
 
 ROWS = st.lists(
@@ -83,14 +84,14 @@ def test_what_is_left_unread_has_nothing(tmp_path_factory, first, second, since,
     lake.write_segment(table(*first), A)
     lake.write_segment(table(*[(vm, number + 3, start) for vm, number, start in second]), A2)
     wanted = sorted(s for vm, _, s in [*first, *second] if vm == "v" and since <= s < since + length)
-    assert starts(VmWindows(lake), "v", since, since + length) == wanted
+    assert starts(VmWindows(SegmentTimes(lake)), "v", since, since + length) == wanted
 
 
 def test_segments_of_other_times_and_vms_are_not_read(tmp_path: Path, monkeypatch) -> None:
     lake = Lake(tmp_path)
     early = lake.write_segment(table(("v", 1, 10)), A)
     late = lake.write_segment(table(("v", 2, 50)), A2)
-    windows = VmWindows(lake)
+    windows = VmWindows(SegmentTimes(lake))
     assert starts(windows, "v", 0, 100) == [10, 50]
     opened: list[str] = []
     kind = type(lake.objects)
@@ -108,8 +109,8 @@ def test_failures_are_told(tmp_path: Path, monkeypatch) -> None:
     lake = Lake(tmp_path)
     [segment] = lake.write_segment(table(("v", 1, 10)), A)
     with pytest.raises(SlowError, match=r"^took longer than -1 s$"):
-        VmWindows(lake, deadline_s=-1).read("v", 0, 100, 10)
-    windows = VmWindows(lake)
+        VmWindows(SegmentTimes(lake), deadline_s=-1).read("v", 0, 100, 10)
+    windows = VmWindows(SegmentTimes(lake))
     listings = [[segment], []]
     monkeypatch.setattr(lake, "segments", lambda _day: listings.pop(0))
     segment.path.rename(tmp_path / "away")

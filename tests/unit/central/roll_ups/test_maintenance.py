@@ -23,7 +23,7 @@ from central.lake.segments import DAY_NS, Lake
 from central.roll_ups import maintenance as care
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import Compacted, compact_day, drop_slots
-from central.roll_ups.maintenance import CareDone, LakeCare
+from central.roll_ups.maintenance import LakeMaintenance, MaintenanceDone
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems
 from tests.unit.central.build.test_build_loop import InThread
@@ -67,7 +67,7 @@ def builder(lake, clock, name="central-0", build_days=31, **section) -> Builder:
 def after_build(builder) -> int | None:
     """Build, then do what the lake needs, as central does."""
     number = builder.build_once()
-    builder.care_once()
+    builder.maintain_once()
     return number
 
 
@@ -146,7 +146,7 @@ def test_small_segments_of_days_that_builds_let_wait_are_merged(lake, monkeypatc
 
 def test_what_a_merge_had_to_leave_is_no_crowd_again(lake, clock, monkeypatch):
     monkeypatch.setattr(care, "_CROWD", 8)
-    once = LakeCare(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
+    once = LakeMaintenance(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
     assert once.is_crowded()
     monkeypatch.setattr(care, "compact_day", lambda *_arguments, **_named: Compacted())
     once.compact(lambda: None)
@@ -165,7 +165,7 @@ def test_few_segments_of_each_of_many_journals_are_no_crowd(tmp_path, clock, mon
     for number in range(12):
         write_day(lake, 0, number + 1, replica=f"central-{number // 3}")
     write_day(lake, 1, 13)
-    once = LakeCare(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
+    once = LakeMaintenance(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
     assert not once.is_crowded()
 
 
@@ -199,26 +199,26 @@ async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(tmp_path, 
     daemon = InThread(tmp_path, lake, SECTION, clock_unix_ns=clock)
     built = daemon.here = builder(lake, clock)
     daemon.follower.on_version.append(lambda version: told.append(version.version))
-    original = LakeCare.run
+    original = LakeMaintenance.run
 
     def late(self, check):
         told.append("care")
         return original(self, check)
 
-    monkeypatch.setattr(LakeCare, "run", late)
+    monkeypatch.setattr(LakeMaintenance, "run", late)
     await daemon.build_and_announce()
     assert told == [1, "care"]
     assert segments(lake) == [1, 1, 1, 5]
     clock.unix_ns += 24 * HOUR_NS
     built.stop()
     with pytest.raises(BuildStoppedError):
-        built.care_once()
+        built.maintain_once()
     assert builder(lake, clock, "another").lease.acquire(), "given back"
 
 
 def test_nothing_is_done_where_it_is_off_or_another_builds(lake, clock):
-    care = LakeCare(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
-    assert care.run(lambda: None) == CareDone()
+    care = LakeMaintenance(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
+    assert care.run(lambda: None) == MaintenanceDone()
     assert segments(lake) == [5, 5, 5, 5]
     (lake.root / "care/2026-11-04.json").unlink()
     busy = builder(lake, clock, "busy")
@@ -248,7 +248,7 @@ def test_slots_of_days_with_samples_stay(lake, clock):
 @pytest.mark.parametrize("step", range(4))
 def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypatch, step):
     slots = rolled(lake)
-    LakeCare(LakeSection(raw_days=2), lake, slots, clock_unix_ns=clock).run(lambda: None)
+    LakeMaintenance(LakeSection(raw_days=2), lake, slots, clock_unix_ns=clock).run(lambda: None)
     original, steps = Folder.remove, iter(range(100))
 
     def failing(self: Folder, name: str) -> None:
@@ -271,12 +271,12 @@ def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypat
 
 def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock, monkeypatch, capsys):
     log.configure("info")
-    original = LakeCare._run
+    original = LakeMaintenance._run
 
     def failing(self, check):
         raise LakeError("segment x is damaged")
 
-    monkeypatch.setattr(LakeCare, "_run", failing)
+    monkeypatch.setattr(LakeMaintenance, "_run", failing)
     built = builder(lake, clock)
     assert after_build(built) == 1
     assert after_build(built) is None
@@ -284,7 +284,7 @@ def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock,
     assert told.count("the lake was not compacted, nor old days deleted") == 1
     assert "LakeError: segment x is damaged" in told
     assert built.last_error == ""
-    monkeypatch.setattr(LakeCare, "_run", original)
+    monkeypatch.setattr(LakeMaintenance, "_run", original)
     assert after_build(built) is None
     assert segments(lake) == [1, 1, 1, 5]
 
@@ -297,13 +297,13 @@ def test_who_loses_the_lease_stops(lake, clock):
         if next(looks) == 4:  # after the first day's segment
             raise FencedError("another one has it")
 
-    care = LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock)
+    care = LakeMaintenance(LakeSection(), lake, slots, clock_unix_ns=clock)
     with pytest.raises(FencedError):
         care.run(check)
     assert segments(lake)[1:] == [5, 5, 5]
     assert not list((lake.root / "care").glob("*"))
     assert verified(lake) == []
-    assert care.run(lambda: None) == CareDone(days_compacted=2, segments_merged=10)
+    assert care.run(lambda: None) == MaintenanceDone(days_compacted=2, segments_merged=10)
     assert segments(lake) == [1, 1, 1, 5]
 
 
@@ -356,7 +356,7 @@ def test_a_damaged_segment_leaves_the_other_days_compacted(lake, clock):
     slots = rolled(lake)
     flip(lake.segments(day(0))[1].path)
     with pytest.raises(DamagedError, match="day=2026-11-01"):
-        LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock).run(lambda: None)
+        LakeMaintenance(LakeSection(), lake, slots, clock_unix_ns=clock).run(lambda: None)
     assert segments(lake) == [5, 1, 1, 5]
 
 
@@ -369,7 +369,7 @@ def test_damaged_slots_keep_the_samples_of_their_own_day(lake, clock, what):
     )
     flip(lake.root / name)
     before = sorted((lake.root / slots.folder(day(1))).iterdir())
-    care = LakeCare(LakeSection(compact=False, raw_days=1), lake, slots, clock_unix_ns=clock, grace_s=0)
+    care = LakeMaintenance(LakeSection(compact=False, raw_days=1), lake, slots, clock_unix_ns=clock, grace_s=0)
     with pytest.raises(DamagedError, match="day=2026-11-02"):
         care.run(lambda: None)
     assert segments(lake) == [0, 5, 0, 5]
