@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
-from collector.inventory.llc import domains_of
+from collector.inventory.numa import domains_of
 
 #: What was watched for less than this share of its length is not compared with whole ones.
 MIN_COVERAGE = 0.5

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from agent.sampling.views import SourceView
+from agent.sampling.runner import SourceView
 from whitepanda.common.cli import console, errors
 
 #: Both name the agent's socket: `agent.api.client.find_socket`.

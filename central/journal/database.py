@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from whitepanda.common.durable import sync_folder
+
 from whitepanda.common.errors import UnavailableError
 
 _SCHEMA_VERSION = "1"

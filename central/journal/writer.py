@@ -42,7 +42,6 @@ from central.validation.rows import StoredBatch
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.files.durable import sync_folder
 
 GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
