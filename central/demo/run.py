@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from central.demo import fleet, past
+from central.demo import backfill, fleet
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.show import Show
@@ -71,13 +71,13 @@ class Demo:
         self._address = address = f"127.0.0.1:{_free_port()}"
         tools = self._write_files(address)
         self._start()
-        days = past.simulate(self._fleet, time.time())
+        days = backfill.simulate(self._fleet, time.time())
         central = CentralWatch(self._channel(address, tools[_OPERATOR]))
         self._until("central answers", "central", lambda: central.status() is not None)
         self._show.event(
-            f"central answers; {days.windows} CPI windows of {past.DAYS} SIMULATED days go through its ingest"
+            f"central answers; {days.windows} CPI windows of {backfill.DAYS} SIMULATED days go through its ingest"
         )
-        past.send(self._channel(address, tools[_IMPORTER]), _IMPORTER, days)
+        backfill.send(self._channel(address, tools[_IMPORTER]), _IMPORTER, days)
         self._show.event("all acknowledged; waiting for central to learn from them")
         self._wait_for_coefficients(central, days.windows)
         self._watch_calm()
