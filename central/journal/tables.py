@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from central.validation.events import EventRow
-from central.validation.rows import StoredBatch
+from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 
 SCHEMA_VERSION = "1"

@@ -84,11 +84,11 @@ def test_the_tail_of_five_ticks_is_over_all_their_requests() -> None:
     # A slow tick, and fast ones, of two blocks: it is in the window for five ticks and not for a sixth.
     ticks = [np.full(100, 2.0), *[np.full(100, 1.0)] * 6]
     recent = [deque(maxlen=5), deque(maxlen=5)]
-    blocks = [
-        SimpleNamespace(p95_s=np.full((len(some), 2), math.nan), latencies_s=[some, []])
+    parts = [
+        study_module.windows_of(SimpleNamespace(p95_s=np.ones((len(some), 2)), latencies_s=[some, []]), recent)
         for some in (ticks[:3], ticks[3:])
     ]
-    p95_5s_s, ended = (np.concatenate(parts) for parts in zip(*(study_module.windows_of(b, recent) for b in blocks)))
+    p95_5s_s, ended = (np.concatenate(part) for part in zip(*parts, strict=True))
     assert p95_5s_s[:, 0].tolist() == [2.0] * 5 + [1.0] * 2
     assert np.isnan(p95_5s_s[:, 1]).all()
     assert ended.tolist() == [[100.0, 0.0]] * 7
