@@ -21,8 +21,8 @@ from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
 
 #: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
-#: machine slots), `cpi_samples`
-#: those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are latency-sensitive.
+#: machine slots), `cpi_samples` those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are
+#: latency-sensitive.
 RESULT = pa.schema(
     {
         "job": pa.string(),
@@ -104,8 +104,8 @@ def fit_trace(
         raise InputError(f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s")
     if out.suffix.lower() == ".csv":
         raise InputError(f"{out}: coefficients are written as Parquet; give it a name that ends in .parquet")
-    with _telling(out), contextlib.ExitStack() as stack:
-        file = _begin(stack, out, traces)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_new_file(out, traces))
         slots = stack.enter_context(
             slot_file(
                 traces,
@@ -117,39 +117,31 @@ def fit_trace(
             )
         )
         table, task_slots, machine_slots = _fitted(slots, options)
-        _check_found(table, machine_slots, traces, options.rule)
+        if not machine_slots:
+            raise no_sensitive_task(traces, options.rule)
+        if not table.num_rows:
+            names = trace_names(traces)
+            raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
         last_day = slots.last_day(until_day=options.until_day)
         pq.write_table(table, file, compression="zstd")
     return TraceFit(table, slots.counts, task_slots, machine_slots, last_day, time.monotonic() - began)
 
 
 @contextlib.contextmanager
-def _telling(out: Path) -> Iterator[None]:
-    """What fails as `out` is completed at the end is one line; what failed before has said so itself."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(f"{out}: cannot write: {error.strerror}") from error
-
-
-def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO[bytes]:
-    """Make the file that becomes `out` as the stack ends: what cannot be written is said before the work."""
+def _new_file(out: Path, traces: Sequence[Path]) -> Iterator[IO[bytes]]:
+    """Give the file that becomes `out` at the end; what cannot be written is found before the work."""
     if out.is_dir():
         raise InputError(f"{out}: is a folder; give the name of a file")
     if out.resolve() in {trace.resolve() for trace in traces}:
         raise InputError(f"{out}: is the trace itself; give the name of another file")
+    has_begun = False
     try:
-        return stack.enter_context(replacing(out, mode=0o644))
+        with replacing(out, mode=0o644) as file:
+            has_begun = True
+            yield file
     except OSError as error:
-        raise InputError(f"{out}: cannot write: {error.strerror}") from error
-
-
-def _check_found(table: pa.Table, machine_slots: int, traces: Sequence[Path], rule: LatencySensitiveRule) -> None:
-    if not machine_slots:
-        raise no_sensitive_task(traces, rule)
-    if not table.num_rows:
-        names = trace_names(traces)
-        raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
+        kind = UnavailableError if has_begun else InputError
+        raise kind(f"{out}: cannot write: {error.strerror}") from error
 
 
 def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, int]:

@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written. Of `jobs`, and of the truth's antagonists in `antagonists_with_rows`, those that ran."""
+    """What was written. `jobs` and `antagonists_with_rows` count those that ran."""
 
     rows: int
     tasks: int
@@ -83,7 +83,7 @@ def synthesise(
     rows = 0
     try:
         with contextlib.ExitStack() as files:
-            # What is written last takes its place first, so the rows are there only beside their truth.
+            # The last file takes its place first, so rows are never there without their truth.
             rows_file, truth_file = (files.enter_context(_replacing(path)) for path in (out, truth))
             with _writer(rows_file, as_csv=out.suffix.lower() == ".csv") as writer:
                 for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
