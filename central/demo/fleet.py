@@ -1,10 +1,10 @@
-"""The fleet of the demonstration, made from a seed: four hosts, their past, and the daemons' configuration.
+"""The fleet of the demonstration, made from a seed: four hosts, their history, and the daemons' configuration.
 
 Every host has five latency-sensitive VMs, which serve requests like the applications of Cloud White's study
-(docs/simulated.md), and batch VMs of which most hurt nobody: `encode` (busy, but all in its own registers), `train`
-(uses more CPU than anybody, the antagonist included) and smaller ones. One kind of job truly hurts: it has run on three
-of the hosts for days, and in the demonstration it comes to the fourth. There, a VM of another such job is nearly idle:
-known to be able to hurt, and innocent now.
+(docs/simulated.md), and batch VMs of which most hurt nobody: `encode` (busy, but in its own registers), `train` (uses
+more CPU than the antagonist) and smaller ones. One job truly hurts: it has run on three of the hosts for days, and in
+the demonstration it comes to the fourth. There, a VM of another such job is nearly idle: known to hurt, and innocent
+now.
 """
 
 import json
@@ -145,7 +145,7 @@ def _constant(cores: float, vcpus: int) -> Table:
 
 
 def _bursts(chance: random.Random, job: str) -> Table:
-    """Some hours of each day in which the job works; it is not equally busy every time."""
+    """Return some hours of each day in which the job works, not equally busy every time."""
     idle, busy = _IDLE_CORES / _ANTAGONIST_VCPUS, _ANTAGONISTS[job][1] / _ANTAGONIST_VCPUS
     points = [[0.0, idle]]
     part_s = _DAY_S / _BURSTS_PER_DAY
@@ -156,7 +156,7 @@ def _bursts(chance: random.Random, job: str) -> Table:
 
 
 def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, operator: str) -> str:
-    """Text of central's configuration file: as shipped, but for a hurry to roll and to build."""
+    """Return central's configuration file: as shipped, with short intervals."""
     return to_toml(
         {
             "central": {
@@ -174,11 +174,11 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
 
 
 def agent_config(fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles) -> str:
-    """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state (and truth)."""
+    """Return an agent's configuration file; `folder` has its scenario.toml and gets its state (and truth)."""
     services = "|".join(fleet.services)
     off = {"mode": "off"}
     simulated = {"mode": "required", "scenario": str(folder / "scenario.toml")}
-    if host.name == fleet.target:  # nobody asks for the others'
+    if host.name == fleet.target:  # the others' truth is not used
         simulated["truth_file"] = str(folder / "truth.jsonl")
     return to_toml(
         {
@@ -231,5 +231,5 @@ def _is_section(value: Any) -> bool:
 
 
 def _value(value: Any) -> str:
-    # JSON's strings, numbers, booleans and lists of them are TOML's too.
+    # Strings, numbers, booleans and lists of them are the same in JSON and TOML.
     return json.dumps(value)

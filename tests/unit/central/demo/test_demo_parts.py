@@ -570,7 +570,7 @@ def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: p
     assert (done.exit_code, done.stderr) == (0, "stopped\n")
     program = demo_command._program()
     assert done.stdout.splitlines()[-7:] == [
-        "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
+        "Running until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
         "  the fleet page:",
         "    http://127.0.0.1:4711/",
         "  the VMs of host-2, live:",
