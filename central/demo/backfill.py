@@ -79,12 +79,7 @@ def _batches(tasks: list[agent_pb2.Task], history: History, first_sequence: int)
 
 
 def send(channel: grpc.Channel, importer: str, backfill: Backfill) -> None:
-    """Send all batches and wait until central has them on its disk.
-
-    Args:
-        channel: with the importer's certificate.
-        importer: the name in it.
-        backfill: what to send.
+    """Send all batches over the importer's channel and wait until central has them on its disk.
 
     Raises:
         UnavailableError: central refused something, hung up, or fell silent.

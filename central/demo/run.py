@@ -34,14 +34,9 @@ _IMPORTER = "importer"
 
 
 class Demo:
-    """One run. `run` once, then perhaps `stay`, then `close`, whatever happened.
+    """One run: `run` once, then perhaps `stay`, then always `close`.
 
-    Args:
-        seed: makes the fleet.
-        work: an existing folder for everything.
-        sockets: an existing folder with a short path, for the agents' sockets.
-        show: where progress goes.
-
+    It works in the existing folder `work`; `sockets` is one with a short path, for the agents' sockets.
     """
 
     def __init__(self, seed: int, work: Path, sockets: Path, show: Show) -> None:

@@ -16,12 +16,7 @@ def plot(
 ) -> None:
     """Write a PNG: one panel per name in `panels` (the first `MAX_PANELS`), points, and the diagonal.
 
-    Args:
-        path: the file to write.
-        measured: shape (n,).
-        estimated: shape (n,), NaN where it could not be told: not drawn.
-        panels: shape (n,): which panel a row is in.
-        title: above all panels.
+    Arrays have shape (n,); rows with an `estimated` of NaN are not drawn.
 
     Raises:
         InputError: the file cannot be written.

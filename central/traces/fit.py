@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from central.build import panda_state, whitepanda_state
 from central.build.engine import AnyEngine
 from central.models.antagonists.slots import SLOT_S
+from central.traces.generator.write import new_file
 from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
-from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
 
 #: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
@@ -80,19 +80,17 @@ def fit_trace(
     options: TraceFitOptions,
     on_progress: Callable[[str, int, int | None], None] = lambda _step, _done, _total: None,
 ) -> TraceFit:
-    """Fit antagonist coefficients to the files of one trace and write them to `out`.
+    """Fit antagonist coefficients to the files of one trace and write them to `out`, whole or not at all.
 
     Args:
         traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
-        out: Parquet file, replaced as a whole at the end.
+        out: Parquet file.
         options: slots, rules and limits.
-        on_progress: called with the step ("read" or "fit"), rows done, and rows in all where they are known.
+        on_progress: called with the step ("read" or "fit"), rows done, and rows in all where known.
 
     Raises:
         InputError: a trace or `out` cannot be used, or there is nothing to fit.
         UnavailableError: disk or memory did not suffice, or there is no Spark.
-
-    After an error `out` is as it was.
 
     """
     began = time.monotonic()
@@ -130,18 +128,13 @@ def fit_trace(
 @contextlib.contextmanager
 def _new_file(out: Path, traces: Sequence[Path]) -> Iterator[IO[bytes]]:
     """Give the file that becomes `out` at the end; what cannot be written is found before the work."""
-    if out.is_dir():
-        raise InputError(f"{out}: is a folder; give the name of a file")
     if out.resolve() in {trace.resolve() for trace in traces}:
         raise InputError(f"{out}: is the trace itself; give the name of another file")
-    has_begun = False
     try:
-        with replacing(out, mode=0o644) as file:
-            has_begun = True
+        with new_file(out) as file:
             yield file
     except OSError as error:
-        kind = UnavailableError if has_begun else InputError
-        raise kind(f"{out}: cannot write: {error.strerror}") from error
+        raise UnavailableError(f"{out}: cannot write: {error.strerror}") from error
 
 
 def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, int]:

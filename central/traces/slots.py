@@ -133,13 +133,8 @@ def slot_file(
 ) -> Iterator[SlotFile]:
     """Read a trace and merge the records of each task in each slot, into a file that lives as long as the context.
 
-    Args:
-        traces: one or several files, one trace.
-        rule: which tasks are latency-sensitive.
-        limits: what is rejected as absurd.
-        slot_s: length of a slot.
-        options: the engine; what does not fit into its memory goes to TMPDIR.
-        on_progress: called with ("read", rows so far, rows in all or None).
+    What does not fit into the engine's memory goes to TMPDIR. `on_progress` gets ("read", rows so far, rows in all or
+    None).
 
     Raises:
         InputError: a trace cannot be used, or has no usable row.

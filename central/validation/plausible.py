@@ -44,12 +44,7 @@ def absurd_counters(
 ) -> npt.NDArray[np.bool_]:
     """Return which rows have impossible counters: above 10 GHz x vCPU time, or 8 instructions per cycle.
 
-    Args:
-        duration_ns: of each row.
-        cores: vCPUs that ran: the row's CPU usage.
-        cycles: of each row, as signed numbers, negative where not known; None where no row has them.
-        instructions: the same.
-
+    `cores` is the CPU usage. Counters are signed, negative where unknown; None where no row has them.
     """
     absurd = np.zeros(len(duration_ns), dtype=np.bool_)
     with np.errstate(invalid="ignore"):  # a usage that is no number has its own reason

@@ -34,12 +34,12 @@ def good_reports(
     """Yield each good report: its place in the batch, its machine, and itself. A bad one costs no other.
 
     Args:
-        reports: of one batch, as they came.
+        reports: of one batch.
         is_good: whether a report is complete and fit to be shown.
         rejected: is added to: `too_many_<word>s`, `bad_<word>` and `bad_<word>_time`, tried in this order.
-        word: what a report is called in the reasons.
-        at_most: reports of one batch.
-        sender: whose stream they came in; its limits say how far a time may be from now.
+        word: for the reasons.
+        at_most: the most reports of a batch.
+        sender: whose limits say how far a time may be from now.
 
     """
     host, is_importer, limits = sender.host, sender.is_importer, sender.limits

@@ -131,12 +131,7 @@ def too_many_jobs(jobs: int, size: int, max_host_jobs: int) -> str:
 
 
 def check(batch: agent_pb2.CpiBatch, sender: Sender, payload: bytes = b"") -> Checked:
-    """Check the rows of a batch.
-
-    Args:
-        batch: as received.
-        sender: whose stream it came in.
-        payload: the batch as its `SerializeToString` made it; reading columns there is quicker.
+    """Check the rows of a batch. With `payload`, the batch as `SerializeToString` made it, columns are read faster.
 
     Raises:
         BatchError: nothing of the batch can be used.

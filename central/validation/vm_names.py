@@ -31,11 +31,6 @@ class VmNames:
     """Names by host and UUID, in memory, since agents send them again on each stream. The oldest ones go first.
 
     A host names its own VMs only. So it cannot rename another host's VM, and a VM that migrates has a name per host.
-
-    Args:
-        kept: at most so many.
-        kept_of_host: at most so many of one host.
-
     """
 
     def __init__(self, kept: int = _KEPT, kept_of_host: int = MAX_NAMES) -> None:

@@ -171,15 +171,8 @@ class Layout:
     def of(raw: bytes, payload: bytes, batch: agent_pb2.CpiBatch, jobs: frozenset[str]) -> "Layout | None":
         """Remember a message whose batch was found good, no row refused.
 
-        Args:
-            raw: the message as it came.
-            payload: its batch, serialised again.
-            batch: the same, parsed.
-            jobs: that its tasks are of.
-
-        Returns:
-            None where the message is not written as the library would write it.
-
+        `payload` is its batch, serialised again; `jobs` are those of its tasks. None where the message is not written as
+        the library would write it.
         """
         located = locate(payload, batch)
         head = _BATCH_TAG + _varint(len(payload))

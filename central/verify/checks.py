@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central.build.state_cache import check_state, state_folders
 from central.coefficients.versions import VersionStore
 from central.lake.errors import LakeError
 from central.lake.lease import lease_problem
@@ -36,7 +37,7 @@ class DayStats:
     segments: int
     rows: int
     size_bytes: int
-    duplicate_rows: int | None
+    duplicate_rows: int
     slot_parts: int
     slot_rows: int
     slot_bytes: int
@@ -55,12 +56,7 @@ class LakeStats:
 
 
 def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
-    """Count what is in the lake.
-
-    Args:
-        lake: the lake.
-        connection: a DuckDB connection, to find duplicates.
-        slot_s: length of the slots that are counted.
+    """Count what is in the lake, and its slots of one length. DuckDB finds the duplicates.
 
     Raises:
         LakeError: something is damaged, see `problems`.
@@ -125,10 +121,7 @@ def duplicates(
 def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator[str]:
     """Yield one line per problem: damage, duplicate rows, manifests of missing objects, losses.
 
-    Args:
-        lake: the lake.
-        connection: a DuckDB connection.
-        is_quick: only read footers and manifests, not the pages of rows.
+    `is_quick`: read only footers and manifests, not the pages of rows.
 
     Raises:
         OSError: the lake cannot be listed.
@@ -353,3 +346,22 @@ def _version_problems(lake: Lake) -> Iterator[str]:
         if manifest.token < token:
             yield f"version {number}: lease {manifest.token} is older than that of the version before, {token}"
         token = manifest.token
+
+
+def state_problems(lake: Lake) -> Iterator[str]:
+    """Yield a line per damaged state of a day. Where the lake is no folder, states are elsewhere and not checked.
+
+    Raises:
+        OSError: the lake cannot be listed.
+
+    """
+    if not lake.is_folder:
+        return
+    for folder in state_folders(lake.root / "state"):
+        try:
+            check_state(folder)
+        except LakeError as error:
+            if folder.is_dir():  # else a builder has deleted it meanwhile
+                yield str(error)
+        except OSError as error:
+            yield f"{folder.relative_to(lake.root)}: cannot be read: {error.strerror}"

@@ -43,10 +43,7 @@ def read_again(read: Callable[[], _T]) -> _T:
 def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:
     """Yield one line per loss. Unreadable objects are not reported here.
 
-    Args:
-        lake: the lake.
-        slot_lengths: of its slots, s.
-        by_day: segments that were there before the manifests are read.
+    `by_day` are the segments that were there before the manifests are read; slots have lengths in seconds.
 
     Raises:
         OSError: the lake cannot be listed.

@@ -1,7 +1,7 @@
 """Noise, contention, requests and truth of a host whose VMs have profiles, for any number of steps at once.
 
-The one implementation behind the live source and the study of `bench.cloud_white`: what happens in a step depends on
-the steps before it, not on how many are asked for together.
+Used by the live source and by the study of `bench.cloud_white`. Results do not depend on how many steps are asked for
+at once.
 """
 
 import math
@@ -42,7 +42,7 @@ class Guest(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What is wanted of the VMs in T steps, without noise. Arrays are (T, VMs) unless a shape is given."""
+    """The demands of the VMs in T steps, without noise. Arrays are (T, VMs) unless a shape is given."""
 
     at_s: Array  # (T,), begin of each
     load: Array  # as `Application` defines it; 0: not there
@@ -104,16 +104,9 @@ class Block(NamedTuple):
 
 
 class Engine:
-    """A host and its VMs.
+    """A host and its VMs. `requests`: simulate requests one by one, so that tails are measured.
 
-    Args:
-        machine: the host.
-        noise: what varies while nothing changes.
-        guests: its VMs.
-        seed: of all random numbers; each VM has a stream of its own.
-        step_s: length of a step.
-        requests: simulate requests one by one, so that tails are measured.
-
+    Each VM has a stream of random numbers of its own, from `seed`.
     """
 
     def __init__(
@@ -155,13 +148,9 @@ class Engine:
         ]
 
     def advance(self, moments: Moments, elapsed_s: float | None = None) -> Block:
-        """Let steps pass.
+        """Let the steps of `moments` pass, which follow those of the last call.
 
-        Args:
-            moments: what is wanted, in order, after those of the last call.
-            elapsed_s: from the begin of one step to the next where that is not the step's length (the noise
-                forgets by it).
-
+        `elapsed_s` is from the begin of one step to the next where it is not the step's length; the noise decays by it.
         """
         p, index = self._running(moments.running)
         normals = np.stack([rng.standard_normal((len(moments.at_s), _NORMALS)) for rng in self._rngs], axis=1)
@@ -241,7 +230,7 @@ class Engine:
         return factors[:, 0], factors[:, 1]
 
     def _offered(self, load: Array, p: Parameters, cv: Array, normals: Array) -> tuple[Array, Array, Array]:
-        """Return the load of what arrives, the mean work of a request over what is expected, and how many arrive."""
+        """Return the arriving load, the mean work of its requests over the expected one, and their number."""
         per_load = np.where(p.serves, p.vcpus / np.where(p.serves, p.service_s, 1.0), 0.0) * self._step_s
         mean = load * per_load
         arriving = np.maximum(np.rint(mean + np.sqrt(mean) * normals[..., _ARRIVALS]), 0.0)

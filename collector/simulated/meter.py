@@ -36,16 +36,7 @@ _PROCESS_SHARE = 1.02  # of the vCPU threads' CPU time; what is above 1 is the e
 
 
 class VmMeter(ABC):
-    """One VM's counters in one epoch.
-
-    Args:
-        vm: whose rates are integrated.
-        identity: in this epoch.
-        started_s: of the scenario, when the epoch began.
-        opened: number of the epoch, from 1.
-        ghz: of the host.
-
-    """
+    """One VM's counters in one epoch: the `opened`th, from 1, which began at `started_s` of the scenario."""
 
     def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
         self.vm = vm

@@ -1,8 +1,8 @@
 """The parameters of the simulated study: applications, stressors and the host, each with where it comes from.
 
 They were set before any estimator was fitted and follow Cloud White (Pons et al., FGCS 2022) where it gives a number;
-"chosen" is what it does not give, of the order that such software has. docs/simulated.md prints the same table and
-says why. What is made of them is `collector.simulated.contention`'s business.
+"chosen" ones have the order of magnitude of such software. docs/simulated.md has the same table with reasons;
+`collector.simulated.contention` uses them.
 """
 
 from collections.abc import Mapping

@@ -26,14 +26,7 @@ _SEED = 20220812  # of the tables; the paper's day of acceptance
 
 
 class RequestQueue:
-    """First come, first served, by `workers`; carries over from tick to tick what has not ended.
-
-    Args:
-        application: its work's distribution and its disk operations.
-        workers: requests in service at once.
-        rng: draws arrivals, work and disk times.
-
-    """
+    """First come, first served, by `workers`; carries over from tick to tick what has not ended."""
 
     def __init__(self, application: Application, workers: int, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -113,14 +106,8 @@ def p95(latencies: Array) -> float:
 def expected_p95(application: Application, workers: int, load: Array, disk_time: Array) -> Array:
     """Return the expected 95th percentile in units of the mean service time.
 
-    Interpolates (bilinear, held at the edges) a table that is made at the first call.
-
-    Args:
-        application: its work's distribution and its disk operations.
-        workers: requests in service at once.
-        load: per worker, any shape.
-        disk_time: of an operation, over the mean service time, shaped as `load`.
-
+    Interpolates (bilinear, held at the edges) a table that is made at the first call. `load` is per worker, `disk_time`
+    the time of a disk operation over the mean service time.
     """
     t = _table(workers, application.service_cv, application.disk_ops_per_request)
     row, row_part = _place(_LOADS, load)

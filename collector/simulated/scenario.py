@@ -17,7 +17,7 @@ _MAX_VCPUS = 288  # QEMU's own limit for most machine types
 
 
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The hypervisor: what its VMs share."""
+    """The hypervisor, shared by its VMs."""
 
     name: str = "simulated"  # makes the UUIDs of its VMs different from another host's
     platform: str = "Simulated CPU"  # for people; central gets the agent's agent.platform
@@ -82,8 +82,8 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_gap_s: float = 2.0  # how long it is away then
     pmu: bool = True  # False: its hardware counters are absent with the reason no_pmu
     multiplexing_ratio: float = 1.0  # time_running / time_enabled of its counters
-    # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and what
-    # it uses per core do not count. All VMs of a host have one, or none has.
+    # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and the
+    # values per core do not count. All VMs of a host have one, or none has.
     profile: str = ""
     load_ratio: LoadRatio = LoadRatio()
     switches: tuple[tuple[float, str], ...] = ()  # [at_s, profile]: what it runs from there on

@@ -172,11 +172,7 @@ def _from_floats(floats: NDArray[np.float64], name: str) -> Column:
 
 
 def open_file(path: Path, batch_rows: int) -> TraceFile:
-    """Find a file's format and columns.
-
-    Args:
-        path: Parquet, CSV or compressed CSV.
-        batch_rows: the most rows of a batch.
+    """Find the format (Parquet, CSV, compressed CSV) and the columns of a file.
 
     Raises:
         InputError: the file cannot be read, is neither, lacks columns, or has a column of no numbers.

@@ -63,13 +63,7 @@ def text_as_microseconds(cells: list[str | None]) -> tuple[NDArray[np.int64], ND
 
 
 def check_whole(path: Path, column: str, floats: NDArray[np.float64], first_row: int) -> None:
-    """Refuse times with fractions, which microseconds do not have.
-
-    Args:
-        path: the file.
-        column: its name of the column.
-        floats: some of its values, shape (n,).
-        first_row: number of the first of them in the file.
+    """Refuse times with fractions, which microseconds do not have. `first_row` is the number of the first value.
 
     Raises:
         InputError: most of the values have a fraction.
@@ -90,12 +84,7 @@ def check_unit(
 ) -> None:
     """Refuse windows of an implausible length, as in a trace in another unit than microseconds.
 
-    Args:
-        path: the file, whose first rows these are.
-        names: its names of the two columns.
-        start: plain numbers, shape (n,).
-        end: as `start`.
-        known: which rows have both.
+    `names` are the file's names of the two columns, of which these are the first rows; `known`: which rows have both.
 
     Raises:
         InputError: windows last less than 1 s or more than 900 s, by their median.

@@ -84,7 +84,7 @@ def synthesise(
     try:
         with contextlib.ExitStack() as files:
             # The last file takes its place first, so rows are never there without their truth.
-            rows_file, truth_file = (files.enter_context(_replacing(path)) for path in (out, truth))
+            rows_file, truth_file = (files.enter_context(new_file(path)) for path in (out, truth))
             with _writer(rows_file, as_csv=out.suffix.lower() == ".csv") as writer:
                 for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
                     writer.write_table(_table(settings, jobs, machines, tasks, day))
@@ -102,7 +102,8 @@ def synthesise(
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Replace a file as a whole; raise an InputError if it cannot be opened."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
     with contextlib.ExitStack() as stack:
