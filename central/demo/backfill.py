@@ -19,6 +19,11 @@ DAYS = 3
 EVERY_S = 300.0
 _BATCH_ROWS = 2000
 _SPOOL_ID = "demo-past"
+#: Of `History` and of a batch alike.
+_COLUMNS = (
+    *("start_unix_ns", "cpi", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio"),
+    *("disk_bytes_per_s", "network_bytes_per_s"),
+)
 _SILENCE_S = 20.0  # the longest wait for an acknowledgement, beside a second per batch
 
 
@@ -64,17 +69,9 @@ def _batches(tasks: list[agent_pb2.Task], history: History, first_sequence: int)
             sequence=first_sequence + number,
             tasks=tasks,
             task_index=index,
-            start_unix_ns=history.start_unix_ns[rows],
             duration_ns=[history.window_ns] * len(index),
-            cpi=history.cpi[rows],
-            cpu_usage_cores=history.cpu_usage_cores[rows],
-            cycles=history.cycles[rows],
-            instructions=history.instructions[rows],
-            running_ratio=history.running_ratio[rows],
-            run_queue_wait_ratio=history.run_queue_wait_ratio[rows],
-            disk_bytes_per_s=history.disk_bytes_per_s[rows],
-            network_bytes_per_s=history.network_bytes_per_s[rows],
             backlog=True,
+            **{name: getattr(history, name)[rows] for name in _COLUMNS},
         )
 
 

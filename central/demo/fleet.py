@@ -84,7 +84,7 @@ def make_fleet(seed: int, start_file: Path) -> DemoFleet:
         resident = other if name == target else job
         past = _antagonist(resident, name, _bursts(chance, resident))
         quiet = _QUIET_CORES if name == target else _IDLE_CORES
-        live = [*neighbours, _antagonist(resident, name, _constant(quiet, _ANTAGONIST_VCPUS))]
+        live = [*neighbours, _antagonist(resident, name, {"ratio": quiet / _ANTAGONIST_VCPUS})]
         base: Table = {"seed": seed, "noise": {"load_std": _LOAD_STD}}
         now: Table = {**base, "host": {"name": name, **_HOST, "step_s": TICK_S}, "vms": live}
         if name == target:
@@ -114,34 +114,25 @@ def _services(chance: random.Random, host: str) -> list[Table]:
 
 
 def _batch(chance: random.Random, host: str) -> list[Table]:
-    def vm(job: str, profile: str, vcpus: int, load: Table) -> Table:
-        return {"name": f"{job}-{host}", "job": job, "vcpus": vcpus, "profile": profile, "load_ratio": load}
-
     def phases(low: float, high: float, every_s: float) -> Table:
         start = chance.uniform(0.1, 0.4) * every_s
         points = [[0.0, low], [start, high], [start + every_s * chance.uniform(0.2, 0.4), low]]
         return {"ratio": low, "points": points, "repeat_s": every_s}
 
     return [
-        vm("encode", "no-interference", 8, _constant(chance.uniform(4.5, 6.0), 8)),
-        vm("train", "no-interference", 24, {**_constant(chance.uniform(18.0, 20.0), 24), "diurnal": 0.1}),
-        vm("reports", "network", 8, phases(0.1, 0.3, 7200.0)),
-        vm("backup", "disk-1", 8, phases(0.03, 0.15, 21600.0)),
+        _vm(host, "encode", "no-interference", 8, {"ratio": chance.uniform(4.5, 6.0) / 8}),
+        _vm(host, "train", "no-interference", 24, {"ratio": chance.uniform(18.0, 20.0) / 24, "diurnal": 0.1}),
+        _vm(host, "reports", "network", 8, phases(0.1, 0.3, 7200.0)),
+        _vm(host, "backup", "disk-1", 8, phases(0.03, 0.15, 21600.0)),
     ]
 
 
 def _antagonist(job: str, host: str, load: Table) -> Table:
-    return {
-        "name": f"{job}-{host}",
-        "job": job,
-        "vcpus": _ANTAGONIST_VCPUS,
-        "profile": _ANTAGONISTS[job][0],
-        "load_ratio": load,
-    }
+    return _vm(host, job, _ANTAGONISTS[job][0], _ANTAGONIST_VCPUS, load)
 
 
-def _constant(cores: float, vcpus: int) -> Table:
-    return {"ratio": cores / vcpus}
+def _vm(host: str, job: str, profile: str, vcpus: int, load: Table) -> Table:
+    return {"name": f"{job}-{host}", "job": job, "vcpus": vcpus, "profile": profile, "load_ratio": load}
 
 
 def _bursts(chance: random.Random, job: str) -> Table:

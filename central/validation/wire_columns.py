@@ -171,8 +171,8 @@ class Layout:
     def of(raw: bytes, payload: bytes, batch: agent_pb2.CpiBatch, jobs: frozenset[str]) -> "Layout | None":
         """Remember a message whose batch was found good, no row refused.
 
-        `payload` is its batch, serialised again; `jobs` are those of its tasks. None where the message is not written as
-        the library would write it.
+        `payload` is its batch, serialised again; `jobs` are those of its tasks. None where the message is not as the
+        library would write it.
         """
         located = locate(payload, batch)
         head = _BATCH_TAG + _varint(len(payload))

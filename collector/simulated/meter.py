@@ -57,6 +57,19 @@ class VmMeter(ABC):
     def truth(self, elapsed_ns: int) -> dict[str, Any]:
         """Return what really happened in the `elapsed_ns` since the last call."""
 
+    def _truth_of(
+        self, degradation: float, cpi_uncontended: float, cpi: float, slowdown: float, cores: float
+    ) -> dict[str, Any]:
+        return {
+            "job": self.vm.spec.job,
+            "latency_sensitive": self.vm.spec.latency_sensitive,
+            "true_degradation": degradation,
+            "cpi_uncontended": cpi_uncontended,
+            "cpi": cpi,
+            "cpu_slowdown": slowdown,
+            "cpu_usage_cores": cores,
+        }
+
     def _rdt(self, occupied_bytes: int, moved_bytes: int) -> RdtCounters:
         return RdtCounters(self.opened, {"00": RdtDomain(occupied_bytes, moved_bytes, moved_bytes)}, owner="simulated")
 
@@ -162,12 +175,6 @@ class Meter(VmMeter):
         base = self._base_cycles - self._truth_base_cycles
         self._truth_cycles, self._truth_base_cycles = self._cycles, self._base_cycles
         vm = self.vm
-        return {
-            "job": vm.spec.job,
-            "latency_sensitive": vm.spec.latency_sensitive,
-            "true_degradation": cycles / base if base > 0 else vm.cpi_multiplier,
-            "cpi_uncontended": vm.cpi_uncontended,
-            "cpi": vm.cpi,
-            "cpu_slowdown": vm.cpu_slowdown,
-            "cpu_usage_cores": cycles / self._ghz / elapsed_ns if elapsed_ns > 0 else vm.usage_cores,
-        }
+        degradation = cycles / base if base > 0 else vm.cpi_multiplier
+        cores = cycles / self._ghz / elapsed_ns if elapsed_ns > 0 else vm.usage_cores
+        return self._truth_of(degradation, vm.cpi_uncontended, vm.cpi, vm.cpu_slowdown, cores)

@@ -257,17 +257,9 @@ class ProfileMeter(VmMeter):
 
     def truth(self, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
         """Return what really happened in the last step."""
-        vm, step, truth = self.vm, self._step, self._truth
+        step, truth = self._step, self._truth
         slower = 1.0 if truth is None else truth.cpi_degradation
-        known = {
-            "job": vm.spec.job,
-            "latency_sensitive": vm.spec.latency_sensitive,
-            "true_degradation": slower,
-            "cpi_uncontended": step.cpi / slower,
-            "cpi": step.cpi,
-            "cpu_slowdown": step.stretch,
-            "cpu_usage_cores": step.usage_cores,
-        }
+        known = self._truth_of(slower, step.cpi / slower, step.cpi, step.stretch, step.usage_cores)
         return known if truth is None else known | truth._asdict()
 
     def _ns(self, name: str, share: int = 1) -> int:
