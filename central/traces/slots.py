@@ -33,7 +33,7 @@ _SAMPLES = pa.schema(
         "machine": pa.int64(),
         "vm": pa.int64(),
         "job": pa.int64(),
-        "platform": pa.int8(),  # a trace says nothing of it
+        "platform": pa.int8(),  # unknown in a trace
         "latency_sensitive": pa.bool_(),
         "start_unix_ns": pa.int64(),
         "duration_ns": pa.int64(),
@@ -184,18 +184,18 @@ def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[AnyEngine, 
 
 def _samples(batch: TraceBatch) -> pa.Table:
     """Return a batch with the engine's columns. An unknown CPI is null."""
-    columns = [
-        pa.array(batch.machine_id),
-        pa.array(batch.instance_index),
-        pa.array(batch.collection_id),
-        pa.repeat(pa.scalar(0, pa.int8()), batch.rows),
-        pa.array(batch.latency_sensitive),
-        pa.array(batch.start_unix_ns),
-        pa.array(batch.duration_ns),
-        pa.array(batch.cpi, from_pandas=True),
-        pa.array(batch.cpu_usage),
-    ]
-    return pa.Table.from_arrays(columns, schema=_SAMPLES)
+    columns = {
+        "machine": batch.machine_id,
+        "vm": batch.instance_index,
+        "job": batch.collection_id,
+        "platform": np.zeros(batch.rows, np.int8),
+        "latency_sensitive": batch.latency_sensitive,
+        "start_unix_ns": batch.start_unix_ns,
+        "duration_ns": batch.duration_ns,
+        "cpi": pa.array(batch.cpi, from_pandas=True),
+        "cpu_usage_cores": batch.cpu_usage,
+    }
+    return pa.table(columns, schema=_SAMPLES)
 
 
 def trace_names(traces: Sequence[Path]) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.simulated.scenario import Antagonist, Profile, Scenario, VmSpec, vm_uuid
+from collector.simulated.scenario import Antagonist, Course, Scenario, VmSpec, vm_uuid
 
 if TYPE_CHECKING:
     from collector.simulated.profiled import ProfiledHost, VmStep, VmTruth
@@ -35,22 +35,26 @@ _MAX_UTILISATION = 0.85
 _TWO_PI = 2 * math.pi
 
 
-def cores_at(profile: Profile, at_s: float, unix_s: float) -> float:
-    """Demand for CPU (cores, no noise) at `at_s` seconds of the scenario, `unix_s` seconds since 1970."""
-    cores = profile.cores
-    points = profile.points
+def level_at(level: float, course: Course, at_s: float, unix_s: float) -> float:
+    """Return a level (no noise) at `at_s` seconds of the scenario, `unix_s` seconds since 1970."""
+    points = course.points
     if points:
-        phase_s = at_s % profile.repeat_s if profile.repeat_s else at_s
+        phase_s = at_s % course.repeat_s if course.repeat_s else at_s
         after = bisect_right(points, (phase_s, math.inf))
-        if profile.shape == "step" or after in (0, len(points)):
+        if course.shape == "step" or after in (0, len(points)):
             # Before the first point the constant holds, after the last one that point's value.
-            cores = points[after - 1][1] if after else cores
+            level = points[after - 1][1] if after else level
         else:
             (t0, c0), (t1, c1) = points[after - 1], points[after]
-            cores = c0 + (c1 - c0) * (phase_s - t0) / (t1 - t0)
-    if profile.diurnal:
-        cores *= 1 + profile.diurnal * math.cos(_TWO_PI * (unix_s / _DAY_S - profile.peak_hour / 24))
-    return cores
+            level = c0 + (c1 - c0) * (phase_s - t0) / (t1 - t0)
+    return level * _of_day(course, unix_s)
+
+
+def _of_day(course: Course, unix_s: float) -> float:
+    """Return the factor of the hour of the day."""
+    if not course.diurnal:
+        return 1.0
+    return 1 + course.diurnal * math.cos(_TWO_PI * (unix_s / _DAY_S - course.peak_hour / 24))
 
 
 def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float, float, str]:
@@ -66,9 +70,7 @@ def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float,
             return idle, idle, profile
         return antagonist.cores / spec.vcpus, idle, antagonist.profile or profile
     ratio = spec.load_ratio
-    calm = Profile(ratio.ratio, ratio.diurnal, ratio.peak_hour)
-    now = Profile(ratio.ratio, ratio.diurnal, ratio.peak_hour, ratio.shape, ratio.points, ratio.repeat_s)
-    return cores_at(now, at_s, unix_s), cores_at(calm, at_s, unix_s), profile
+    return level_at(ratio.ratio, ratio, at_s, unix_s), ratio.ratio * _of_day(ratio, unix_s), profile
 
 
 def _queueing(utilisation: float) -> float:
@@ -167,7 +169,7 @@ class Host:
             factor = vm.draw(decay, innovation, load_std)
             antagonist = vm.antagonist
             if antagonist is None:
-                cores = cores_at(vm.spec.load, at_s, unix_s)
+                cores = level_at(vm.spec.load.cores, vm.spec.load, at_s, unix_s)
             else:
                 cores = antagonist.cores if vm.spec.name in active else antagonist.idle_cores
             vm.demand_cores = min(cores * factor, vm.spec.vcpus)

@@ -39,26 +39,26 @@ class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     correlation_s: float = 10.0  # after this time the correlation has fallen to 1/e
 
 
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CPU demand over time: `points` of [at_s, cores] as steps (phases) or a ramp, else constant `cores`."""
+class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a level changes over time: `points` of [at_s, level] as steps (phases) or a ramp, and the hour of the day."""
 
-    cores: float = 1.0
     diurnal: float = 0.0  # relative amplitude of a daily sine around it; 0 = none, below 1
     peak_hour: float = 15.0  # UTC
     shape: Literal["step", "ramp"] = "step"
-    points: tuple[tuple[float, float], ...] = ()
+    points: tuple[tuple[float, float], ...] = ()  # before the first one the constant level holds
     repeat_s: float = 0.0  # the points start again after this time; 0 = never
 
 
-class LoadRatio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load of a VM with a profile, over time: how busy its vCPUs would be undisturbed. Else as `Profile`."""
+class Profile(Course, frozen=True, forbid_unknown_fields=True):
+    """CPU demand over time, in cores."""
+
+    cores: float = 1.0
+
+
+class LoadRatio(Course, frozen=True, forbid_unknown_fields=True):
+    """Load of a VM with a profile over time: how busy its vCPUs would be undisturbed."""
 
     ratio: float = 0.2  # its baseline
-    diurnal: float = 0.0
-    peak_hour: float = 15.0
-    shape: Literal["step", "ramp"] = "step"
-    points: tuple[tuple[float, float], ...] = ()  # [at_s, ratio]; before the first one the baseline holds
-    repeat_s: float = 0.0
 
 
 class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -127,18 +127,18 @@ def _table(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks
     job = tasks.job[day.task]
     machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
     start = _BEGIN_US + day.slot * _SLOT_US
-    columns = [
-        pa.array(start),
-        pa.array(start + _SLOT_US),
-        pa.array(jobs.job_id[job]),
-        pa.array(tasks.instance[day.task]),
-        pa.array(machines.machine_id[machine]),
-        pa.array(_single(day.usage)),
-        pa.array(_single(day.cpi), from_pandas=True),
-        pa.array(jobs.priority[job]),
-        pa.array(jobs.scheduling_class[job]),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    columns = {
+        "start_time": start,
+        "end_time": start + _SLOT_US,
+        "collection_id": jobs.job_id[job],
+        "instance_index": tasks.instance[day.task],
+        "machine_id": machines.machine_id[machine],
+        "average_usage_cpus": _single(day.usage),
+        "cycles_per_instruction": pa.array(_single(day.cpi), from_pandas=True),
+        "priority": jobs.priority[job],
+        "scheduling_class": jobs.scheduling_class[job],
+    }
+    return pa.table(columns, schema=SCHEMA)
 
 
 def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from collector.base import PerfGroup, Reason, Source, SourceError, SourceSample
 from collector.simulated.history import simulate_days
-from collector.simulated.model import Host, cores_at
+from collector.simulated.model import Host, level_at
 from collector.simulated.scenario import Antagonist, HostSpec, NoiseSpec, Profile, Scenario, VmSpec, load, parse
 from collector.simulated.source import SimulatedSource
 from whitepanda.common.errors import ConfigError
@@ -254,13 +254,13 @@ def test_one_more_vm_leaves_the_others_noise_alone() -> None:
     ],
 )
 def test_load_profiles(profile: Profile, at_s: float, cores: float) -> None:
-    assert cores_at(profile, at_s, 0) == pytest.approx(cores)
+    assert level_at(profile.cores, profile, at_s, 0) == pytest.approx(cores)
 
 
 def test_a_day_peaks_at_its_hour() -> None:
     profile = Profile(cores=2, diurnal=0.5, peak_hour=15)
-    assert cores_at(profile, 0, 15 * 3600) == pytest.approx(3)
-    assert cores_at(profile, 0, 3 * 3600) == pytest.approx(1)
+    assert level_at(profile.cores, profile, 0, 15 * 3600) == pytest.approx(3)
+    assert level_at(profile.cores, profile, 0, 3 * 3600) == pytest.approx(1)
 
 
 # --- source ---
