@@ -89,7 +89,7 @@ class Demo:
         return ["--central", self._address, "--tls", str(self._pki)]
 
     def socket(self) -> Path:
-        """Return the socket of the agent on whose host the antagonist is."""
+        """Return the socket of the agent on the antagonist's host."""
         return self._target.socket
 
     def stay(self) -> None:

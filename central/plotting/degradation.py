@@ -23,14 +23,14 @@ def plot(
         UnavailableError: matplotlib is not installed.
 
     """
-    told = np.isfinite(estimated)
+    known = np.isfinite(estimated)
     names = np.unique(panels)[:MAX_PANELS]
     columns = min(len(names), _COLUMNS)
     rows = -(-len(names) // columns)
     figure = blank_figure((4 * columns, 3.6 * rows))
     for number, name in enumerate(names, start=1):
         axes = figure.add_subplot(rows, columns, number)
-        here = told & (panels == name)
+        here = known & (panels == name)
         axes.scatter(measured[here], estimated[here], s=8, alpha=0.5, edgecolors="none")
         both = np.concatenate((measured[here], estimated[here]))
         if len(both):

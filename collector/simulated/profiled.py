@@ -108,8 +108,8 @@ class ProfiledHost:
         self.io_pressure = 0.0
         if truth:
             # Makes the tables that truth needs, which would delay the first step.
-            nobody = np.zeros((1, len(guests)))
-            self._engine.expect(Moments(np.zeros(1), nobody, nobody, nobody.astype(np.intp), np.ones(1)))
+            idle = np.zeros((1, len(guests)))
+            self._engine.expect(Moments(np.zeros(1), idle, idle, idle.astype(np.intp), np.ones(1)))
 
     def steps(
         self,

@@ -66,8 +66,8 @@ class Noise:
     ipc_std: float
     ipc_correlation_s: float
     counter_std: float  # of a hardware count in a second, independent (counts are attributed with some slack)
-    bandwidth_std: float  # of the memory bandwidth that resctrl tells
-    occupancy_std: float  # of the cache occupancy that it tells
+    bandwidth_std: float  # of the memory bandwidth that resctrl reports
+    occupancy_std: float  # of the cache occupancy that it reports
     wait_std: float  # of the time that vCPUs wait for CPUs
 
 

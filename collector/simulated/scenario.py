@@ -68,7 +68,7 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     vcpus: int = 4
     latency_sensitive: bool = False
-    cpi: float = 1.0  # cycles per instruction where nobody disturbs it
+    cpi: float = 1.0  # cycles per instruction while undisturbed
     cpi_noise_std: float = 0.03  # of the logarithm
     sensitivity: float = 0.0  # CPI grows by this fraction per unit of the others' pressure
     cache_mib_per_core: float = 1.0  # what it would like to hold in the last-level cache, per core used
