@@ -103,8 +103,8 @@ NOISE = Noise(
     wait_std=0.2,
 )
 
-# Behaviours: section 6 for img-dnn (memory) and specjbb (CPU); for the others the shape of figure 9 as the text tells
-# it (moses more sensitive than the rest, section 7.2; silo little, section 7.3) and Tailbench's descriptions.
+# img-dnn is bound by memory and specjbb by CPU (section 6); the others follow figure 9 as the text describes it (moses
+# more sensitive than the rest, section 7.2; silo little, section 7.3) and Tailbench's descriptions.
 # IPC of img-dnn: figure 4 (1.78). Service times: 100 to 2000 requests/s are 10 to 60 % of small VMs (section 4.1),
 # and specjbb's tail is 4 times shorter than img-dnn's (section 6.1). img-dnn holds over 10 MB (figure 13).
 # silo saturates before 50 % of two vCPUs (figure 9's note): one worker for two vCPUs. Disk and network use is
