@@ -242,7 +242,7 @@ class ProfileMeter(VmMeter):
             dict.fromkeys(tids, thread),
             perf,
             {"vda": DiskCounters(*disk)},
-            {"vnet0": InterfaceCounters(*network, 0, 0)},
+            {"vnet0": InterfaceCounters(*network, receive_drops=0, transmit_drops=0)},
             {} if spec.pmu else {"perf": Reason.NO_PMU},
             process=ProcessCounters(
                 cpu_ns * vcpus + self._ns("emulator_cores"),
