@@ -16,7 +16,7 @@ from central.traces.events import Event
 
 
 class Method(Protocol):
-    """One way to find antagonists. `learn` and `settle` do nothing unless overridden."""
+    """One way to find antagonists."""
 
     def learn(self, day: TaskSlots) -> None:
         """Take a day in."""
@@ -39,7 +39,7 @@ def _scored(jobs: Column, values: Floats, event: Event, fitted_by: str = "") -> 
     return np.array([[suspect_score(one, cores, fitted_by) for one, cores in zip(known, usage, strict=True)]])
 
 
-class Panda(Method):
+class Panda:
     """A_k * u, with the A_k of all machines."""
 
     fitted_by = ""
@@ -81,7 +81,7 @@ class Whitepanda(Panda):
         return WhitepandaState.of(day)
 
 
-class PandaLocal(Method):
+class PandaLocal:
     """A_k * u, with the A_k of the event's machine."""
 
     def __init__(self) -> None:
@@ -109,7 +109,17 @@ class PandaLocal(Method):
         return _scored(self._found.job[first:last], self._found.value[first:last], event)
 
 
-class Cpi2(Method):
+class _Defaults:
+    """Neither learns from days nor prepares for events."""
+
+    def learn(self, day: TaskSlots) -> None:
+        """Do nothing."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+
+class Cpi2(_Defaults):
     """Score a suspect's usage while a victim's CPI was above its aged threshold, over the past two hours."""
 
     def __init__(self) -> None:
@@ -136,7 +146,7 @@ class Cpi2(Method):
         return np.array([cpi2.suspect_scores(cpi, limit, event.suspect_usage) for cpi, limit in pairs])
 
 
-class Proctor(Method):
+class Proctor(_Defaults):
     """Correlation with a victim's CPI in a random hour of the past two."""
 
     def __init__(self) -> None:
@@ -147,7 +157,7 @@ class Proctor(Method):
         return np.array([proctor.suspect_scores(c, event.suspect_usage, self._rng) for c in event.victim_cpi])
 
 
-class Known(Method):
+class Known(_Defaults):
     """The oracle: A_k * u with given A_k, 0 for other jobs."""
 
     def __init__(self, coefficients: Mapping[Any, float]) -> None:
