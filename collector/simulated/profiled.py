@@ -236,13 +236,14 @@ class ProfileMeter(VmMeter):
             perf = PerfCounters((PERF_EVENTS,), dict.fromkeys(tids, (group,)))
         disk = self._whole("disk_read_bytes", "disk_write_bytes", "disk_read_ops", "disk_write_ops")
         network = self._whole("receive_bytes", "transmit_bytes", "receive_packets", "transmit_packets")
+        drops = [0, 0]
         running = self._step.vcpus_running
         return VmSample(
             self.identity.epoch,
             dict.fromkeys(tids, thread),
             perf,
             {"vda": DiskCounters(*disk)},
-            {"vnet0": InterfaceCounters(*network, receive_drops=0, transmit_drops=0)},
+            {"vnet0": InterfaceCounters(*network, *drops)},
             {} if spec.pmu else {"perf": Reason.NO_PMU},
             process=ProcessCounters(
                 cpu_ns * vcpus + self._ns("emulator_cores"),
