@@ -27,8 +27,7 @@ from central.roll_ups.compaction import (
     remove_superseded,
 )
 from central.roll_ups.store import SlotStore
-from central.verify.checks import DayStats, problems, slot_lengths, stats
-from central.verify.digests import state_problems
+from central.verify.checks import DayStats, problems, slot_lengths, state_problems, stats
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -203,7 +202,7 @@ def _cells(day: DayStats) -> tuple[str, ...]:
     return (
         day.day.isoformat(), f"{day.segments:,}", f"{day.rows:,}", f"{day.size_bytes:,}",
         f"{day.size_bytes / day.rows:.1f}" if day.rows else "",
-        *("" if each is None else f"{each:,}" for each in numbers),
+        *(f"{each:,}" for each in numbers),
     )  # fmt: skip
 
 

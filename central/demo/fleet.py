@@ -1,10 +1,10 @@
-"""The fleet of the demonstration, made from a seed: four hosts, their past, and the daemons' configuration.
+"""The fleet of the demonstration, made from a seed: four hosts, their history, and the daemons' configuration.
 
 Every host has five latency-sensitive VMs, which serve requests like the applications of Cloud White's study
-(docs/simulated.md), and batch VMs of which most hurt nobody: `encode` (busy, but all in its own registers), `train`
-(uses more CPU than anybody, the antagonist included) and smaller ones. One kind of job truly hurts: it has run on three
-of the hosts for days, and in the demonstration it comes to the fourth. There, a VM of another such job is nearly idle:
-known to be able to hurt, and innocent now.
+(docs/simulated.md), and batch VMs of which most hurt nobody: `encode` (busy, but in its own registers), `train` (uses
+more CPU than the antagonist) and smaller ones. One job truly hurts: it has run on three of the hosts for days, and in
+the demonstration it comes to the fourth. There, a VM of another such job is nearly idle: known to hurt, and innocent
+now.
 """
 
 import json
@@ -84,7 +84,7 @@ def make_fleet(seed: int, start_file: Path) -> DemoFleet:
         resident = other if name == target else job
         past = _antagonist(resident, name, _bursts(chance, resident))
         quiet = _QUIET_CORES if name == target else _IDLE_CORES
-        live = [*neighbours, _antagonist(resident, name, _constant(quiet, _ANTAGONIST_VCPUS))]
+        live = [*neighbours, _antagonist(resident, name, {"ratio": quiet / _ANTAGONIST_VCPUS})]
         base: Table = {"seed": seed, "noise": {"load_std": _LOAD_STD}}
         now: Table = {**base, "host": {"name": name, **_HOST, "step_s": TICK_S}, "vms": live}
         if name == target:
@@ -114,38 +114,29 @@ def _services(chance: random.Random, host: str) -> list[Table]:
 
 
 def _batch(chance: random.Random, host: str) -> list[Table]:
-    def vm(job: str, profile: str, vcpus: int, load: Table) -> Table:
-        return {"name": f"{job}-{host}", "job": job, "vcpus": vcpus, "profile": profile, "load_ratio": load}
-
     def phases(low: float, high: float, every_s: float) -> Table:
         start = chance.uniform(0.1, 0.4) * every_s
         points = [[0.0, low], [start, high], [start + every_s * chance.uniform(0.2, 0.4), low]]
         return {"ratio": low, "points": points, "repeat_s": every_s}
 
     return [
-        vm("encode", "no-interference", 8, _constant(chance.uniform(4.5, 6.0), 8)),
-        vm("train", "no-interference", 24, {**_constant(chance.uniform(18.0, 20.0), 24), "diurnal": 0.1}),
-        vm("reports", "network", 8, phases(0.1, 0.3, 7200.0)),
-        vm("backup", "disk-1", 8, phases(0.03, 0.15, 21600.0)),
+        _vm(host, "encode", "no-interference", 8, {"ratio": chance.uniform(4.5, 6.0) / 8}),
+        _vm(host, "train", "no-interference", 24, {"ratio": chance.uniform(18.0, 20.0) / 24, "diurnal": 0.1}),
+        _vm(host, "reports", "network", 8, phases(0.1, 0.3, 7200.0)),
+        _vm(host, "backup", "disk-1", 8, phases(0.03, 0.15, 21600.0)),
     ]
 
 
 def _antagonist(job: str, host: str, load: Table) -> Table:
-    return {
-        "name": f"{job}-{host}",
-        "job": job,
-        "vcpus": _ANTAGONIST_VCPUS,
-        "profile": _ANTAGONISTS[job][0],
-        "load_ratio": load,
-    }
+    return _vm(host, job, _ANTAGONISTS[job][0], _ANTAGONIST_VCPUS, load)
 
 
-def _constant(cores: float, vcpus: int) -> Table:
-    return {"ratio": cores / vcpus}
+def _vm(host: str, job: str, profile: str, vcpus: int, load: Table) -> Table:
+    return {"name": f"{job}-{host}", "job": job, "vcpus": vcpus, "profile": profile, "load_ratio": load}
 
 
 def _bursts(chance: random.Random, job: str) -> Table:
-    """Some hours of each day in which the job works; it is not equally busy every time."""
+    """Return some hours of each day in which the job works, not equally busy every time."""
     idle, busy = _IDLE_CORES / _ANTAGONIST_VCPUS, _ANTAGONISTS[job][1] / _ANTAGONIST_VCPUS
     points = [[0.0, idle]]
     part_s = _DAY_S / _BURSTS_PER_DAY
@@ -156,7 +147,7 @@ def _bursts(chance: random.Random, job: str) -> Table:
 
 
 def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, operator: str) -> str:
-    """Text of central's configuration file: as shipped, but for a hurry to roll and to build."""
+    """Return central's configuration file: as shipped, with short intervals."""
     return to_toml(
         {
             "central": {
@@ -174,11 +165,11 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
 
 
 def agent_config(fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles) -> str:
-    """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state (and truth)."""
+    """Return an agent's configuration file; `folder` has its scenario.toml and gets its state (and truth)."""
     services = "|".join(fleet.services)
     off = {"mode": "off"}
     simulated = {"mode": "required", "scenario": str(folder / "scenario.toml")}
-    if host.name == fleet.target:  # nobody asks for the others'
+    if host.name == fleet.target:  # the others' truth is not used
         simulated["truth_file"] = str(folder / "truth.jsonl")
     return to_toml(
         {
@@ -231,5 +222,5 @@ def _is_section(value: Any) -> bool:
 
 
 def _value(value: Any) -> str:
-    # JSON's strings, numbers, booleans and lists of them are TOML's too.
+    # Strings, numbers, booleans and lists of them are the same in JSON and TOML.
     return json.dumps(value)

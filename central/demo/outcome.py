@@ -8,13 +8,12 @@ from central.demo.watch import Ranked
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A VM that is truly hurt, or that the agent held for a victim (`flagged`). None: not known.
+    """A VM that is truly hurt, or a victim by the agent's verdict (`flagged`). None: not known.
 
-    Degradation is of the CPI, by the job's statistics. `latency_degradation` with its 90 % interval is what the agent's
-    own analysis estimates of the requests' 95th percentile, over the same slots: the mean of `latency_told` estimates,
-    as `true_latency_degradation` is the mean of the truth. `latency_held`: how many of these estimates had the truth of
-    their moment in their interval. `latency_untold`: at how many moments it could not tell; `cannot_tell` is why, the
-    most frequent reason.
+    Degradation is of the CPI, by the job's statistics. `latency_degradation` with its 90 % interval is the agent's
+    estimate of the requests' 95th percentile, over the same slots: the mean of `latency_told` estimates, as
+    `true_latency_degradation` is the mean of the truth. `latency_held` of these estimates had the truth of their moment
+    in their interval. At `latency_untold` moments there was no estimate; `cannot_tell` is the most frequent reason.
     """
 
     vm: str
@@ -40,11 +39,10 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was injected, and what the agent of that host said of it.
+    """The injected antagonist, and the findings of that host's agent.
 
-    `compared_s` is the time over which true and estimated degradation are averaged, `detection_s` the time
-    from the injection to the agent's trigger. `false_alarms` are hosts whose trigger fired before the
-    injection, or elsewhere.
+    True and estimated degradation are averaged over `compared_s`; `detection_s` is from the injection to the agent's
+    trigger. `false_alarms` are hosts whose trigger fired before the injection, or elsewhere.
     """
 
     injected_antagonist: str
@@ -69,7 +67,4 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, ready for `print_json`."""
-        told = asdict(self)
-        for victim, told_victim in zip(self.victims, told["victims"], strict=True):
-            told_victim["is_held"] = victim.is_held
-        return told
+        return asdict(self) | {"victims": [asdict(victim) | {"is_held": victim.is_held} for victim in self.victims]}

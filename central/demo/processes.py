@@ -1,4 +1,4 @@
-"""The demonstration's daemons: real processes, watched, and gone when the demonstration is, come what may."""
+"""The demonstration's daemons: real processes, watched, and always gone when the demonstration is."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ class _Daemon:
 
 
 class Daemons:
-    """Processes of `whitepanda`, each in a session of its own: Ctrl-C in the terminal reaches only us."""
+    """Processes of `whitepanda`, each in a session of its own, so that Ctrl-C reaches only the parent."""
 
     def __init__(self) -> None:
         self._running: list[_Daemon] = []
@@ -35,7 +35,7 @@ class Daemons:
             UnavailableError: the process cannot be started.
 
         """
-        # The child asks the kernel for SIGKILL should we die without a word (see central.demo.child).
+        # The kernel kills the child if this process dies (see central.demo.child).
         command = [sys.executable, "-P", "-m", "central.demo.child", str(os.getpid()), *arguments]
         try:
             with log.open("ab") as output:
@@ -47,12 +47,7 @@ class Daemons:
         self._running.append(_Daemon(name, process, log))
 
     def check(self) -> None:
-        """See that all still run.
-
-        Raises:
-            UnavailableError: one ended; its exit status and the end of its log.
-
-        """
+        """Raise an UnavailableError, with exit status and the end of the log, if one has ended."""
         for daemon in self._running:
             code = daemon.process.poll()
             if code is not None:
@@ -64,7 +59,7 @@ class Daemons:
         return next((_tail(daemon.log) for daemon in self._running if daemon.name == name), "")
 
     def stop(self, grace_s: float = 5.0) -> list[str]:
-        """Ask all to end, then kill those that do not. Returns who had to be killed; may be called twice."""
+        """Terminate all, then kill those that do not end, and return these; may be called twice."""
         for daemon in self._running:
             if daemon.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -76,7 +71,7 @@ class Daemons:
                 daemon.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 stubborn.append(daemon.name)
-                # It leads a process group of its own: whatever it has started goes with it.
+                # Its process group has all that it started.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(daemon.process.pid, signal.SIGKILL)
                 daemon.process.wait()

@@ -1,4 +1,4 @@
-"""The course of the demonstration, from nothing to the first suspect. Not staged: what fails is told."""
+"""The course of the demonstration, from nothing to the first suspect. Not staged: failures are reported."""
 
 import math
 import socket
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from central.demo import fleet, past
+from central.demo import backfill, fleet
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.show import Show
@@ -18,15 +18,15 @@ from central.pki import issue, make_ca
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, channel_credentials
 
-#: What people are told, here, in the help and in the docs (tests hold them together, and the demonstration to it).
+#: The same here, in the help and in the docs; tests compare them, and the demonstration with it.
 DURATION = "less than a minute"
 _POLL_S = 0.4
 _STAY_POLL_S = 1.0
 _DEADLINE_S = 100.0  # for all of it; also where others keep the machine busy
 _CALM_S = 14.0  # watched with coefficients before the antagonist comes; baselines take 15 s to learn
 _MIN_SLOTS = 5  # compared with the truth after the injection
-_LATE_COEFFICIENT_S = 10.0  # how long after the trigger a suspect's coefficient may still be on its way
-_HURT = 1.1  # a VM whose true degradation is from here on is hurt
+_LATE_COEFFICIENT_S = 10.0  # after the trigger, until a suspect's coefficient must have come
+_HURT = 1.1  # the least true degradation of a VM that is hurt
 _SLOT_NS = round(fleet.SLOT_S * 1e9)
 _TICK_NS = round(fleet.TICK_S * 1e9)
 _OPERATOR = "operator"
@@ -34,14 +34,9 @@ _IMPORTER = "importer"
 
 
 class Demo:
-    """One run. `run` once, then perhaps `stay`, then `close`, whatever happened.
+    """One run: `run` once, then perhaps `stay`, then always `close`.
 
-    Args:
-        seed: makes the fleet.
-        work: an existing folder for everything.
-        sockets: an existing folder with a short path, for the agents' sockets.
-        show: where progress goes.
-
+    It works in the existing folder `work`; `sockets` is one with a short path, for the agents' sockets.
     """
 
     def __init__(self, seed: int, work: Path, sockets: Path, show: Show) -> None:
@@ -64,46 +59,41 @@ class Demo:
         """Play it.
 
         Raises:
-            UnavailableError: something did not come up, ended, or did not happen in time; the log's tail is
-            in the text.
+            UnavailableError: something did not start, ended, or did not happen in time; with the log's tail.
 
         """
         self._address = address = f"127.0.0.1:{_free_port()}"
         tools = self._write_files(address)
         self._start()
-        days = past.simulate(self._fleet, time.time())
+        days = backfill.simulate(self._fleet, time.time())
         central = CentralWatch(self._channel(address, tools[_OPERATOR]))
         self._until("central answers", "central", lambda: central.status() is not None)
         self._show.event(
-            f"central answers; {days.windows} CPI windows of {past.DAYS} SIMULATED days go through its ingest"
+            f"central answers; {days.windows} CPI windows of {backfill.DAYS} SIMULATED days go through its ingest"
         )
-        past.send(self._channel(address, tools[_IMPORTER]), _IMPORTER, days)
+        backfill.send(self._channel(address, tools[_IMPORTER]), _IMPORTER, days)
         self._show.event("all acknowledged; waiting for central to learn from them")
         self._wait_for_coefficients(central, days.windows)
-        self._watch_calm()
+        end = time.monotonic() + _CALM_S
+        self._until("the hosts are watched in peace", self._target.name, lambda: time.monotonic() >= end)
         detection_s = self._inject()
         return self._conclude(days.windows, detection_s)
 
     def page(self) -> str:
-        """Return the URL of the fleet page, which central serves on the loopback from `run` until `close`."""
+        """Return the URL of the fleet page, on the loopback from `run` until `close`."""
         port = (self._work / "central" / "state" / "http_port").read_text(encoding="utf-8").strip()
         return f"http://127.0.0.1:{port}/"
 
     def asking(self) -> list[str]:
-        """Return the options by which `whitepanda incidents` asks this central, from `run` until `close`."""
+        """Return the options with which `whitepanda incidents` asks this central."""
         return ["--central", self._address, "--tls", str(self._pki)]
 
     def socket(self) -> Path:
-        """Return the socket of the agent on whose host the antagonist is."""
+        """Return the socket of the agent on the antagonist's host."""
         return self._target.socket
 
     def stay(self) -> None:
-        """Go on until a signal ends it.
-
-        Raises:
-            UnavailableError: a process ended; the log's tail is in the text.
-
-        """
+        """Continue until a signal ends it; raise an UnavailableError, with the log's tail, where a process ends."""
         while True:
             self._daemons.check()
             time.sleep(_STAY_POLL_S)
@@ -121,7 +111,7 @@ class Demo:
     # --- setting up ---
 
     def _write_files(self, address: str) -> dict[str, TlsFiles]:
-        """Make certificates, scenarios and configuration; return the certificates of our own two roles."""
+        """Write certificates, scenarios and configurations; return the certificates of operator and importer."""
         pki = self._pki
         make_ca(pki)
         central = self._work / "central"
@@ -174,12 +164,8 @@ class Demo:
         )
         self._show.event("pushed to all hosts; watching them in peace")
 
-    def _watch_calm(self) -> None:
-        end = time.monotonic() + _CALM_S
-        self._until("the hosts are watched in peace", self._target.name, lambda: time.monotonic() >= end)
-
     def _inject(self) -> float:
-        """Start the antagonist; wait for its host's agent to find contention; return after how many seconds."""
+        """Start the antagonist, wait until its host's agent has found and ranked it; return the detection time, s."""
         target, injected = self._target, self._fleet.antagonist_vm
         self._injected_unix_ns = time.time_ns()
         began = time.monotonic()
@@ -189,22 +175,20 @@ class Demo:
         detection_s = time.monotonic() - began
         self._show.event(f"{target.name} reports victims: {', '.join(target.victims)}")
         late = time.monotonic() + _LATE_COEFFICIENT_S
+
+        def is_ranked() -> bool:
+            # A job's coefficient comes a moment after its VM.
+            return len(target.suspects) >= target.vms - len(target.services) or time.monotonic() > late
+
         self._until(
             f"{target.name} has ranked and measured",
             target.name,
-            lambda: len(self._starts()) >= _MIN_SLOTS and (self._all_ranked() or time.monotonic() > late),
+            lambda: len(self._starts()) >= _MIN_SLOTS and is_ranked(),
         )
         return detection_s
 
-    def _all_ranked(self) -> bool:
-        """Whether all that may be blamed have a score: a job's coefficient comes a moment after its VM."""
-        return len(self._target.suspects) >= self._target.vms - len(self._target.services)
-
     def _starts(self) -> list[int]:
-        """Start of every slot after the injection that the agent has judged, of any VM.
-
-        The slot in which the antagonist starts, and the one in which its VM still boots, are left out.
-        """
+        """Return the starts of all slots after the injection with a verdict, without those while the VM boots."""
         first = self._injected_unix_ns + _SLOT_NS // 2
         return sorted({start for slots in self._target.slots.values() for start in slots if start >= first})
 
@@ -236,34 +220,33 @@ class Demo:
         )
 
     def _victim(self, truth: Truth, vm: str, slots: list[SlotEstimate]) -> Victim:
-        """Average the agent's words and the truth over the very same slots."""
+        """Average the agent's estimates and the truth over the same slots."""
         starts = [slot.start_unix_ns for slot in slots]
-        known = [slot for slot in slots if slot.degradation is not None]
-        estimates = [slot.degradation for slot in known if slot.degradation is not None]
+        known = {slot.start_unix_ns: slot.degradation for slot in slots if slot.degradation is not None}
         seen = [one for one in self._target.latencies.get(vm, ()) if starts and one.at_unix_ns >= min(starts)]
-        told = [one for one in seen if not math.isnan(one.ratio)]
-        untold = Counter(one.cannot_tell for one in seen if math.isnan(one.ratio))
+        estimates = [one for one in seen if not math.isnan(one.ratio)]
+        reasons = Counter(one.cannot_tell for one in seen if math.isnan(one.ratio))
         course = truth.course(vm, LATENCY_TRUTH)
         return Victim(
             vm=vm,
-            true_degradation=truth.degradation(vm, [slot.start_unix_ns for slot in known or slots]),
-            estimated_degradation=_mean(estimates),
+            true_degradation=truth.degradation(vm, list(known) or starts),
+            estimated_degradation=_mean(list(known.values())),
             flagged=2 * sum(slot.verdict == "victim" for slot in slots) > len(slots),
             behaviour=seen[-1].behaviour if seen else "",
-            latency_degradation=_mean([one.ratio for one in told]),
-            latency_low=_mean([one.low for one in told if not math.isnan(one.low)]),
-            latency_high=_mean([one.high for one in told if not math.isnan(one.high)]),
+            latency_degradation=_mean([one.ratio for one in estimates]),
+            latency_low=_mean([one.low for one in estimates if not math.isnan(one.low)]),
+            latency_high=_mean([one.high for one in estimates if not math.isnan(one.high)]),
             true_latency_degradation=truth.over(course, [(start, start + _SLOT_NS) for start in starts]),
-            latency_told=len(told),
-            latency_held=sum(_holds(truth, course, one) for one in told),
-            latency_untold=untold.total(),
-            cannot_tell=untold.most_common(1)[0][0] if untold else "",
+            latency_told=len(estimates),
+            latency_held=sum(_holds(truth, course, one) for one in estimates),
+            latency_untold=reasons.total(),
+            cannot_tell=reasons.most_common(1)[0][0] if reasons else "",
         )
 
     # --- watching ---
 
     def _until(self, what: str, who: str, done: Callable[[], bool]) -> None:
-        """Poll until `done`; all processes have to live, and the deadline has not to pass."""
+        """Poll until `done`; all processes must live, and the deadline must not pass."""
         while True:
             self._daemons.check()
             for agent in self._agents:
@@ -290,10 +273,10 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _holds(truth: Truth, course: Sequence[tuple[int, int, float]], told: Latency) -> bool:
+def _holds(truth: Truth, course: Sequence[tuple[int, int, float]], estimate: Latency) -> bool:
     """Whether an estimate's interval has the truth of the tick before it was asked for."""
-    true = truth.over(course, [(told.at_unix_ns - _TICK_NS, told.at_unix_ns)])
-    return true is not None and told.low <= true <= told.high
+    true = truth.over(course, [(estimate.at_unix_ns - _TICK_NS, estimate.at_unix_ns)])
+    return true is not None and estimate.low <= true <= estimate.high
 
 
 def _free_port() -> int:

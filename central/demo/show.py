@@ -15,14 +15,14 @@ from central.demo.watch import AgentWatch
 
 _EVERY_S = 5.0  # between lines of progress where there is no terminal
 _EVENTS = 12  # kept on the screen
-_WIDE_COLUMNS = 100  # of a screen that has room for everything
+_WIDE_COLUMNS = 100  # of a screen with all columns
 
 
 class Show(Protocol):
-    """What the demonstration tells while it runs."""
+    """Shows progress while the demonstration runs."""
 
     def event(self, text: str) -> None:
-        """Something happened."""
+        """Show that something happened."""
 
     def refresh(self, agents: Sequence[AgentWatch]) -> None:
         """Show the hosts as last seen."""
@@ -105,7 +105,7 @@ class LiveShow:
 
 
 def print_outcome(console: Console, outcome: Outcome) -> None:
-    """Tell people the result: the suspects, then the victims beside the truth."""
+    """Print the result: the suspects, then the victims beside the truth."""
     right, wrong = ("the injected antagonist", "bold green"), ("NOT the injected one", "bold red")
     verdict = right if outcome.correct else wrong
     end = f" ({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started."
@@ -132,7 +132,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 
 def print_next_step(console: Console) -> None:
-    """Tell how to look around, which a run that ends does not offer."""
+    """Print how to start a run that can be looked at."""
     console.print(
         "Next: whitepanda demo --stay (make demo ARGS=--stay) goes on until Ctrl-C, "
         "with the fleet page and whitepanda top.",
@@ -141,9 +141,9 @@ def print_next_step(console: Console) -> None:
 
 
 def print_where(console: Console, *, page: str, host: str, top: str, incidents: str) -> None:
-    """Tell where a run that goes on can be looked at: the page's URL, and commands, each alone on its line."""
+    """Print where a run with --stay can be looked at: the page's URL, and commands, each alone on its line."""
     for line in (
-        "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
+        "Running until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
         "  the fleet page:",
         f"    {page}",
         f"  the VMs of {host}, live:",
@@ -182,7 +182,7 @@ def _interval(victim: Victim) -> str:
 
 
 def _inside(victim: Victim) -> str:
-    """Whether the interval has the truth, and of how many single estimates that holds."""
+    """Return whether the interval has the truth, and for how many single estimates that holds."""
     if victim.is_held is None:
         return "-"
     return f"{'yes' if victim.is_held else 'NO'} {victim.latency_held}/{victim.latency_told}"

@@ -1,9 +1,9 @@
-"""What the demonstration sees: the agents' words (local sockets), central's (fleet API), and the truth."""
+"""What the demonstration watches: the agents (local sockets), central (fleet API), and the truth."""
 
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from central.demo.fleet import SLOT_S
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc, host_pb2, host_pb2_grpc
 
-#: What the simulator calls the true slow-down of a VM's requests, beside that of its CPI.
+#: The simulator's name for the true slow-down of a VM's requests, beside that of its CPI.
 LATENCY_TRUTH = "true_latency_degradation"
 
 _DEADLINE_S = 2.0
@@ -34,7 +34,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class SlotEstimate:
-    """What an agent said of a VM over one slot. `degradation` None: it did not know."""
+    """An agent's estimate of a VM over one slot. `degradation` None: unknown."""
 
     start_unix_ns: int
     degradation: float | None
@@ -43,9 +43,9 @@ class SlotEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What an agent's own analysis said of a VM at a moment: how much longer its requests take, with the interval.
+    """An agent's estimate at a moment of how much longer a VM's requests take, with the interval.
 
-    NaN where it could not tell: `cannot_tell` is why, never "" then.
+    NaN without an estimate: `cannot_tell` is then why.
     """
 
     at_unix_ns: int
@@ -58,7 +58,7 @@ class Latency:
 
 @dataclass(slots=True)
 class AgentWatch:
-    """One agent, as last seen. Values are its own; NaN and 0 mean that it does not know yet."""
+    """One agent, as last seen. NaN and 0 mean that it does not know yet."""
 
     name: str
     socket: Path
@@ -71,21 +71,24 @@ class AgentWatch:
     victims: tuple[str, ...] = ()
     first_suspect: str = ""  # its job
     services: tuple[str, ...] = ()
-    jobs: frozenset[str] = frozenset()
     suspects: tuple[Ranked, ...] = ()
     slots: dict[str, dict[int, SlotEstimate]] = field(default_factory=dict)
     latencies: dict[str, list[Latency]] = field(default_factory=dict)
     _channel: grpc.Channel | None = None
 
     def poll(self, *, explain: bool) -> None:
-        """Ask the agent; with `explain` also of every latency-sensitive VM. Not being up yet is no error."""
+        """Ask the agent, with `explain` also about every latency-sensitive VM. Not being up yet is no error."""
         if self._channel is None:
             # A socket that appears later is tried again soon, not after gRPC's usual back-off of seconds.
             options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
             self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
         stub = host_pb2_grpc.LocalHostStub(self._channel)
         try:
-            self._take_status(stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S))
+            status = stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S)
+            self.uplink = status.uplink.state
+            self.windows_acknowledged = status.uplink.acknowledged_windows
+            self.coefficient_version = status.coefficient_version
+            self.mn_cpi = status.mn_cpi
             self._take_vms(stub.ListVms(host_pb2.ListVmsRequest(), timeout=_DEADLINE_S))
             if explain:
                 for vm in self.services:
@@ -102,18 +105,11 @@ class AgentWatch:
         if channel is not None:
             channel.close()
 
-    def _take_status(self, status: Any) -> None:
-        self.uplink = status.uplink.state
-        self.windows_acknowledged = status.uplink.acknowledged_windows
-        self.coefficient_version = status.coefficient_version
-        self.mn_cpi = status.mn_cpi
-
     def _take_vms(self, listed: Any) -> None:
         self.vms = len(listed.vms)
         self.victims = tuple(vm.name for vm in listed.vms if vm.decision.verdict == agent_pb2.BEHAVIOUR_VICTIM)
         self.first_suspect = listed.decision.suspect.job or self.first_suspect
         self.services = tuple(vm.name for vm in listed.vms if vm.latency_sensitive)
-        self.jobs = frozenset(vm.job for vm in listed.vms)
 
     def _take_explanation(self, explanation: Any) -> None:
         vm = explanation.vm
@@ -136,17 +132,17 @@ class AgentWatch:
 
     def _take_latency(self, vm: Any) -> None:
         found, behaviour = vm.cloud_white, _verdict(vm)
-        told = found.degradation
-        # Of a VM that inflicts, or was never looked at, there is no estimate and so no reason of a model's.
+        estimate = found.degradation
+        # A VM that inflicts, or was never estimated, has no reason of a model's.
         missing = "" if found.HasField("degradation") else f"no estimate of a VM that is {behaviour}"
         self.latencies.setdefault(vm.name, []).append(
             Latency(
                 at_unix_ns=time.time_ns(),
                 behaviour=behaviour,
-                ratio=math.nan if missing else told.ratio,
-                low=math.nan if missing else told.low,
-                high=math.nan if missing else told.high,
-                cannot_tell=missing or told.cannot_tell,
+                ratio=math.nan if missing else estimate.ratio,
+                low=math.nan if missing else estimate.low,
+                high=math.nan if missing else estimate.high,
+                cannot_tell=missing or estimate.cannot_tell,
             )
         )
 
@@ -158,12 +154,12 @@ def _verdict(vm: Any) -> str:
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.NOT_FOUND,  # a VM that went between two questions
+    grpc.StatusCode.NOT_FOUND,  # the VM went meanwhile
 )
 
 
 def _only_passing(error: grpc.RpcError, who: str) -> None:
-    """Let pass what passes by itself; anything else is an error of the one who answered."""
+    """Ignore passing errors; anything else is an error of the server."""
     call = cast("grpc.Call", error)
     if call.code() not in _PASSING:
         raise UnavailableError(f"demo: {who} answers {call.code().name}: {call.details()}") from error
@@ -176,16 +172,16 @@ class CentralWatch:
         self._stub = fleet_pb2_grpc.FleetStub(channel)
 
     def status(self) -> Any | None:
-        """`FleetStatus`."""
+        """Return central's `FleetStatus`."""
         return self._ask(self._stub.GetFleetStatus, fleet_pb2.GetFleetStatusRequest())
 
     def samples_behind_statistics(self) -> int:
-        """How many CPI windows the published statistics are made of; 0 before the first version."""
+        """Return the number of CPI windows behind the published statistics; 0 before the first version."""
         answer = self._ask(self._stub.ListJobStatistics, fleet_pb2.ListJobStatisticsRequest(page_size=1000))
         return sum(row.samples for row in answer.statistics) if answer is not None else 0
 
     def coefficient(self, job: str) -> float | None:
-        """A_k of a job in the published version; None where there is none."""
+        """Return A_k of a job in the published version, or None."""
         answer = self._ask(self._stub.ListCoefficients, fleet_pb2.ListCoefficientsRequest(job=job))
         return answer.coefficients[0].value if answer is not None and answer.coefficients else None
 
@@ -198,19 +194,19 @@ class CentralWatch:
 
 
 class Truth:
-    """The simulator's own record of one host: what really happened, for comparison only."""
+    """The simulator's own record of one host, for comparison only."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def degradation(self, vm: str, starts_unix_ns: list[int], what: str = "true_degradation") -> float | None:
-        """True degradation of a VM, averaged over the given slots; None where nothing is recorded of them."""
+        """Return the true degradation of a VM, averaged over slots; None where nothing is recorded."""
         spans = [(start, start + _SLOT_NS) for start in starts_unix_ns]
         return self.over(self.course(vm, what), spans)
 
     @staticmethod
     def over(course: Sequence[tuple[int, int, float]], spans: Sequence[tuple[int, int]]) -> float | None:
-        """Average a course over spans of time [first, last[; None where they have nothing in common."""
+        """Average a course over spans of time [first, last[; None without overlap."""
         total = weight = 0.0
         for first, last, value in course:
             for start, end in spans:
@@ -221,16 +217,8 @@ class Truth:
         return total / weight if weight else None
 
     def course(self, vm: str, what: str) -> list[tuple[int, int, float]]:
-        """Return what is recorded of a VM: from when, to when (nanoseconds since 1970), and the value."""
-        found = []
-        for line in self._lines():
-            value = line["vms"].get(vm, {}).get(what)
-            if value is not None:
-                found.append((line["since_unix_ns"], line["unix_ns"], value))
-        return found
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        with self._file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):  # the last one may be half written
-                    yield json.loads(line)
+        """Return the records of a VM: begin, end (nanoseconds since 1970), and value."""
+        text = self._file.read_text(encoding="utf-8")
+        records = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # all whole ones
+        values = [(each, each["vms"].get(vm, {}).get(what)) for each in records]
+        return [(each["since_unix_ns"], each["unix_ns"], value) for each, value in values if value is not None]

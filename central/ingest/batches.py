@@ -19,8 +19,8 @@ from central.ingest.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.ingest.sessions import StreamRegistry
 from central.journal.tables import Submission
 from central.journal.writer import Journal
-from central.validation.reader import ReadBatch, Sender, read_batch
-from central.validation.rows import Limits, bounds, job_bytes, too_many_jobs
+from central.validation.reader import ReadBatch, read_batch
+from central.validation.rows import Limits, Sender, bounds, job_bytes, too_many_jobs
 from central.validation.wire_columns import CHECKED, Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2

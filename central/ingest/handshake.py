@@ -20,8 +20,8 @@ from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
 from central.journal.tables import HostRecord
 from central.journal.writer import Journal
-from central.validation.reader import ReadBatch, Sender
-from central.validation.rows import Limits, is_name, job_bytes, too_many_jobs
+from central.validation.reader import ReadBatch
+from central.validation.rows import Limits, Sender, is_name, job_bytes, too_many_jobs
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree, version_span
 from whitepanda.common.tls import peer_certificate, shown_names

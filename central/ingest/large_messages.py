@@ -24,8 +24,8 @@ from google.protobuf.message import DecodeError
 
 from central import worker_process
 from central.ingest.peers import Peer
-from central.validation.reader import ReadBatch, Sender, read_batch
-from central.validation.rows import job_bytes
+from central.validation.reader import ReadBatch, read_batch
+from central.validation.rows import Sender, job_bytes
 from whitepanda.v1 import agent_pb2
 
 LARGE = 64 << 10  # bytes; the library reads so many in a millisecond, whatever they are

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from central import worker_process
 from central.journal.tables import Roll, read_batches, read_roll
 from central.lake.segments import Lake
-from central.validation.rows import StoredBatch, samples_tables
+from central.validation.samples import StoredBatch, samples_tables
 
 _NICE = 5  # relative to central: rolls have to keep up with it, but agents wait for it
 _PIECE_ROWS = 50_000  # in memory at a time, and so the most rows of a segment's row group

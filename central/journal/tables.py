@@ -15,7 +15,7 @@ import numpy as np
 from central.journal.database import reading
 from central.lake.segments import segment_stem
 from central.validation.events import EventRow
-from central.validation.rows import StoredBatch
+from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 
 #: Why such a batch is counted as refused.

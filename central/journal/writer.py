@@ -38,7 +38,7 @@ from central.journal.tables import Group, HostRecord, JournalStats, Rejection, R
 from central.lake.segments import DAY_NS
 from central.own_threads import in_own_thread
 from central.validation.events import EventRow
-from central.validation.rows import StoredBatch
+from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError

@@ -46,7 +46,7 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
     others = {JOB, TAU, START, *beside}
     resources = tuple(name for name in rows.columns if name not in others)
     if not resources:
-        raise InputError(f"{rows.path}: has no column of a resource beside {rows.told}")
+        raise InputError(f"{rows.path}: has no column of a resource beside {rows.header}")
     remedy = "if it is no share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
     loadings = np.column_stack([rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources])
     sums = loadings.sum(axis=1)

@@ -16,26 +16,21 @@ def plot(
 ) -> None:
     """Write a PNG: one panel per name in `panels` (the first `MAX_PANELS`), points, and the diagonal.
 
-    Args:
-        path: the file to write.
-        measured: shape (n,).
-        estimated: shape (n,), NaN where it could not be told: not drawn.
-        panels: shape (n,): which panel a row is in.
-        title: above all panels.
+    Arrays have shape (n,); rows with an `estimated` of NaN are not drawn.
 
     Raises:
         InputError: the file cannot be written.
         UnavailableError: matplotlib is not installed.
 
     """
-    told = np.isfinite(estimated)
+    known = np.isfinite(estimated)
     names = np.unique(panels)[:MAX_PANELS]
     columns = min(len(names), _COLUMNS)
     rows = -(-len(names) // columns)
     figure = blank_figure((4 * columns, 3.6 * rows))
     for number, name in enumerate(names, start=1):
         axes = figure.add_subplot(rows, columns, number)
-        here = told & (panels == name)
+        here = known & (panels == name)
         axes.scatter(measured[here], estimated[here], s=8, alpha=0.5, edgecolors="none")
         both = np.concatenate((measured[here], estimated[here]))
         if len(both):

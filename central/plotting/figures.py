@@ -19,14 +19,7 @@ _PARTS = " ▏▎▍▌▋▊▉"
 
 
 def bar(value: float, largest: float, width: int) -> str:
-    """Return a bar of eighths of characters, as long as `value` is of `largest`.
-
-    Args:
-        value: not negative.
-        largest: what fills the width, > 0.
-        width: in characters.
-
-    """
+    """Return a bar of eighths of characters: `largest`, above 0, fills the width, `value` is not negative."""
     eighths = round(8 * width * min(value / largest, 1.0)) if largest > 0 else 0
     return _FULL * (eighths // 8) + (_PARTS[eighths % 8] if eighths % 8 else "")
 

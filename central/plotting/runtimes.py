@@ -62,11 +62,7 @@ def plot_maps(path: Path, maps: Sequence[Map]) -> None:
 
 
 def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a PNG: errors by number of co-runners, coverage against the nominal, and what bounds cost.
-
-    Args:
-        path: the file to write.
-        result: as `central.runtimes.evaluate.measure` gives it.
+    """Write a PNG of `central.runtimes.evaluate.measure`: errors by co-runners, coverage, and what bounds cost.
 
     Raises:
         InputError: the file cannot be written.

@@ -1,6 +1,5 @@
 """Tables as files: CSV with cells as `whitepanda.common.files.csv_cells` has them, or Parquet."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +14,7 @@ from whitepanda.common.files.durable import writing
 
 
 def is_parquet(path: Path) -> bool:
-    """Say whether a file is Parquet, by its ending; else it is CSV."""
+    """Return whether a file is Parquet, by its ending; else it is CSV."""
     return path.suffix.lower() in (".parquet", ".pq")
 
 
@@ -38,12 +37,7 @@ def write_table(path: Path, table: pa.Table, *, mode: int = 0o644) -> None:
 
 
 def write_csv(table: pa.Table, file: IO[bytes]) -> None:
-    """Write a table with its header.
-
-    Raises:
-        pa.ArrowException: a column has a type that CSV has not.
-
-    """
+    """Write a table with its header; raise a pa.ArrowException for types that CSV does not have."""
     for place, column in enumerate(table.columns):
         if _is_text(column.type):
             texts = pc.replace_substring_regex(column.cast(pa.large_string()), WITHIN, r"\1'\2")
@@ -56,7 +50,7 @@ def write_csv(table: pa.Table, file: IO[bytes]) -> None:
 
 
 def read_texts(table: pa.Table) -> pa.Table:
-    """Return a table that was read from a CSV file with the texts that were written."""
+    """Undo in a table that was read the quotes that `write_csv` added."""
     for place, column in enumerate(table.columns):
         if _is_text(column.type):
             texts = pc.replace_substring_regex(column, WITHIN_QUOTED, r"\1\2")
@@ -69,13 +63,12 @@ def _flat(table: pa.Table) -> pa.Table:
     for place, field in enumerate(table.schema):
         kind = field.type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-            texts = [None if one is None else _joined(one) for one in table.column(place).to_pylist()]
+            texts = [
+                None if values is None else ";".join("" if value is None else str(value) for value in values)
+                for values in table.column(place).to_pylist()
+            ]
             table = table.set_column(place, field.name, pa.array(texts, pa.string()))
     return table
-
-
-def _joined(values: Sequence[object]) -> str:
-    return ";".join("" if value is None else str(value) for value in values)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Tables that people give, as CSV or Parquet; what is wrong is one line with the file, the row and the value."""
+"""Tables that people give, as CSV or Parquet. An error is one line with the file, the row and the value."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ class UserTable:
         path: a file, or a pipe: it is read once. Parquet by its ending, else CSV.
 
     Attributes:
-        cells: as they were read: texts of CSV, null where there is none.
+        cells: as read: texts of CSV, null where empty.
 
     Raises:
         InputError: it cannot be read, has no rows, a column without a name, or two of the same name.
@@ -41,9 +41,7 @@ class UserTable:
         try:
             self.cells: pa.Table = pq.read_table(path, partitioning=None) if is_parquet(path) else _csv(path)
         except OSError as error:
-            if isinstance(error, pa.ArrowException) or error.strerror is None:
-                raise InputError(f"{path}: cannot be read: {_line(error)}") from error
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+            raise InputError(f"{path}: cannot be read: {error.strerror or _line(error)}") from error
         except pa.ArrowException as error:
             raise InputError(f"{path}: is no Parquet: {_line(error)}") from error
         names = self.columns
@@ -65,21 +63,21 @@ class UserTable:
         return list(self.cells.column_names)
 
     @property
-    def told(self) -> str:
-        """Its columns, for an error."""
+    def header(self) -> str:
+        """The names of its columns, for an error."""
         more = len(self.columns) - _SHOWN
         names = ", ".join(map(_shown, self.columns[:_SHOWN]))
         return f"{names} and {more} more" if more > 0 else names
 
     def require(self, *names: str) -> None:
-        """Refuse a file without these columns."""
+        """Raise an InputError if a column is missing."""
         missing = [name for name in names if name not in self.columns]
         if missing:
             word = "column" if len(missing) == 1 else "columns"
-            raise InputError(f"{self.path}: has no {word} {', '.join(missing)}; it has {self.told}")
+            raise InputError(f"{self.path}: has no {word} {', '.join(missing)}; it has {self.header}")
 
     def texts(self, column: str) -> _Column:
-        """Return a column as text without spaces around it; "" where there is none."""
+        """Return a column as text without spaces around it; "" where empty."""
         try:
             texts = pc.utf8_trim_whitespace(self.cells[column].cast(pa.string()))
         except pa.ArrowException as error:
@@ -88,7 +86,7 @@ class UserTable:
         return np.asarray(pc.fill_null(texts, "").to_numpy(zero_copy_only=False)).astype(str)
 
     def names(self, column: str) -> _Column:
-        """Return a column as text; every row must have some."""
+        """Return a column as text, empty in no row."""
         texts = self.texts(column)
         empty = np.flatnonzero(texts == "")
         if len(empty):
@@ -111,9 +109,9 @@ class UserTable:
             column: its name.
             low: the least value.
             high: the greatest.
-            above: `low` itself is too little.
-            empty: what an empty cell stands for, NaN also of a cell that is not a number; None: it is refused.
-            remedy: of a number that is too large.
+            above: `low` itself is too small.
+            empty: the value of an empty cell, NaN also of a cell that is not a number; None: it is refused.
+            remedy: for a number that is too large.
 
         """
         wanted = f"numbers above {low:g}" if above else f"numbers of {low:g} or more"
@@ -140,13 +138,13 @@ class UserTable:
         return values.astype(np.int64)
 
     def refuse(self, column: str, wanted: str, row: int, then: str = "") -> None:
-        """Raise an InputError about a row's value, which is not what is wanted."""
-        told = self.cells[column][row].as_py()
-        value = "empty" if told is None or told == "" else _shown(str(told).strip())
+        """Raise an InputError about a row's value."""
+        cell = self.cells[column][row].as_py()
+        value = "empty" if cell in (None, "") else _shown(str(cell).strip())
         raise InputError(f"{self.path}: column {column} must be {wanted} (row {row + 1}: {value}){then}")
 
     def _values(self, column: str, wanted: str) -> tuple[_Floats, npt.NDArray[np.bool_]]:
-        """Return numbers, NaN where the file has none, and where that is."""
+        """Return numbers, NaN where empty, and where that is."""
         kind = self.cells[column].type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             try:
@@ -169,14 +167,14 @@ class UserTable:
 
 
 def refuse_twice(path: Path, column: str, names: _Column) -> None:
-    """Raise an InputError where a name is there more than once."""
+    """Raise an InputError if a name is there more than once."""
     values, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
         raise InputError(f"{path}: {column} {values[counts > 1][0]} is there twice; each must be once")
 
 
 def _csv(path: Path) -> pa.Table:
-    """Read a CSV file as texts. Spaces after commas do not count, nor do rows without anything."""
+    """Read a CSV file as texts. Spaces around names of columns and empty rows do not count."""
     content = path.read_bytes()
     if not content.strip():
         raise InputError(f"{path}: is empty; the first line must name the columns")
@@ -203,7 +201,7 @@ def _csv(path: Path) -> pa.Table:
 
 
 def _why_no_csv(content: bytes, delimiter: str, error: Exception) -> str:
-    """Say what is wrong with a text that pyarrow cannot read, with the row."""
+    """Return what is wrong, and in which row, with a text that pyarrow cannot read."""
     number, header = -1, 0
     try:
         lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
@@ -219,7 +217,7 @@ def _why_no_csv(content: bytes, delimiter: str, error: Exception) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a text of somebody else's so that it fits into a line of an error."""
+    """Return a user's text so that it fits into a line of an error."""
     cut = text if len(text) <= 2 * _SHOWN else text[: 2 * _SHOWN] + "..."
     return cut if cut.isprintable() else ascii(cut)
 

@@ -18,7 +18,7 @@ from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, row
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError
 
-#: What agents get; the results have it under its own name and as "default".
+#: The method of agents; results have it under its name and as "default".
 DEFAULT_METHOD = "whitepanda"
 #: Ranks by the true coefficients of TRUTH.json, where it has them.
 ORACLE = "oracle"
@@ -26,7 +26,7 @@ ORACLE = "oracle"
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is known of a trace: the antagonists' jobs and, of a synthetic one, every job's true coefficient."""
+    """The antagonists' jobs of a trace and, of a synthetic one, every job's true coefficient."""
 
     antagonists: tuple[int, ...]
     coefficients: Mapping[int, float] | None = None
@@ -54,7 +54,7 @@ class Truth:
         if known is not None and not isinstance(known, dict):
             raise InputError(f'{path}: "coefficients" must be {{job id: value}} (value {_short(known)})')
         try:
-            values = {_job(job): _coefficient(value) for job, value in known.items()} if known is not None else None
+            values = None if known is None else {_job(job): _coefficient(value) for job, value in known.items()}
             return cls(tuple(sorted({_job(job) for job in jobs})), values)
         except (OverflowError, TypeError, ValueError) as error:
             raise InputError(
@@ -63,7 +63,7 @@ class Truth:
 
 
 def _job(value: Any) -> int:
-    """Take a job's number as JSON's number or text."""
+    """Return a job's number, in JSON a number or text."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f"job {_short(value)}")
     number = int(value)
@@ -101,13 +101,8 @@ class TraceEvaluationOptions:
 class TraceEvaluation:
     """The result, and what was read for it.
 
-    Attributes:
-        evaluation: the result.
-        counts: of rows.
-        antagonists_known: true antagonists that are in the trace.
-        antagonists_suspect: those of them that are not latency-sensitive throughout.
-        seconds: that it took.
-
+    `antagonists_known` are the true ones in the trace; of them, `antagonists_suspect` are not latency-sensitive
+    throughout.
     """
 
     evaluation: Evaluation
@@ -117,7 +112,7 @@ class TraceEvaluation:
     seconds: float
 
     def why_no_event(self) -> str | None:
-        """Say what is missing for an event; None where there are some."""
+        """Return what is missing for an event; None where there are some."""
         if self.evaluation.events:
             return None
         if not self.antagonists_suspect:
@@ -170,7 +165,7 @@ def evaluate_trace(
 
     Args:
         traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
-        truth: who the antagonists are.
+        truth: the antagonists.
         options: methods, days, rules and limits.
         on_progress: called with the step ("read", "fit" or "day"), what is done, and all of it where known.
 
@@ -182,16 +177,13 @@ def evaluate_trace(
     """
     began = time.monotonic()
     methods = _methods(options.methods, truth)
+    wanted = np.array(truth.antagonists, dtype=np.int64)
+    seen = _Seen()
     with slot_file(
         traces, rule=options.rule, limits=options.limits, slot_s=SLOT_S, options=options.engine, on_progress=on_progress
     ) as slots:
-        seen = _Seen()
         found = evaluate(
-            _told(slots, truth, seen, on_progress),
-            np.array(truth.antagonists, dtype=np.int64),
-            methods,
-            from_day=options.from_day,
-            seed=options.seed,
+            _noted(slots, wanted, seen, on_progress), wanted, methods, from_day=options.from_day, seed=options.seed
         )
     if not found.evaluated_days:
         raise InputError(
@@ -216,7 +208,7 @@ def evaluate_trace(
 
 @dataclass(slots=True)
 class _Seen:
-    """Who is in the trace: true antagonists, those that may be suspects, and whether anybody may suffer."""
+    """Whom a trace has: true antagonists, those that may be suspects, and whether any task may be a victim."""
 
     antagonists: set[int] = field(default_factory=set)
     suspects: set[int] = field(default_factory=set)
@@ -229,11 +221,10 @@ class _Seen:
         self.sensitive = self.sensitive or bool((day.latency_sensitive & ~np.isnan(day.cpi)).any())
 
 
-def _told(
-    slots: SlotFile, truth: Truth, seen: _Seen, on_progress: Callable[[str, int, int | None], None]
+def _noted(
+    slots: SlotFile, wanted: Column, seen: _Seen, on_progress: Callable[[str, int, int | None], None]
 ) -> Iterator[tuple[int, TaskSlots]]:
-    """Give out the days, tell of each, and note who is there."""
-    wanted = np.array(truth.antagonists, dtype=np.int64)
+    """Yield the days, report each as progress, and note who is there."""
     for number, day in slots.days():
         on_progress("day", number, None)
         seen.add(day, wanted)
@@ -242,9 +233,9 @@ def _told(
 
 def _methods(names: tuple[str, ...], truth: Truth) -> dict[str, Method]:
     known = [*METHODS, ORACLE]
-    wanted = names or tuple(METHODS) + ((ORACLE,) if truth.coefficients else ())
+    chosen = names or tuple(METHODS) + ((ORACLE,) if truth.coefficients else ())
     methods: dict[str, Method] = {}
-    for name in wanted:
+    for name in chosen:
         own = DEFAULT_METHOD if name == "default" else name
         if own not in known:
             raise InputError(f"no method '{name}'; there are {', '.join(known)}")

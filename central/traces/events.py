@@ -1,4 +1,4 @@
-"""When a machine triggers, and what is known of it then: PANDA's section 5.2, on columns.
+"""When a machine triggers, and what ran on it then: PANDA's section 5.2, on columns.
 
 A victim is latency-sensitive with a CPI above mean + 2 std of its job; the trigger is an mnCPI above the machine's
 own 99th percentile of the days before, and a victim in three consecutive slots, this one the last. Mean, std and
@@ -19,46 +19,30 @@ from central.models.groups import Column, Floats, Ints, find, group, sums
 
 TRIGGER_PERCENTILE = 99.0
 VICTIM_SLOTS = 3
-#: Slots that CPI2 and Proctor look at: two hours, the event's slot the last.
+#: The window of CPI2 and Proctor: two hours, the event's slot the last.
 WINDOW_SLOTS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A machine slot that triggered, with what ran there; s suspects, v victims, w slots of window.
-
-    Attributes:
-        machine: which.
-        slot: when.
-        mn_cpi: of this slot.
-        suspect_job: of each task here that is not latency-sensitive, shape (s,).
-        suspect_usage: its CPU usage in the window, shape (s, w), the last is now; 0 where it did not run.
-        is_antagonist: whether its job truly is one, shape (s,).
-        victim_job: of each victim, shape (v,).
-        victim_platform: CPU model, shape (v,).
-        victim_cpi: its CPI in the window, shape (v, w); NaN where not known.
-
-    """
+    """A machine slot that triggered: s suspects (tasks that are not latency-sensitive), v victims, w window slots."""
 
     machine: Any
     slot: int
     mn_cpi: float
-    suspect_job: Column
-    suspect_usage: Floats
-    is_antagonist: npt.NDArray[np.bool_]
-    victim_job: Column
-    victim_platform: Column
-    victim_cpi: Floats
+    suspect_job: Column  # (s,)
+    suspect_usage: Floats  # CPU in the window, (s, w), the last is now; 0 where it did not run
+    is_antagonist: npt.NDArray[np.bool_]  # whether the suspect's job truly is one, (s,)
+    victim_job: Column  # (v,)
+    victim_platform: Column  # CPU model, (v,)
+    victim_cpi: Floats  # in the window, (v, w); NaN where unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Triggers:
-    """Machine slots of a day that triggered: how many, and those with something to rank.
+    """Machine slots of a day that triggered.
 
-    Attributes:
-        count: all of them, whoever was there.
-        events: those with a true antagonist and at least one other suspect, to be read once.
-
+    `count` is all of them; `events`, to be read once, are those with a true antagonist and at least one other suspect.
     """
 
     count: int
@@ -67,7 +51,7 @@ class Triggers:
 
 @dataclass(slots=True)
 class History:
-    """CPI of latency-sensitive tasks on the days before: what the machines' percentiles come from.
+    """CPI of latency-sensitive tasks on the days before, for the machines' percentiles.
 
     Memory: 24 bytes per task slot of a latency-sensitive task.
     """
@@ -203,6 +187,6 @@ def _window(rows: TaskSlots, window: slice, tasks: Column, values: Floats, now: 
     if len(tasks):
         task = rows.task[window]
         at = np.minimum(np.searchsorted(tasks, task), len(tasks) - 1)
-        mine = tasks[at] == task
-        found[at[mine], WINDOW_SLOTS - 1 - (now - rows.slot[window][mine])] = values[window][mine]
+        known = tasks[at] == task
+        found[at[known], WINDOW_SLOTS - 1 - (now - rows.slot[window][known])] = values[window][known]
     return found

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 from central.build import panda_state, whitepanda_state
 from central.build.engine import AnyEngine
 from central.models.antagonists.slots import SLOT_S
+from central.traces.generator.write import new_file
 from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError, UnavailableError
-from whitepanda.common.files.durable import replacing
 
 #: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
-#: machine slots), `cpi_samples`
-#: those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are latency-sensitive.
+#: machine slots), `cpi_samples` those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are
+#: latency-sensitive.
 RESULT = pa.schema(
     {
         "job": pa.string(),
@@ -80,19 +80,17 @@ def fit_trace(
     options: TraceFitOptions,
     on_progress: Callable[[str, int, int | None], None] = lambda _step, _done, _total: None,
 ) -> TraceFit:
-    """Fit antagonist coefficients to the files of one trace and write them to `out`.
+    """Fit antagonist coefficients to the files of one trace and write them to `out`, whole or not at all.
 
     Args:
         traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
-        out: Parquet file, replaced as a whole at the end.
+        out: Parquet file.
         options: slots, rules and limits.
-        on_progress: called with the step ("read" or "fit"), rows done, and rows in all where they are known.
+        on_progress: called with the step ("read" or "fit"), rows done, and rows in all where known.
 
     Raises:
         InputError: a trace or `out` cannot be used, or there is nothing to fit.
         UnavailableError: disk or memory did not suffice, or there is no Spark.
-
-    After an error `out` is as it was.
 
     """
     began = time.monotonic()
@@ -104,8 +102,8 @@ def fit_trace(
         raise InputError(f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s")
     if out.suffix.lower() == ".csv":
         raise InputError(f"{out}: coefficients are written as Parquet; give it a name that ends in .parquet")
-    with _telling(out), contextlib.ExitStack() as stack:
-        file = _begin(stack, out, traces)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_new_file(out, traces))
         slots = stack.enter_context(
             slot_file(
                 traces,
@@ -117,39 +115,26 @@ def fit_trace(
             )
         )
         table, task_slots, machine_slots = _fitted(slots, options)
-        _check_found(table, machine_slots, traces, options.rule)
+        if not machine_slots:
+            raise no_sensitive_task(traces, options.rule)
+        if not table.num_rows:
+            names = trace_names(traces)
+            raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
         last_day = slots.last_day(until_day=options.until_day)
         pq.write_table(table, file, compression="zstd")
     return TraceFit(table, slots.counts, task_slots, machine_slots, last_day, time.monotonic() - began)
 
 
 @contextlib.contextmanager
-def _telling(out: Path) -> Iterator[None]:
-    """What fails as `out` is completed at the end is one line; what failed before has said so itself."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(f"{out}: cannot write: {error.strerror}") from error
-
-
-def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO[bytes]:
-    """Make the file that becomes `out` as the stack ends: what cannot be written is said before the work."""
-    if out.is_dir():
-        raise InputError(f"{out}: is a folder; give the name of a file")
+def _new_file(out: Path, traces: Sequence[Path]) -> Iterator[IO[bytes]]:
+    """Give the file that becomes `out` at the end; what cannot be written is found before the work."""
     if out.resolve() in {trace.resolve() for trace in traces}:
         raise InputError(f"{out}: is the trace itself; give the name of another file")
     try:
-        return stack.enter_context(replacing(out, mode=0o644))
+        with new_file(out) as file:
+            yield file
     except OSError as error:
-        raise InputError(f"{out}: cannot write: {error.strerror}") from error
-
-
-def _check_found(table: pa.Table, machine_slots: int, traces: Sequence[Path], rule: LatencySensitiveRule) -> None:
-    if not machine_slots:
-        raise no_sensitive_task(traces, rule)
-    if not table.num_rows:
-        names = trace_names(traces)
-        raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
+        raise UnavailableError(f"{out}: cannot write: {error.strerror}") from error
 
 
 def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, int]:

@@ -1,7 +1,6 @@
-"""The methods as the evaluation sees them: they learn day by day, and score an event's suspects per victim."""
+"""The methods in the form that the evaluation needs: they learn day by day, and score an event's suspects."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,33 +27,31 @@ class Method(Protocol):
     def scores(self, event: Event) -> Floats:
         """Score the suspects, shape (victims, suspects), or (1, suspects) where victims make no difference.
 
-        Higher is more suspected; -inf where the method knows nothing of a suspect.
+        Higher is more suspected; -inf for a suspect that the method does not know.
         """
 
 
-def _by_job(jobs: Column, values: Floats, wanted: Column) -> list[float | None]:
-    """Return each wanted job's value, None for unknown ones."""
-    place = find((jobs,), (wanted,)).tolist()
-    return [float(values[at]) if at >= 0 else None for at in place]
+def _scored(jobs: Column, values: Floats, event: Event, fitted_by: str = "") -> Floats:
+    """Score an event's suspects by the hosts' own `suspect_score`, shape (1, suspects)."""
+    usage = event.suspect_usage[:, -1].tolist()
+    places = find((jobs,), (event.suspect_job,)).tolist()
+    known = [float(values[place]) if place >= 0 else None for place in places]
+    return np.array([[suspect_score(one, cores, fitted_by) for one, cores in zip(known, usage, strict=True)]])
 
 
-def _scored(coefficients: Sequence[float | None], usage: Floats, method: str = "") -> Floats:
-    """Score suspects by the hosts' own `suspect_score`, shape (1, suspects)."""
-    pairs = zip(coefficients, usage.tolist(), strict=True)
-    return np.array([[suspect_score(coefficient, cores, method) for coefficient, cores in pairs]])
-
-
-@dataclass(slots=True)
 class Panda:
     """A_k * u, with the A_k of all machines."""
 
-    _state: PairState | None = None
-    _jobs: Column = field(default_factory=lambda: np.empty(0, np.int64))
-    _values: Floats = field(default_factory=lambda: np.empty(0))
+    fitted_by = ""
+
+    def __init__(self) -> None:
+        self._state: Any = None
+        self._jobs: Column = np.empty(0, np.int64)
+        self._values: Floats = np.empty(0)
 
     def learn(self, day: TaskSlots) -> None:
         """Take a day in."""
-        state = PairState.of(**day.columns())
+        state = self.state_of(day)
         self._state = self._state.merge(state) if self._state else state
 
     def settle(self) -> None:
@@ -65,41 +62,32 @@ class Panda:
 
     def scores(self, event: Event) -> Floats:
         """Return A_k * u."""
-        return _scored(_by_job(self._jobs, self._values, event.suspect_job), event.suspect_usage[:, -1])
+        return _scored(self._jobs, self._values, event, self.fitted_by)
+
+    @staticmethod
+    def state_of(day: TaskSlots) -> Any:
+        """Return what is learnt of a day; it can be merged with other days'."""
+        return PairState.of(**day.columns())
 
 
-@dataclass(slots=True)
-class Whitepanda:
-    """A_k * u, with our A_k."""
+class Whitepanda(Panda):
+    """A_k * u, with whitepanda's A_k; 0, what the ridge assumes, for a job never seen."""
 
-    _state: WhitepandaState | None = None
-    _jobs: Column = field(default_factory=lambda: np.empty(0, np.int64))
-    _values: Floats = field(default_factory=lambda: np.empty(0))
+    fitted_by = "whitepanda"
 
-    def learn(self, day: TaskSlots) -> None:
-        """Take a day in."""
-        state = WhitepandaState.of(day)
-        self._state = self._state.merge(state) if self._state else state
-
-    def settle(self) -> None:
-        """Compute the coefficients."""
-        if self._state:
-            found = self._state.coefficients()
-            self._jobs, self._values = found.job, found.value
-
-    def scores(self, event: Event) -> Floats:
-        """Return A_k * u; 0, what the ridge takes for granted, for a job never seen."""
-        known = _by_job(self._jobs, self._values, event.suspect_job)
-        return _scored(known, event.suspect_usage[:, -1], "whitepanda")
+    @staticmethod
+    def state_of(day: TaskSlots) -> Any:
+        """Return what is learnt of a day; it can be merged with other days'."""
+        return WhitepandaState.of(day)
 
 
-@dataclass(slots=True)
 class PandaLocal:
     """A_k * u, with the A_k of the event's machine."""
 
-    _state: LocalState | None = None
-    _cpi: CpiMoments | None = None
-    _found: LocalCoefficients | None = None
+    def __init__(self) -> None:
+        self._state: LocalState | None = None
+        self._cpi: CpiMoments | None = None
+        self._found: LocalCoefficients | None = None
 
     def learn(self, day: TaskSlots) -> None:
         """Take a day in."""
@@ -118,16 +106,25 @@ class PandaLocal:
             return np.full((1, len(event.suspect_job)), -np.inf)
         first = np.searchsorted(self._found.machine, event.machine, "left")
         last = np.searchsorted(self._found.machine, event.machine, "right")
-        known = _by_job(self._found.job[first:last], self._found.value[first:last], event.suspect_job)
-        return _scored(known, event.suspect_usage[:, -1])
+        return _scored(self._found.job[first:last], self._found.value[first:last], event)
 
 
-@dataclass(slots=True)
-class Cpi2:
-    """Where usage went with a victim's CPI above its aged threshold, over the past two hours."""
+class _Defaults:
+    """Neither learns from days nor prepares for events."""
 
-    _spec: cpi2.Spec | None = None
-    _day: int = 0
+    def learn(self, day: TaskSlots) -> None:
+        """Do nothing."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+
+class Cpi2(_Defaults):
+    """Score a suspect's usage while a victim's CPI was above its aged threshold, over the past two hours."""
+
+    def __init__(self) -> None:
+        self._spec: cpi2.Spec | None = None
+        self._day = 0
 
     def learn(self, day: TaskSlots) -> None:
         """Age the specs by the calendar days since the last one that had data, and take a day in."""
@@ -139,59 +136,40 @@ class Cpi2:
             self._spec = cpi2.Spec.of(moments)
         self._day = number
 
-    def settle(self) -> None:
-        """Nothing to do."""
-
     def scores(self, event: Event) -> Floats:
         """Score per victim."""
         if self._spec is None:
             return np.full((len(event.victim_job), len(event.suspect_job)), -np.inf)
         place = find((self._spec.job, self._spec.platform), (event.victim_job, event.victim_platform))
-        limits = self._spec.threshold()[place]
-        return np.array(
-            [
-                cpi2.suspect_scores(cpi, float(limit), event.suspect_usage)
-                for cpi, limit in zip(event.victim_cpi, limits, strict=True)
-            ]
-        )
+        limits = self._spec.threshold()[place].tolist()
+        pairs = zip(event.victim_cpi, limits, strict=True)
+        return np.array([cpi2.suspect_scores(cpi, limit, event.suspect_usage) for cpi, limit in pairs])
 
 
-@dataclass(slots=True)
-class Proctor:
+class Proctor(_Defaults):
     """Correlation with a victim's CPI in a random hour of the past two."""
 
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-
-    def learn(self, day: TaskSlots) -> None:
-        """Nothing to do."""
-
-    def settle(self) -> None:
-        """Nothing to do."""
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
 
     def scores(self, event: Event) -> Floats:
         """Score per victim."""
-        return np.array([proctor.suspect_scores(c, event.suspect_usage, self.rng) for c in event.victim_cpi])
+        return np.array([proctor.suspect_scores(c, event.suspect_usage, self._rng) for c in event.victim_cpi])
 
 
-@dataclass(slots=True)
-class Known:
-    """The oracle: A_k * u with given A_k, 0 for jobs that are not given."""
+class Known(_Defaults):
+    """The oracle: A_k * u with given A_k, 0 for other jobs."""
 
-    coefficients: Mapping[Any, float]
-
-    def learn(self, day: TaskSlots) -> None:
-        """Nothing to do."""
-
-    def settle(self) -> None:
-        """Nothing to do."""
+    def __init__(self, coefficients: Mapping[Any, float]) -> None:
+        self._coefficients = coefficients
 
     def scores(self, event: Event) -> Floats:
         """Return A_k * u."""
-        known = [self.coefficients.get(job, 0.0) for job in event.suspect_job.tolist()]
-        return _scored(known, event.suspect_usage[:, -1])
+        pairs = zip(event.suspect_job.tolist(), event.suspect_usage[:, -1].tolist(), strict=True)
+        return np.array([[suspect_score(self._coefficients.get(job, 0.0), cores) for job, cores in pairs]])
 
 
-#: The methods by the names that people give.
+#: The methods by their names on the command line.
 METHODS: Mapping[str, Callable[[], Method]] = {
     "panda": Panda,
     "panda_local": PandaLocal,

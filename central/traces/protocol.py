@@ -1,6 +1,6 @@
-"""PANDA's section 5.2: which rank each method gives to the true antagonists, day by day on a trace.
+"""PANDA's section 5.2: the rank that each method gives to the true antagonists, day by day on a trace.
 
-Each day from `from_day` on is evaluated with what the days before it say; then every method takes it in.
+Each day from `from_day` on is evaluated with what was learnt on the days before; then every method takes it in.
 Metrics: the mean percentile of the true antagonists' ranks, equation (4); consistency, the share of pairs of
 co-located victims whose first suspects are of one job; the share of events whose first suspect is an antagonist.
 Intervals are percentiles of a bootstrap that draws whole machines, whose events are not independent; there is none of
@@ -22,8 +22,8 @@ from central.traces.methods import Method
 
 DEFAULT_FROM_DAY = 20
 BOOTSTRAPS = 1000
-#: Of n machines, a draw is of the least one alone with probability n^-n. Up to three that is above 2.5 %, and the
-#: interval's ends would be single machines' values.
+#: A draw of n machines is n times the least one with probability n^-n. Up to three that is above 2.5 %, and the
+#: interval's ends would be values of single machines.
 LEAST_MACHINES = 4
 _INTERVAL = (2.5, 97.5)
 #: Engines agree to 1e-9.
@@ -68,16 +68,6 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class _Counts:
-    """What was gone through."""
-
-    days: int = 0
-    evaluated_days: int = 0
-    task_slots: int = 0
-    triggers: int = 0
-
-
-@dataclass(slots=True)
 class _Tally:
     """Per event: sums that the metrics are ratios of."""
 
@@ -106,9 +96,9 @@ class _Tally:
 
 
 def _levelled(scores: Floats) -> Floats:
-    """Make scores equal that only the order of additions tells apart: steps of `_STEP_RATIO` of the largest.
+    """Round scores to steps of `_STEP_RATIO` of the largest, so that rounding errors do not break ties.
 
-    Tasks of steady usage have the same score by CPI2, but for its last bits, which may differ from run to run.
+    Tasks of steady usage have the same score by CPI2 except in the last bits, which may differ from run to run.
     """
     step = float(np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores)).max()) * _STEP_RATIO
     return np.round(scores / step) if step > 0 else scores
@@ -128,7 +118,7 @@ def evaluate(
         days: number and task slots of each day that has any, ascending; day d holds slots of
             floor(slot / 288) = d plus a constant. Read once, one at a time.
         antagonists: jobs that truly are antagonists.
-        methods: by name. The difference to the one named "panda" is told, if it is there.
+        methods: by name. Results have the difference to the one named "panda", if it is there.
         from_day: first day to evaluate.
         seed: of the bootstrap.
 
@@ -138,19 +128,19 @@ def evaluate(
     history, moments, tail = History(), None, None
     machines = list[Any]()
     tallies = {name: _Tally() for name in methods}
-    counts = _Counts()
+    counts = dict.fromkeys(("days", "evaluated_days", "task_slots", "triggers"), 0)
     for number, day in days:
-        counts.days += 1
-        counts.task_slots += day.rows
+        counts["days"] += 1
+        counts["task_slots"] += day.rows
         if number >= from_day and moments is not None:
-            counts.evaluated_days += 1
+            counts["evaluated_days"] += 1
             statistics = moments.statistics()
             for method in methods.values():
                 method.settle()
             first = int(day.slot.min()) // SLOTS_PER_DAY * SLOTS_PER_DAY
             rows = TaskSlots.concatenate([tail, day]) if tail is not None else day
             found = events_of(rows, first, statistics, history.thresholds(statistics), antagonists)
-            counts.triggers += found.count
+            counts["triggers"] += found.count
             for event in found.events:
                 machines.append(event.machine)
                 for name, method in methods.items():
@@ -162,10 +152,12 @@ def evaluate(
         moments = moments.merge(today) if moments is not None else today
         end = (int(day.slot.min()) // SLOTS_PER_DAY + 1) * SLOTS_PER_DAY
         tail = day.take(day.slot >= end - WINDOW_SLOTS)
-    return _summary(machines, tallies, counts, seed)
+    machine_count, results = _results(machines, tallies, seed)
+    return Evaluation(events=len(machines), machines=machine_count, methods=results, **counts)
 
 
-def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: _Counts, seed: int) -> Evaluation:
+def _results(machines: list[Any], tallies: dict[str, _Tally], seed: int) -> tuple[int, dict[str, MethodResult]]:
+    """Return how many machines have events, and how each method did. `machines`: of each event."""
     names, owner = np.unique(np.array(machines), return_inverse=True)
     n = len(names)
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), BOOTSTRAPS) if n else np.empty((0, 0))
@@ -197,12 +189,4 @@ def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: _Counts, s
             sum(tally.ranked),
             sum(tally.pairs),
         )
-    return Evaluation(
-        triggers=counts.triggers,
-        events=len(machines),
-        machines=n,
-        days=counts.days,
-        evaluated_days=counts.evaluated_days,
-        task_slots=counts.task_slots,
-        methods=results,
-    )
+    return n, results

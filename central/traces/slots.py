@@ -1,7 +1,7 @@
-"""A given trace as task slots in a Parquet file of our own, read back a day at a time.
+"""A trace as task slots in a temporary Parquet file, read back a day at a time.
 
-Records are merged by duration in the engine, which spills; what Python holds is one day (49 bytes per task slot)
-and the distinct identifiers.
+Records are merged by duration in the engine, which spills; Python holds one day (49 bytes per task slot) and the
+distinct identifiers.
 """
 
 import os
@@ -33,7 +33,7 @@ _SAMPLES = pa.schema(
         "machine": pa.int64(),
         "vm": pa.int64(),
         "job": pa.int64(),
-        "platform": pa.int8(),  # a trace says nothing of it
+        "platform": pa.int8(),  # unknown in a trace
         "latency_sensitive": pa.bool_(),
         "start_unix_ns": pa.int64(),
         "duration_ns": pa.int64(),
@@ -55,12 +55,7 @@ class EngineOptions:
     threads: int = os.cpu_count() or 1
 
     def check(self) -> None:
-        """Refuse an engine that there is not.
-
-        Raises:
-            InputError: says which there are.
-
-        """
+        """Raise an InputError if the engine is unknown."""
         if self.engine not in ENGINES:
             raise InputError(f"no engine '{self.engine}'; there are {', '.join(ENGINES)}")
 
@@ -81,35 +76,34 @@ class SlotFile:
 
     def begin_of_day_ns(self, day: int) -> int:
         """When a day of the trace begins, on its own clock. Day 0 is the first that has a row."""
-        query = f"SELECT min(slot_start_ns) // {_DAY_NS} FROM read_parquet('{_quoted(self.path)}')"  # noqa: S608 - our own file's name
-        (first,) = self.duckdb.connection.con.execute(query).fetchone()
+        (first,) = self._query(f"SELECT min(slot_start_ns) // {_DAY_NS} FROM").fetchone()
         return (int(first) + day) * _DAY_NS
 
     def last_day(self, *, until_day: int | None = None) -> int:
         """Return the number of the last day that has a row. `until_day`: of the days before that one."""
         before = self.begin_of_day_ns(until_day) if until_day is not None else 2**63 - 1
-        query = f"SELECT max(slot_start_ns) FROM read_parquet('{_quoted(self.path)}') WHERE slot_start_ns < ?"  # noqa: S608 - our own file's name
-        (last,) = self.duckdb.connection.con.execute(query, [before]).fetchone()
+        (last,) = self._query("SELECT max(slot_start_ns) FROM", "WHERE slot_start_ns < ?", before).fetchone()
         return int(last - self.begin_of_day_ns(0)) // _DAY_NS
 
-    def days(self, *, until_day: int | None = None) -> Iterator[tuple[int, TaskSlots]]:
-        """Give out number and rows of each day that has any, ascending; day 0 is the trace's first.
+    def _query(self, select: str, then: str = "", *values: int) -> Any:
+        """Run a query on the file, whose name stands between the two parts."""
+        name = str(self.path).replace("'", "''")
+        return self.duckdb.connection.con.execute(f"{select} read_parquet('{name}') {then}", list(values))
+
+    def days(self) -> Iterator[tuple[int, TaskSlots]]:
+        """Yield number and rows of each day that has any, ascending; day 0 is the trace's first.
 
         Days are those of the trace's clock. `job` and `machine` are the trace's numbers, `task` is a number
-        of (collection, instance). Slots are 300 s long. `until_day`: only days before that one.
+        of (collection, instance). Slots are 300 s long.
         """
-        con = self.duckdb.connection.con
-        source = f"read_parquet('{_quoted(self.path)}')"
-        found = con.execute(f"SELECT DISTINCT slot_start_ns // {_DAY_NS} FROM {source} ORDER BY 1").fetchall()  # noqa: S608 - our own file's name
-        instances = con.execute(f"SELECT DISTINCT vm FROM {source} ORDER BY 1").fetchnumpy()["vm"]  # noqa: S608 - as above
-        jobs = con.execute(f"SELECT DISTINCT job FROM {source} ORDER BY 1").fetchnumpy()["job"]  # noqa: S608 - as above
+        found = self._query(f"SELECT DISTINCT slot_start_ns // {_DAY_NS} FROM", "ORDER BY 1").fetchall()
+        instances, jobs = (
+            self._query(f"SELECT DISTINCT {name} FROM", "ORDER BY 1").fetchnumpy()[name] for name in ("vm", "job")
+        )
         for (day,) in found:
             number = day - found[0][0]
-            if until_day is not None and number >= until_day:
-                return
-            columns = con.execute(
-                f"SELECT * FROM {source} WHERE slot_start_ns >= ? AND slot_start_ns < ?",  # noqa: S608 - as above
-                [day * _DAY_NS, (day + 1) * _DAY_NS],
+            columns = self._query(
+                "SELECT * FROM", "WHERE slot_start_ns >= ? AND slot_start_ns < ?", day * _DAY_NS, (day + 1) * _DAY_NS
             ).fetchnumpy()
             job, instance = columns["job"], columns["vm"]
             yield (
@@ -139,13 +133,8 @@ def slot_file(
 ) -> Iterator[SlotFile]:
     """Read a trace and merge the records of each task in each slot, into a file that lives as long as the context.
 
-    Args:
-        traces: one or several files, one trace.
-        rule: which tasks are latency-sensitive.
-        limits: what is rejected as absurd.
-        slot_s: length of a slot.
-        options: the engine; what does not fit into its memory goes to TMPDIR.
-        on_progress: told ("read", rows so far, rows in all or None).
+    What does not fit into the engine's memory goes to TMPDIR. `on_progress` gets ("read", rows so far, rows in all or
+    None).
 
     Raises:
         InputError: a trace cannot be used, or has no usable row.
@@ -177,11 +166,6 @@ def slot_file(
         raise UnavailableError(f"{trace_names(traces)}: the fit was broken off: {line}; {_REMEDY}") from error
 
 
-def _check_usable(traces: Sequence[Path], counts: TraceCounts) -> None:
-    if not counts.accepted:
-        raise InputError(f"{trace_names(traces)}: no usable row ({rejections(counts)})")
-
-
 @contextmanager
 def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[AnyEngine, Engine]]:
     memory_limit_mib, threads = options.memory_limit_mib, options.threads
@@ -199,47 +183,43 @@ def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[AnyEngine, 
 
 
 def _samples(batch: TraceBatch) -> pa.Table:
-    """Give a batch the engine's columns. An unknown CPI is null."""
-    columns = [
-        pa.array(batch.machine_id),
-        pa.array(batch.instance_index),
-        pa.array(batch.collection_id),
-        pa.repeat(pa.scalar(0, pa.int8()), batch.rows),
-        pa.array(batch.latency_sensitive),
-        pa.array(batch.start_unix_ns),
-        pa.array(batch.duration_ns),
-        pa.array(batch.cpi, from_pandas=True),
-        pa.array(batch.cpu_usage),
-    ]
-    return pa.Table.from_arrays(columns, schema=_SAMPLES)
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
+    """Return a batch with the engine's columns. An unknown CPI is null."""
+    columns = {
+        "machine": batch.machine_id,
+        "vm": batch.instance_index,
+        "job": batch.collection_id,
+        "platform": np.zeros(batch.rows, np.int8),
+        "latency_sensitive": batch.latency_sensitive,
+        "start_unix_ns": batch.start_unix_ns,
+        "duration_ns": batch.duration_ns,
+        "cpi": pa.array(batch.cpi, from_pandas=True),
+        "cpu_usage_cores": batch.cpu_usage,
+    }
+    return pa.table(columns, schema=_SAMPLES)
 
 
 def trace_names(traces: Sequence[Path]) -> str:
-    """Name a trace in a message."""
+    """Return the name of a trace in a message."""
     return str(traces[0]) if len(traces) == 1 else f"{traces[0]} and {len(traces) - 1} more"
 
 
 def no_sensitive_task(traces: Sequence[Path], rule: LatencySensitiveRule) -> InputError:
-    """Make the error of a trace without anybody who could suffer."""
+    """Return the error of a trace without a possible victim."""
     return InputError(
         f"{trace_names(traces)}: no latency-sensitive task with a usable CPI (priority at least {rule.priority:g}, "
         f"scheduling class at least {rule.scheduling_class:g}); see --priority, --scheduling-class and --max-cpi"
     )
 
 
-def rejections(counts: TraceCounts) -> str:
-    """Say what became of a trace's rows."""
-    if not counts.rows_read:
-        return "the trace is empty"
-    return f"{counts.rows_read} rows read; rejected: {_reasons(counts.rejected, counts.first)}"
+def _check_usable(traces: Sequence[Path], counts: TraceCounts) -> None:
+    if counts.accepted:
+        return
+    why = f"{counts.rows_read} rows read; rejected: {_reasons(counts.rejected, counts.first)}"
+    raise InputError(f"{trace_names(traces)}: no usable row ({why if counts.rows_read else 'the trace is empty'})")
 
 
 def rows_json(counts: TraceCounts) -> dict[str, Any]:
-    """Return the counts as they stand under "rows" in JSON."""
+    """Return the counts, "rows" of the JSON output."""
     return {
         "read": counts.rows_read,
         "used": counts.accepted,
@@ -252,7 +232,7 @@ def rows_json(counts: TraceCounts) -> dict[str, Any]:
 
 
 def rows_line(rows: dict[str, Any]) -> str:
-    """Say the same, from `rows_json`, in a line for people."""
+    """Return `rows_json` as a line for people."""
     unusable = f"{rows['unusable_cpi']:,} with an unusable CPI"
     if rows["unusable_cpi"]:
         bad = rows["unusable_cpi"] - rows["without_cpi"]

@@ -107,7 +107,7 @@ def read_rows(path: Path, metric: str = "", *, needs_metric: bool = True) -> Row
     file.require("machine", "job")
     found = metric or next((name for name in _METRICS if name in file.columns), "")
     if needs_metric and not found:
-        raise InputError(f"{path}: no column value, ipc or mips; name the metric's with --metric; it has {file.told}")
+        raise InputError(f"{path}: no column value, ipc or mips; name the metric's with --metric; it has {file.header}")
     if found:
         file.require(found)
     machine, job = file.names("machine"), file.names("job")

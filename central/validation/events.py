@@ -1,10 +1,10 @@
-"""Events that hosts report: what of a batch is taken, and what of it is refused, counted by reason."""
+"""Events that hosts report: which of a batch are accepted, and how many are refused, by reason."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 from central.validation.reports import ANALYSES, good_reports
-from central.validation.rows import Limits, is_name
+from central.validation.rows import Sender, is_name
 from whitepanda.v1 import agent_pb2
 
 #: Why an event is refused, in the order in which reasons are tried.
@@ -16,38 +16,28 @@ _MAX_LIST = 256  # culprits, evidence
 _BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNSPECIFIED}
 
 
-def check_events(
-    batch: agent_pb2.CpiBatch, *, host: str, is_importer: bool, limits: Limits, now_unix_ns: int
-) -> "tuple[list[EventRow], dict[str, int]]":
-    """Check the events of a batch one by one; those that cannot be used cost neither the others nor any row.
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event of a host: its keys, and the message `whitepanda.v1.VmEvent`."""
 
-    Args:
-        batch: as it came; an agent that knows no events sends none.
-        host: whose stream it is.
-        is_importer: whether it may speak for other machines, of any time.
-        limits: how far a time may be from now.
-        now_unix_ns: central's clock.
+    host: str
+    received_unix_ns: int
+    unix_ns: int
+    vm: str
+    name: str
+    behaviour: int
+    before: int
+    payload: bytes
 
-    Returns:
-        What is taken, and how many are not, by reason.
 
-    """
+def check_events(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[EventRow], dict[str, int]]:
+    """Return the good events of a batch, and how many are refused, by reason; these cost neither others nor rows."""
     rejected: Counter[str] = Counter()
-    good = good_reports(
-        batch.events,
-        _is_good,
-        rejected,
-        word="event",
-        at_most=_MAX_EVENTS,
-        host=host,
-        is_importer=is_importer,
-        limits=limits,
-        now_unix_ns=now_unix_ns,
-    )
+    good = good_reports(batch.events, _is_good, rejected, word="event", at_most=_MAX_EVENTS, sender=sender)
     taken = [
         EventRow(
             host=machine,
-            received_unix_ns=now_unix_ns,
+            received_unix_ns=sender.now_unix_ns,
             unix_ns=event.unix_ns,
             vm=event.vm,
             name=event.name,
@@ -61,7 +51,7 @@ def check_events(
 
 
 def _is_good(event: agent_pb2.VmEvent) -> bool:
-    """Whether it says of whom it is and what began; texts are for people's terminals, so without control characters."""
+    """Whether VM and behaviours are known, and texts are fit for a terminal."""
     lists = (event.culprits, event.evidence, event.found_by)
     if max(map(len, lists)) > _MAX_LIST or event.ByteSize() > _MAX_EVENT_BYTES:  # first: the rest walks through them
         return False
@@ -74,17 +64,3 @@ def _is_good(event: agent_pb2.VmEvent) -> bool:
         and event.before in _BEHAVIOURS
         and ANALYSES.issuperset(event.found_by)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class EventRow:
-    """An event of a host: what it is found by, and the message `whitepanda.v1.VmEvent`."""
-
-    host: str
-    received_unix_ns: int
-    unix_ns: int
-    vm: str
-    name: str
-    behaviour: int
-    before: int
-    payload: bytes

@@ -1,8 +1,7 @@
-"""What no host can have measured: limits of physics for the columns of a window. Arrays only, no loop per row.
+"""Physical limits of what a host can measure in a window. Arrays only, no loop per row.
 
-The limits are wide: several times what machines on the market do. They are no settings, for no operator would change
-them; docs/security.md has the same table. What a setting decides (`ingest.max_cpi`, `ingest.max_cpu_usage_cores`) is in
-`central.config`.
+The limits are wide: several times what machines on the market do, so they are no settings; docs/security.md has the
+same table. The limits that are settings (`ingest.max_cpi`, `ingest.max_cpu_usage_cores`) are in `central.config`.
 """
 
 from typing import Any
@@ -36,14 +35,9 @@ _Array = npt.NDArray[Any]
 def absurd_counters(
     duration_ns: _Array, cores: _Array | float, cycles: _Array | None, instructions: _Array | None
 ) -> npt.NDArray[np.bool_]:
-    """Return of which rows the counters are more than can be: 10 GHz x vCPU time, 8 instructions per cycle.
+    """Return which rows have impossible counters: above 10 GHz x vCPU time, or 8 instructions per cycle.
 
-    Args:
-        duration_ns: of each row.
-        cores: vCPUs that ran: the row's CPU usage.
-        cycles: of each row, as signed numbers, negative where not known; None where no row has them.
-        instructions: the same.
-
+    `cores` is the CPU usage. Counters are signed, negative where unknown; None where no row has them.
     """
     absurd = np.zeros(len(duration_ns), dtype=np.bool_)
     with np.errstate(invalid="ignore"):  # a usage that is no number has its own reason
@@ -58,13 +52,9 @@ def absurd_counters(
 
 
 def clearly_possible(duration_ns: _Array, cycles: _Array | None, instructions: _Array | None) -> bool:
-    """Return whether one look at extremes shows that `absurd_counters` finds none: the usual case, at half its cost.
+    """Return whether the extremes show that `absurd_counters` finds none: the usual case, at half its cost.
 
-    Args:
-        duration_ns: of each row.
-        cycles: of each row, as signed numbers; None where no row has them.
-        instructions: the same.
-
+    Arguments are those of `absurd_counters`.
     """
     if cycles is None or instructions is None or np.minimum.reduce(cycles) < 0:
         return False

@@ -1,4 +1,4 @@
-"""What a batch says, checked: a pure function, for the loop and for the process that reads large messages."""
+"""A batch, checked: a pure function, for the event loop and for the process that reads large messages."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from central.validation.events import EventRow, check_events
-from central.validation.rows import BatchError, Checked, Limits, check
+from central.validation.rows import BatchError, Sender, check
 from central.validation.triggers import TriggerRow, check_triggers
 from central.validation.vm_names import MAX_NAMES, named
 from central.validation.wire_columns import Layout
@@ -17,21 +17,10 @@ _SHOWN_ID = 64  # bytes of a spool id that is refused
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """Who sends a batch, what it may say, and when it came."""
-
-    host: str
-    platform: str
-    is_importer: bool
-    limits: Limits
-    now_unix_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadBatch:
     """A checked batch. `reason` is "" or why all of it is refused; `kept` are the accepted rows as packed bits.
 
-    `payload` is the batch without its reports and without tasks that are refused with their rows, empty where no row
+    `payload` is the batch without its reports and without tasks whose rows are all refused, empty where no row
     is accepted. `names` are (host, VM, name) and `tasks` (VM, job).
     """
 
@@ -56,19 +45,24 @@ class ReadBatch:
 
 
 def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBatch:
-    """Check a batch; `raw` is the message that it came in. The batch is changed: what is unknown or a report goes."""
-    batch.DiscardUnknownFields()  # of a newer protocol: nobody here would read them
+    """Check a batch, and remove reports and unknown fields from it; `raw` is the message that it came in."""
+    batch.DiscardUnknownFields()  # of a newer protocol
     spool_id = batch.spool_id.encode()[:_SHOWN_ID].decode(errors="ignore")
     reports = len(batch.events) + len(batch.triggers)
     size = batch.ByteSize() if reports else 0
     payload = b"" if reports else batch.SerializeToString()
     try:
-        checked = _checked(batch, payload, sender)
+        checked = check(batch, sender, payload)
     except BatchError as error:
         return ReadBatch(spool_id, batch.sequence, reason=error.reason, detail=str(error), report_bytes=size)
-    events, triggers, rejected = _reports(batch, sender) if reports else ([], [], {})
+    events: list[EventRow] = []
+    triggers: list[TriggerRow] = []
+    rejected: dict[str, int] = {}
     without_reports = size
     if reports:
+        events, rejected = check_events(batch, sender)
+        triggers, rejected_triggers = check_triggers(batch, sender)
+        rejected |= rejected_triggers
         for name in ("events", "triggers"):  # they have tables of their own
             batch.ClearField(name)
         without_reports = batch.ByteSize()
@@ -102,7 +96,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
 
 
 def _clear_unused(batch: agent_pb2.CpiBatch, kept: Any) -> bool:
-    """Clear tasks that no accepted row is of: their names may have any length. Whether there were any.
+    """Clear tasks without an accepted row, whose names may have any length; return whether there were any.
 
     `kept` (shape (rows,)) is True for accepted rows; None means all of them.
     """
@@ -112,27 +106,3 @@ def _clear_unused(batch: agent_pb2.CpiBatch, kept: Any) -> bool:
     for index in np.flatnonzero(is_unused).tolist():
         batch.tasks[index].Clear()
     return bool(is_unused.any())
-
-
-def _checked(batch: agent_pb2.CpiBatch, payload: bytes, sender: Sender) -> Checked:
-    return check(
-        batch,
-        host=sender.host,
-        platform=sender.platform,
-        is_importer=sender.is_importer,
-        limits=sender.limits,
-        now_unix_ns=sender.now_unix_ns,
-        payload=payload,
-    )
-
-
-def _reports(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[EventRow], list[TriggerRow], dict[str, int]]:
-    known: dict[str, Any] = {
-        "host": sender.host,
-        "is_importer": sender.is_importer,
-        "limits": sender.limits,
-        "now_unix_ns": sender.now_unix_ns,
-    }
-    events, rejected = check_events(batch, **known)
-    triggers, rejected_triggers = check_triggers(batch, **known)
-    return events, triggers, rejected | rejected_triggers

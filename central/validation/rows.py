@@ -1,22 +1,18 @@
-"""From an agent's columns to the lake's rows: what is refused, why, and how many. Arrays only, no loop per row.
+"""Which rows of an agent's batch are refused, why, and how many. Arrays only, no loop per row.
 
 A structural problem refuses the whole batch (`BatchError`); anything else refuses single rows, each counted under
 exactly one reason: the first of `ROW_REASONS` that holds. So accepted and rejected rows add up to the batch's rows.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from central.lake.schema import SAMPLES
 from central.validation.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
-from central.validation.wire_columns import Bounds, Located, column, locate
+from central.validation.wire_columns import BatchColumns, Bounds
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.common.window_columns import COUNTS
 from whitepanda.v1 import agent_pb2
@@ -58,13 +54,10 @@ _JOB_BYTES = 64  # of names, for each job that a host may have
 _LEAST_JOB_BYTES = 64 << 10  # of a host, however few jobs it may have
 _MAX_SPOOL_ID = 64  # bytes; it is remembered indefinitely
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
-_SMALL = 0x80  # numbers below it take one byte in protobuf
-_INDEX_TAG = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["task_index"].number << 3 | 2
 
 _REQUIRED = ("start_unix_ns", "duration_ns", "cpu_usage_cores")
 _OPTIONAL = ("cpi", *COUNTS)
 
-_Floats = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
 
 
@@ -90,10 +83,24 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a batch, and when it came.
+
+    `is_importer`: it may name other machines and platforms, of any time.
+    """
+
+    host: str
+    platform: str
+    is_importer: bool
+    limits: Limits
+    now_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """The outcome for one batch. `kept` (shape (rows,)) is True for accepted rows; None means all of them.
 
-    `has_bad_tasks` is whether a task is refused, if only one that no row is of.
+    `has_bad_tasks` is whether a task is refused, even if it has no row.
     """
 
     rows: int
@@ -104,30 +111,18 @@ class Checked:
     has_bad_tasks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """A batch as the journal keeps it: the agent's own bytes, and which rows of them count."""
-
-    host: str
-    platform: str
-    spool_id: str
-    sequence: int
-    payload: bytes
-    kept: _Mask | None = None
-
-
 def is_name(text: str, max_length: int = _MAX_NAME) -> bool:
-    """Whether a text is fit to be kept as a name: not empty, not longer than `max_length`, no control characters."""
+    """Whether a text can be a name: not empty, at most `max_length` characters, no control characters."""
     return 0 < len(text) <= max_length and _CONTROL.search(text) is None
 
 
 def job_bytes(jobs: Iterable[str]) -> int:
-    """Return how many bytes the names of jobs have."""
+    """Return the size of all names of jobs."""
     return len("".join(jobs).encode())
 
 
 def too_many_jobs(jobs: int, size: int, max_host_jobs: int) -> str:
-    """Return why so many jobs, with names of `size` bytes in all, are too many for a host; "" if they are not."""
+    """Return why a number of jobs, with names of `size` bytes in all, is too many for a host; "" if it is not."""
     if jobs > max_host_jobs:
         return f"{jobs} jobs; ingest.max_host_jobs allows {max_host_jobs} of a host"
     allowed = max(_JOB_BYTES * max_host_jobs, _LEAST_JOB_BYTES)
@@ -136,47 +131,30 @@ def too_many_jobs(jobs: int, size: int, max_host_jobs: int) -> str:
     return ""
 
 
-def check(
-    batch: agent_pb2.CpiBatch,
-    *,
-    host: str,
-    platform: str,
-    is_importer: bool,
-    limits: Limits,
-    now_unix_ns: int,
-    payload: bytes = b"",
-) -> Checked:
-    """Check a batch of one host's stream.
-
-    Args:
-        batch: as received.
-        host: the stream's host, which rows without a machine belong to.
-        platform: the stream's CPU platform.
-        is_importer: whether rows may name other machines and platforms.
-        limits: from the configuration.
-        now_unix_ns: central's clock.
-        payload: the batch as its `SerializeToString` made it; reading columns there is quicker.
+def check(batch: agent_pb2.CpiBatch, sender: Sender, payload: bytes = b"") -> Checked:
+    """Check the rows of a batch. With `payload`, the batch as `SerializeToString` made it, columns are read faster.
 
     Raises:
         BatchError: nothing of the batch can be used.
 
     """
+    limits, is_importer = sender.limits, sender.is_importer
     rows = _check_structure(batch, limits)
     if not is_importer and len(batch.tasks) > limits.max_vms_per_hour:
         vms = len({(task.vm, task.job) for task in batch.tasks})
         if vms > limits.max_vms_per_hour:
             detail = f"{vms} VMs; quotas.max_vms_per_hour allows {limits.max_vms_per_hour} of one host"
             raise BatchError("too_many_vms", detail)
-    bad_task, bad_machine, jobs = _check_tasks(batch, host, platform, is_importer=is_importer)
+    bad_task, bad_machine, jobs = _check_tasks(batch, sender)
     if not is_importer and (detail := too_many_jobs(len(jobs), job_bytes(jobs), limits.max_host_jobs)):
         raise BatchError("too_many_jobs", detail)
     if rows == 0:
         return Checked(0, 0, {}, None, jobs)
     rejected: dict[str, int] = {}
     bad = np.zeros(rows, dtype=np.bool_)
-    columns = _Columns(batch, payload)
+    columns = BatchColumns(batch, payload)
     task_index = columns.task_index()
-    masks = _row_masks(columns, limits, now_unix_ns, is_importer=is_importer)
+    masks = _row_masks(columns, sender)
     if bad_task.any():
         masks["bad_task"] = bad_task[task_index]
     if bad_machine.any():
@@ -194,7 +172,7 @@ def check(
 
 
 def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
-    """Return between which values no number of a host's batch gives a reason to refuse its row."""
+    """Return the limits within which no number of a host's batch is a reason to refuse its row."""
     return Bounds(
         earliest_unix_ns=_earliest(limits, now_unix_ns),
         latest_unix_ns=_latest(limits, now_unix_ns),
@@ -211,40 +189,6 @@ def _earliest(limits: Limits, now_unix_ns: int) -> int:
 
 def _latest(limits: Limits, now_unix_ns: int) -> int:
     return max(0, min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64 - _MAX_DURATION_NS))
-
-
-class _Columns:
-    """A batch's columns as arrays, straight from its bytes where they are as expected."""
-
-    def __init__(self, batch: agent_pb2.CpiBatch, payload: bytes) -> None:
-        self._batch, self._payload = batch, payload
-        self._located: Located | None = locate(payload, batch) if payload else None
-
-    def get(self, name: str, kind: Any) -> npt.NDArray[Any] | None:
-        """Return a column, shape (rows,); None where it was not measured."""
-        if self._located is not None:
-            return column(self._payload, self._located, name)
-        values = getattr(self._batch, name)
-        return np.array(values, dtype=kind) if len(values) else None
-
-    def has(self, name: str) -> bool:
-        """Whether a column was measured."""
-        return name in self._located.columns if self._located is not None else len(getattr(self._batch, name)) > 0
-
-    def task_index(self) -> npt.NDArray[np.int64]:
-        """Return which task each row is of, shape (rows,)."""
-        rows = len(self._batch.task_index)
-        if self._located is not None and rows < _SMALL:  # then its bytes are the numbers, where each takes one
-            end = self._located.begin
-            head = bytes((_INDEX_TAG, rows))
-            if self._payload.startswith(head, end - rows - 2) and self._payload[end - rows : end].isascii():
-                return np.frombuffer(self._payload, np.uint8, rows, end - rows).astype(np.int64)
-        return np.array(self._batch.task_index, dtype=np.int64)
-
-    def required(self, name: str, kind: Any) -> npt.NDArray[Any]:
-        """Return a column of a batch that has rows, and so has it."""
-        values = self.get(name, kind)
-        return np.zeros(0, kind) if values is None else values
 
 
 def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
@@ -275,14 +219,13 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
     return rows
 
 
-def _check_tasks(
-    batch: agent_pb2.CpiBatch, host: str, platform: str, *, is_importer: bool
-) -> tuple[_Mask, _Mask, frozenset[str]]:
+def _check_tasks(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[_Mask, _Mask, frozenset[str]]:
     """Return which tasks lack a usable name, which name an impossible machine, and the jobs of the usable ones."""
+    host, platform, is_importer = sender.host, sender.platform, sender.is_importer
     bad_task = np.zeros(len(batch.tasks), dtype=np.bool_)
     bad_machine = np.zeros(len(batch.tasks), dtype=np.bool_)
     jobs = set()
-    # Rarely is there anything to find: one look at all names together is quicker than one at each.
+    # Control characters are rare: checking all names at once is quicker than each by itself.
     names = (name for t in batch.tasks for name in (t.vm, t.job, t.epoch, t.machine, t.platform))
     has_control = not "".join(names).isprintable()
     for index, task in enumerate(batch.tasks):
@@ -312,8 +255,9 @@ def _check_tasks(
     return bad_task, bad_machine, frozenset(jobs)
 
 
-def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_importer: bool) -> dict[str, _Mask]:
-    """Return, by reason, which rows have a bad value; reasons without a chance are left out."""
+def _row_masks(columns: BatchColumns, sender: Sender) -> dict[str, _Mask]:
+    """Return, by reason, which rows have a bad value; reasons that cannot apply are left out."""
+    limits, now_unix_ns, is_importer = sender.limits, sender.now_unix_ns, sender.is_importer
     start = columns.required("start_unix_ns", np.uint64)
     duration = columns.required("duration_ns", np.uint64)
     usage = columns.required("cpu_usage_cores", np.float64)
@@ -343,130 +287,3 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
             None if instructions is None else instructions.astype(np.int64),
         )
     return masks
-
-
-def samples_tables(batches: Sequence[StoredBatch], most_bytes: int) -> Iterator[pa.Table]:
-    """Yield the tables of `samples_table`, in their order, each of whole batches with about `most_bytes` of texts.
-
-    A table has its texts in each row, a batch once: 50,000 rows with names of 510 characters have 100 MB of them.
-    """
-    some: list[_Read] = []
-    size = 0
-    for stored in batches:
-        read = _read(stored)
-        text_bytes = read.text_bytes
-        if some and size + text_bytes > most_bytes:
-            yield _table(some)
-            some, size = [], 0
-        some.append(read)
-        size += text_bytes
-    if some:
-        yield _table(some)
-
-
-def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
-    """Return the accepted rows of checked batches, in their order, in `central.lake.schema.SAMPLES`.
-
-    It depends on nothing but its argument: the same batches give the same table, whatever the configuration is now.
-    """
-    return _table([_read(stored) for stored in batches])
-
-
-def _table(read: "Sequence[_Read]") -> pa.Table:
-    counts = np.array([len(each.task_index) for each in read], dtype=np.int64)
-    if not counts.sum():
-        return SAMPLES.empty_table()
-    of_batch = np.repeat(np.arange(len(read)), counts)
-    columns: dict[str, pa.Array] = _batch_columns(read, of_batch) | _task_columns(read)
-    for name in ("start_unix_ns", "duration_ns"):
-        columns[name] = pa.array(_gather(read, counts, name, np.uint64, 0).astype(np.int64))
-    columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores", np.float64, np.nan))
-    cpi = _gather(read, counts, "cpi", np.float64, np.nan)
-    columns["cpi"] = pa.array(cpi, mask=np.isnan(cpi))
-    for name in COUNTS:
-        values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
-        columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
-    for name, largest in LARGEST_GAUGES.items():
-        if not any(each.columns.has(name) for each in read):  # as of what only some agents measure
-            columns[name] = pa.nulls(int(counts.sum()), pa.float64())
-            continue
-        gauge: _Floats = _gather(read, counts, name, np.float64, np.nan)
-        columns[name] = pa.array(gauge, mask=~((gauge >= 0) & (gauge <= largest)))
-    return pa.table({field.name: columns[field.name] for field in SAMPLES}).cast(SAMPLES)
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A stored batch: its tasks and rows from the library, its columns from its bytes where they can be located.
-
-    Rows that were refused are not in it: they may be of tasks whose names have any length.
-    """
-
-    stored: StoredBatch
-    tasks: Sequence[agent_pb2.Task]
-    task_index: npt.NDArray[np.int64]
-    columns: _Columns
-
-    def column(self, name: str, kind: Any) -> npt.NDArray[Any] | None:
-        values = self.columns.get(name, kind)
-        return values if values is None or self.stored.kept is None else values[self.stored.kept]
-
-    @property
-    def text_bytes(self) -> int:
-        """An upper bound of the bytes of its rows' texts."""
-        stored, index = self.stored, self.task_index
-        own = len(stored.host) + len(stored.spool_id) + len(stored.host) + len(stored.platform)
-        if len(index) == len(self.tasks) and np.bincount(index).max(initial=0) <= 1:
-            return 4 * own * len(index) + len(stored.payload)  # which has each text as often
-        sizes = [len(t.vm) + len(t.epoch) + len(t.job) + len(t.machine) + len(t.platform) + own for t in self.tasks]
-        return 4 * int(np.array(sizes, dtype=np.int64)[index].sum())
-
-
-def _read(stored: StoredBatch) -> _Read:
-    batch = agent_pb2.CpiBatch.FromString(stored.payload)
-    columns = _Columns(batch, stored.payload)
-    index = columns.task_index()
-    return _Read(stored, batch.tasks, index if stored.kept is None else index[stored.kept], columns)
-
-
-def _gather(
-    read: Sequence[_Read], counts: npt.NDArray[np.int64], name: str, kind: Any, absent: float
-) -> npt.NDArray[Any]:
-    """Return one column over all batches; a batch that did not measure it has `absent` in every row."""
-    parts = [each.column(name, kind) for each in read]
-    whole = [np.full(n, absent, kind) if p is None else p for p, n in zip(parts, counts, strict=True)]
-    return np.concatenate(whole)
-
-
-def _batch_columns(read: Sequence[_Read], of_batch: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
-    indices = pa.array(of_batch)
-    return {
-        "host": pa.array([each.stored.host for each in read], pa.string()).take(indices),
-        "spool_id": pa.array([each.stored.spool_id for each in read], pa.string()).take(indices),
-        "sequence": pa.array([each.stored.sequence for each in read], pa.uint64()).take(indices),
-    }
-
-
-def _task_columns(read: Sequence[_Read]) -> dict[str, pa.Array]:
-    sizes = np.array([len(each.tasks) for each in read], dtype=np.int64)
-    offsets = np.cumsum(sizes) - sizes
-    indices = np.concatenate([e.task_index + o for e, o in zip(read, offsets, strict=True)])
-    tasks = [task for each in read for task in each.tasks]
-    names = {name: [getattr(task, name) for task in tasks] for name in ("machine", "platform")}
-    stored = [each.stored for each in read]
-    owners = {"machine": [b.host for b in stored], "platform": [b.platform for b in stored]}
-    values: dict[str, pa.Array] = {
-        "vm": pa.array([task.vm for task in tasks], pa.string()),
-        "epoch": pa.array([task.epoch for task in tasks], pa.string()),
-        "job": pa.array([task.job for task in tasks], pa.string()),
-        "latency_sensitive": pa.array([task.latency_sensitive for task in tasks], pa.bool_()),
-    }
-    owner = pa.array(np.repeat(np.arange(len(read)), sizes))
-    for name, named in names.items():
-        values[name] = pa.array(owners[name], pa.string()).take(owner)
-        if any(named):  # importers' rows
-            own = pa.array(named, pa.string())
-            values[name] = pc.if_else(pc.equal(own, ""), values[name], own)
-    if np.array_equal(indices, np.arange(len(tasks))):  # each VM once, in order: as agents have it
-        return values
-    return {name: column.take(pa.array(indices)) for name, column in values.items()}

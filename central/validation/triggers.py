@@ -1,4 +1,4 @@
-"""Reports of hosts on VMs that suffer: what of a batch is taken, and what of it is refused, counted by reason."""
+"""Reports of hosts on VMs that suffer: which of a batch are accepted, and how many are refused, by reason."""
 
 import math
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from central.validation.reports import ANALYSES, good_reports
-from central.validation.rows import Limits, is_name
+from central.validation.rows import Sender, is_name
 from whitepanda.v1 import agent_pb2
 
 #: Why a report is refused, in the order in which reasons are tried.
@@ -25,10 +25,9 @@ _MAX_ANALYSES = 8
 
 @dataclass(frozen=True, slots=True)
 class TriggerRow:
-    """A report: `(host, spool_id, sequence, number)` is what it is known by, wherever it arrives.
+    """A report, identified by `(host, spool_id, sequence, number)` wherever it arrives.
 
-    `machine` is where VMs suffer, `number` its place in the batch, `payload` the message
-    `whitepanda.v1.Trigger`.
+    `machine` is where VMs suffer, `number` its place in the batch, `payload` the message `whitepanda.v1.Trigger`.
     """
 
     host: str
@@ -40,43 +39,19 @@ class TriggerRow:
     payload: bytes
 
 
-def check_triggers(
-    batch: agent_pb2.CpiBatch, *, host: str, is_importer: bool, limits: Limits, now_unix_ns: int
-) -> tuple[list[TriggerRow], dict[str, int]]:
-    """Check the reports of a batch one by one; those that cannot be used cost neither the others nor any row.
-
-    Args:
-        batch: as it came; its spool and sequence are known to be good.
-        host: whose stream it is.
-        is_importer: whether it may speak for other machines, of any time.
-        limits: how far a time may be from now.
-        now_unix_ns: central's clock.
-
-    Returns:
-        What is taken, and how many are not, by reason.
-
-    """
+def check_triggers(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[TriggerRow], dict[str, int]]:
+    """Return the good triggers of a batch, and how many are refused, by reason; these cost neither others nor rows."""
     rejected: Counter[str] = Counter()
-    good = good_reports(
-        batch.triggers,
-        _is_good,
-        rejected,
-        word="trigger",
-        at_most=_MAX_TRIGGERS,
-        host=host,
-        is_importer=is_importer,
-        limits=limits,
-        now_unix_ns=now_unix_ns,
-    )
+    good = good_reports(batch.triggers, _is_good, rejected, word="trigger", at_most=_MAX_TRIGGERS, sender=sender)
+    stream = (sender.host, batch.spool_id, batch.sequence)
     taken = [
-        TriggerRow(host, batch.spool_id, batch.sequence, number, machine, trigger.unix_ns, trigger.SerializeToString())
-        for number, machine, trigger in good
+        TriggerRow(*stream, number, machine, one.unix_ns, one.SerializeToString()) for number, machine, one in good
     ]
     return taken, dict(rejected)
 
 
 def first_suspect(trigger: agent_pb2.Trigger) -> agent_pb2.TriggerSuspect | None:
-    """Return who is suspected first: found by the host's own analysis, or scored above 0; None where nobody is."""
+    """Return the first suspect: found by the host's own analysis, or scored above 0; None without one."""
     for first in trigger.suspects[:1]:
         if first.inflicts or first.score > 0:  # not so for NaN
             return first
@@ -84,7 +59,7 @@ def first_suspect(trigger: agent_pb2.Trigger) -> agent_pb2.TriggerSuspect | None
 
 
 def _is_good(trigger: agent_pb2.Trigger) -> bool:
-    """Whether names are fit for a terminal, numbers are finite or not known, and nothing contradicts itself."""
+    """Whether names are fit for a terminal, numbers are finite or unknown, and nothing contradicts itself."""
     if (  # first: the rest walks through them
         len(trigger.victims) + len(trigger.suspects) > _MAX_VMS
         or len(trigger.recommendations) > _MAX_RECOMMENDATIONS
@@ -112,7 +87,7 @@ def _are_analyses(found_by: Sequence[int]) -> bool:
 
 
 def _is_good_slow_down(one: agent_pb2.Degradation) -> bool:
-    """Whether what is known of it is a ratio above 0 within its interval, and its words are fit for a terminal."""
+    """Whether known values are a ratio above 0 within its interval, and texts are fit for a terminal."""
     known = [n for n in (one.low, one.ratio, one.high) if not math.isnan(n)]
     return (
         not any(map(math.isinf, known))

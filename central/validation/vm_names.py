@@ -1,4 +1,4 @@
-"""What VMs are called: agents say so with their windows, the lake keeps UUIDs only."""
+"""Names of VMs: agents send them with their windows, the lake keeps UUIDs only."""
 
 import re
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from central.validation.rows import is_name
 from whitepanda.v1 import agent_pb2
 
-_KEPT = 100_000  # twice the VMs of the largest fleet that is reckoned with
+_KEPT = 100_000  # twice the VMs of the largest expected fleet
 #: Kept of one host, so that it does not push out the names of others.
 MAX_NAMES = 2_000
 _MAX_VM_BYTES = 64  # a UUID has 36
@@ -17,9 +17,9 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def named(tasks: Iterable[agent_pb2.Task], host: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the host, UUID and name of a batch's VMs. Names unfit for a terminal or too long are none.
+    """Yield host, UUID and name of a batch's VMs. Names that are too long or unfit for a terminal are left out.
 
-    `host` sends the batch: its VMs run there, but for those of an importer, which names their machines.
+    `host` sends the batch; an importer names its VMs' machines.
     """
     for task in tasks:
         name, vm = task.name, task.vm
@@ -28,22 +28,16 @@ def named(tasks: Iterable[agent_pb2.Task], host: str) -> Iterator[tuple[str, str
 
 
 class VmNames:
-    """Names by host and UUID, in memory: agents say them anew on each of their streams. The oldest ones go first.
+    """Names by host and UUID, in memory, since agents send them again on each stream. The oldest ones go first.
 
-    A host names the VMs that it says are its own. So it cannot rename another host's VM, and one that migrates has a
-    name of each host.
-
-    Args:
-        kept: at most so many.
-        kept_of_host: at most so many of one host.
-
+    A host names its own VMs only. So it cannot rename another host's VM, and a VM that migrates has a name per host.
     """
 
     def __init__(self, kept: int = _KEPT, kept_of_host: int = MAX_NAMES) -> None:
         self._kept = kept
         self._kept_of_host = kept_of_host
         self._of_host: dict[str, dict[str, str]] = {}  # by host: names by UUID, the oldest first
-        #: Host and UUID, the oldest first. The oldest of a plain dict is found only past all entries deleted before it.
+        # Host and UUID, the oldest first. A plain dict would search all deleted entries for its oldest one.
         self._order: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -62,15 +56,15 @@ class VmNames:
             self._forget(*next(iter(self._order)))
 
     def get(self, vm: str, host: str) -> str:
-        """Return what a host calls a VM; "" where it does not name it."""
+        """Return a host's name of a VM; "" without one."""
         return self._of_host.get(host, {}).get(vm, "")
 
     def by_host(self, vm: str) -> dict[str, str]:
-        """Return the hosts that name a VM, and what each calls it."""
+        """Return a VM's name by host."""
         return {host: names[vm] for host, names in self._of_host.items() if vm in names}
 
     def find(self, text: str) -> list[str]:
-        """Return the VMs that have this UUID or name. What looks like a UUID is one first."""
+        """Return the VMs that have this UUID or name. A text in the form of a UUID is tried as one first."""
         known = {text: None} if self.by_host(text) else {}
         if not (known and _UUID.fullmatch(text)):
             for names in self._of_host.values():
@@ -87,9 +81,9 @@ class VmNames:
 
 
 def shown_name(names: Mapping[str, str], hosts: Container[str]) -> str:
-    """Return a VM's name for people, of names by host. Where hosts differ it is each one's, with the host.
+    """Return a VM's name for people, from its names by host; where these differ, all with their hosts.
 
-    The names of `hosts` count, where there are any: others named it at another time.
+    Names of `hosts` have precedence: other hosts named it at another time.
     """
     chosen = {host: name for host, name in names.items() if host in hosts} or names
     if len(set(chosen.values())) <= 1:

@@ -1,12 +1,11 @@
 """A batch's columns straight from its bytes: in protobuf a packed column of fixed-width numbers is the array itself.
 
-Element by element, as the protobuf library hands them out, a column of 50 rows costs 12 us, and a batch has ten of
-them. `locate` says where the columns are in a batch that the library has serialised: in the order of their numbers,
-one after the other, up to the end.
+The protobuf library hands columns out element by element: 12 us for 50 rows, and a batch has ten columns. `locate`
+finds the columns in a batch that the library has serialised: in the order of their numbers, up to the end.
 
-What a host sends differs from its batch before in numbers only, as long as it runs the same VMs. A `Layout` remembers
-what was checked in one batch: the spool, the tasks, whose row is which, and where the columns are. A batch of the very
-same layout needs to have its numbers checked only, and those of many batches are checked at once (`sound`).
+While a host runs the same VMs, its batches differ in numbers only. A `Layout` remembers what was checked in one batch:
+the spool, the tasks, the task of each row, and where the columns are. In a batch of the same layout only the numbers
+are checked, and those of many batches at once (`sound`).
 """
 
 from collections.abc import Sequence
@@ -20,14 +19,14 @@ import numpy.typing as npt
 from central.validation.plausible import absurd_counters, clearly_possible
 from whitepanda.v1 import agent_pb2
 
-#: The columns whose numbers decide whether a row is taken.
+#: The columns that decide whether a row is accepted.
 CHECKED = ("start_unix_ns", "duration_ns", "cpu_usage_cores", "cpi", "cycles", "instructions")
 
 _FIELDS = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name
 _KINDS = {_FIELDS["cpi"].TYPE_DOUBLE: np.dtype("<f8"), _FIELDS["cpi"].TYPE_FIXED64: np.dtype("<u8")}
 _KIND_OF = {n: _KINDS[f.type] for n, f in _FIELDS.items() if f.is_repeated and f.type in _KINDS}
 _MAX_INT64 = 2**63 - 1
-_MORE = 0x80  # the bit of a varint's byte that says that another follows
+_MORE = 0x80  # the bit of a varint's byte that says that another follows; smaller numbers take one byte
 _WIDTH = 8  # bytes of a number in a column
 
 _Array = npt.NDArray[Any]
@@ -52,6 +51,7 @@ _IS_BACKLOG = _tag("backlog", _VARINT) + b"\x01"
 _WIDTHS = sorted(
     {**dict.fromkeys(_KIND_OF, _WIDTH), "cpi_reason": 1, "backlog": 0}.items(), key=lambda each: _FIELDS[each[0]].number
 )
+_INDEX_TAG = _FIELDS["task_index"].number << 3 | _BYTES
 _BATCH_TAG = _varint(agent_pb2.AgentMessage.DESCRIPTOR.fields_by_name["batch"].number << 3 | _BYTES)
 
 
@@ -59,8 +59,7 @@ _BATCH_TAG = _varint(agent_pb2.AgentMessage.DESCRIPTOR.fields_by_name["batch"].n
 class Located:
     """Where a batch's columns are, from the start of its bytes.
 
-    `heads` are the bytes before, between and behind the columns, each with its place; what they say is that the
-    columns are where `columns` says.
+    `heads` are the bytes before, between and behind the columns, each with its place.
     """
 
     rows: int
@@ -71,7 +70,7 @@ class Located:
 
 @lru_cache(maxsize=4096)
 def _tail(rows: int) -> tuple[tuple[str, bytes, int], ...]:
-    """Return what may be there: name, tag and length, bytes."""
+    """Return name, tag with length, and size of each field that may follow task_index."""
     return tuple(
         (name, _tag(name, _BYTES) + _varint(width * rows) if width else _IS_BACKLOG, width * rows)
         for name, width in _WIDTHS
@@ -117,6 +116,40 @@ def column(payload: bytes, located: Located, name: str) -> _Array | None:
     return None if at is None else np.frombuffer(payload, _KIND_OF[name], located.rows, at)
 
 
+class BatchColumns:
+    """A batch's columns as arrays, straight from its bytes where they are as expected."""
+
+    def __init__(self, batch: agent_pb2.CpiBatch, payload: bytes) -> None:
+        self._batch, self._payload = batch, payload
+        self._located: Located | None = locate(payload, batch) if payload else None
+
+    def get(self, name: str, kind: Any) -> _Array | None:
+        """Return a column, shape (rows,); None where it was not measured."""
+        if self._located is not None:
+            return column(self._payload, self._located, name)
+        values = getattr(self._batch, name)
+        return np.array(values, dtype=kind) if len(values) else None
+
+    def has(self, name: str) -> bool:
+        """Whether a column was measured."""
+        return name in self._located.columns if self._located is not None else len(getattr(self._batch, name)) > 0
+
+    def task_index(self) -> npt.NDArray[np.int64]:
+        """Return which task each row is of, shape (rows,)."""
+        rows = len(self._batch.task_index)
+        if self._located is not None and rows < _MORE:  # then its bytes are the numbers, where each takes one
+            end = self._located.begin
+            head = bytes((_INDEX_TAG, rows))
+            if self._payload.startswith(head, end - rows - 2) and self._payload[end - rows : end].isascii():
+                return np.frombuffer(self._payload, np.uint8, rows, end - rows).astype(np.int64)
+        return np.array(self._batch.task_index, dtype=np.int64)
+
+    def required(self, name: str, kind: Any) -> _Array:
+        """Return a column of a batch that has rows, and so has it."""
+        values = self.get(name, kind)
+        return np.zeros(0, kind) if values is None else values
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """All of an AgentMessage with a batch but its sequence number and its columns' numbers."""
@@ -138,15 +171,8 @@ class Layout:
     def of(raw: bytes, payload: bytes, batch: agent_pb2.CpiBatch, jobs: frozenset[str]) -> "Layout | None":
         """Remember a message whose batch was found good, no row refused.
 
-        Args:
-            raw: the message as it came.
-            payload: its batch, serialised by us.
-            batch: the same, parsed.
-            jobs: that its tasks are of.
-
-        Returns:
-            None where the message is not written as we would write it: then it cannot be known by its bytes.
-
+        `payload` is its batch, serialised again; `jobs` are those of its tasks. None where the message is not as the
+        library would write it.
         """
         located = locate(payload, batch)
         head = _BATCH_TAG + _varint(len(payload))
@@ -203,7 +229,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between which values every number of a batch is good; `central.validation.rows` says why a row is not."""
+    """Limits within which every number of a batch is good; `central.validation.rows` has the reasons to refuse."""
 
     earliest_unix_ns: int
     latest_unix_ns: int

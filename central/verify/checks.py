@@ -1,44 +1,43 @@
-"""Is the lake whole, and how much is in it: what `whitepanda lake verify` and `stats` say."""
+"""Is the lake whole, and how much is in it: `whitepanda lake verify` and `stats`."""
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central.build.state_cache import check_state, state_folders
 from central.coefficients.versions import VersionStore
 from central.lake.errors import LakeError
 from central.lake.lease import lease_problem
 from central.lake.replicas import replica_of
 from central.lake.segments import Lake, Segment
 from central.roll_ups.store import SlotManifest, SlotStore
-from central.verify.losses import losses
-
-_T = TypeVar("_T")
+from central.verify.losses import losses, read_again
 
 _DAY_S = 86_400
-_LOOKS = 5  # at a day that changes while it is looked at
+_DAY_NS = _DAY_S * 10**9
+_TRIES = 5  # to read a day that central changes meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class DayStats:
     """One day: objects, rows and bytes of its samples and slots.
 
-    `duplicate_rows` are rows of batches that several journals took; the reading view has them once. None: not counted.
+    `duplicate_rows` are rows of batches that several journals took; the reading view has them once.
     """
 
     day: date
     segments: int
     rows: int
     size_bytes: int
-    duplicate_rows: int | None
+    duplicate_rows: int
     slot_parts: int
     slot_rows: int
     slot_bytes: int
@@ -47,7 +46,7 @@ class DayStats:
 
 @dataclass(frozen=True, slots=True)
 class LakeStats:
-    """The lake in numbers. `replicas` has the rows of each replica, `machines_left_out` is of the newest version."""
+    """The lake in numbers. `replicas`: rows of each replica; `machines_left_out`: by the newest version."""
 
     days: tuple[DayStats, ...]
     replicas: dict[str, int]
@@ -57,15 +56,10 @@ class LakeStats:
 
 
 def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
-    """Count what is in the lake.
-
-    Args:
-        lake: the lake.
-        connection: a DuckDB connection, which looks for duplicates.
-        slot_s: length of the slots that are counted.
+    """Count what is in the lake, and its slots of one length. DuckDB finds the duplicates.
 
     Raises:
-        LakeError: something is damaged; `problems` says what.
+        LakeError: something is damaged, see `problems`.
         OSError: the lake cannot be read.
 
     """
@@ -103,10 +97,10 @@ def _day_stats(day: date, segments: list[Segment], slots: SlotManifest | None, c
 def duplicates(
     segments: list[Segment], connection: Any, *, is_within_journal: bool = False
 ) -> list[tuple[str, int, int]]:
-    """Return the origins, batches and superfluous rows of batches of one day that several segments have.
+    """Return origins, number and superfluous rows of batches of one day that several segments have.
 
-    Those of several origins are what happens when an agent changes replicas; with `is_within_journal` only those
-    that one journal has twice are looked for, which is a fault.
+    With `is_within_journal` only those that one journal has twice, which is a fault; several journals have a batch
+    where an agent changes replicas.
     """
     if not segments:
         return []
@@ -125,12 +119,9 @@ def duplicates(
 
 
 def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator[str]:
-    """Yield one line per problem: damage, rows that are there twice, manifests that name what is not there, losses.
+    """Yield one line per problem: damage, duplicate rows, manifests of missing objects, losses.
 
-    Args:
-        lake: the lake.
-        connection: a DuckDB connection.
-        is_quick: only read footers and manifests, not the pages of rows.
+    `is_quick`: read only footers and manifests, not the pages of rows.
 
     Raises:
         OSError: the lake cannot be listed.
@@ -162,7 +153,7 @@ def slot_lengths(lake: Lake) -> list[float]:
 
 
 def _slot_folders(lake: Lake) -> tuple[list[float], list[str]]:
-    """Return the lengths of slots, and the folders beside theirs that are none."""
+    """Return the lengths of slots, and the folders that are not of slots."""
     lengths, strange = set[float](), set[str]()
     for folder in {entry.name.split("/")[1] for entry in lake.objects.entries("slots") if entry.name.count("/") > 1}:
         text = folder.removeprefix("slot=")
@@ -178,15 +169,14 @@ def _slot_folders(lake: Lake) -> tuple[list[float], list[str]]:
 
 
 def _day_problems(lake: Lake, day: date, connection: Any, *, is_quick: bool) -> tuple[list[str], list[Segment]]:
-    """Return what is wrong with a day's segments, and those with which nothing is.
+    """Return the problems of a day's segments, and the segments without one.
 
-    Where central rolls, compacts or deletes meanwhile, what was listed may be gone: what is told of was there before
-    and after the look.
+    Central may roll, compact or delete meanwhile: reported segments were there before and after the check.
     """
     lines: list[str] = []
     well: dict[str, Segment] = {}
     segments = lake.segments(day)
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         lines = []
         for segment in segments:
             line = "" if segment.key in well else _segment_problem(segment, is_quick=is_quick)
@@ -209,7 +199,7 @@ def _duplicate_problems(day: date, segments: list[Segment], connection: Any) -> 
     try:
         found = duplicates(segments, connection, is_within_journal=True)
     except (duckdb.Error, OSError) as error:
-        return [f"day {day}: its batches cannot be read: {(str(error).splitlines() or [''])[0]}"]
+        return [_unreadable(f"day {day}: its batches", error)]
     return [
         f"day {day}: {batches} batches are there twice within journal {origin} ({superfluous} rows too "
         "many); was its state_dir restored from a backup?"
@@ -230,53 +220,45 @@ def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
             rows = 0
             for batch in parquet.iter_batches(50_000):
                 rows += len(batch)
-                day_ns = 86_400 * 10**9
-                days = {int(start) // day_ns for start in (pa.compute.min(batch["start_unix_ns"]).as_py(),
-                                                           pa.compute.max(batch["start_unix_ns"]).as_py())}  # fmt: skip
-                if days != {(segment.day - date(1970, 1, 1)).days}:
+                ends = pa.compute.min_max(batch["start_unix_ns"]).as_py()
+                if {ends["min"] // _DAY_NS, ends["max"] // _DAY_NS} != {(segment.day - date(1970, 1, 1)).days}:
                     return f"{segment.key}: has rows of another day"
         if rows != segment.rows:
             return f"{segment.key}: {rows} rows, {segment.rows} in the footer"
     except LakeError as error:
         return str(error)
     except (pa.ArrowException, OSError) as error:
-        return f"{segment.key}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+        return _unreadable(f"{segment.key}:", error)
     return ""
+
+
+def _unreadable(what: str, error: Exception) -> str:
+    return f"{what} cannot be read: {(str(error).splitlines() or [''])[0]}"
 
 
 def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]], *, is_quick: bool) -> Iterator[str]:
     slots = SlotStore(lake, round(slot_s * 1e9))
     try:
-        manifests = _settled(slots.manifests)
+        manifests = read_again(slots.manifests)
     except (LakeError, OSError) as error:
         yield str(error)
         return
     for day, manifest in manifests.items():
         yield from _slot_day_problems(lake, slots, day, manifest, is_quick=is_quick)
-        partly = [
-            each for each in by_day.get(day, []) if each.first <= manifest.through.get(each.origin, -1) < each.last
-        ]
-        for segment in partly:
-            yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
-
-
-def _settled(look: Callable[[], _T]) -> _T:
-    """Look again where something is deleted between its listing and its reading."""
-    for _ in range(_LOOKS):
-        with contextlib.suppress(FileNotFoundError):
-            return look()
-    return look()
+        for segment in by_day.get(day, []):
+            if segment.first <= manifest.through.get(segment.origin, -1) < segment.last:
+                yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
 
 
 def _slot_day_problems(lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest, *, is_quick: bool) -> list[str]:
-    """Return what is wrong with a day's slots. Where another manifest has come meanwhile, that one is looked at."""
+    """Return the problems of a day's slots. If a new manifest has come meanwhile, that one is checked."""
     lines: list[str] = []
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         lines = list(_manifest_problems(lake, None if is_quick else slots, day, manifest))
         if not lines:
             break
         try:
-            newest = _settled(partial(slots.manifest, day))
+            newest = read_again(partial(slots.manifest, day))
         except (LakeError, OSError) as error:
             return [*lines, str(error)]
         if newest is None:
@@ -303,7 +285,7 @@ def _manifest_problems(lake: Lake, digests: SlotStore | None, day: date, manifes
             yield str(error)
             continue
         except (pa.ArrowException, OSError) as error:
-            yield f"{part.slots}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+            yield _unreadable(f"{part.slots}:", error)
             continue
         if len(counts) != part.slot_rows:
             yield f"{part.slots}: {len(counts)} rows, {part.slot_rows} in the manifest"
@@ -323,7 +305,7 @@ def _is_missing(lake: Lake, name: str) -> bool:
 
 
 def _batch_problems(lake: Lake, day: date, names: list[str]) -> Iterator[str]:
-    """Files of batches that are damaged, or that say twice to have one: then some windows are in the slots twice."""
+    """Yield damaged files of batches, and batches in two files, whose windows are in the slots twice."""
     columns = ["host", "spool_id", "first", "last"]
     tables = []
     for name in names:
@@ -331,7 +313,7 @@ def _batch_problems(lake: Lake, day: date, names: list[str]) -> Iterator[str]:
             with lake.objects.open(name) as file:
                 table = pq.read_table(file, columns=columns)
         except (pa.ArrowException, OSError) as error:
-            yield f"{name}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+            yield _unreadable(f"{name}:", error)
             continue
         if pa.compute.any(pa.compute.less(table["last"], table["first"])).as_py():
             yield f"{name}: a range of batches ends before it begins"
@@ -359,8 +341,27 @@ def _version_problems(lake: Lake) -> Iterator[str]:
         except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
             if number not in store.numbers():
                 continue  # deleted meanwhile
-            yield f"version {number}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+            yield _unreadable(f"version {number}:", error)
             continue
         if manifest.token < token:
             yield f"version {number}: lease {manifest.token} is older than that of the version before, {token}"
         token = manifest.token
+
+
+def state_problems(lake: Lake) -> Iterator[str]:
+    """Yield a line per damaged state of a day. Where the lake is no folder, states are elsewhere and not checked.
+
+    Raises:
+        OSError: the lake cannot be listed.
+
+    """
+    if not lake.is_folder:
+        return
+    for folder in state_folders(lake.root / "state"):
+        try:
+            check_state(folder)
+        except LakeError as error:
+            if folder.is_dir():  # else a builder has deleted it meanwhile
+                yield str(error)
+        except OSError as error:
+            yield f"{folder.relative_to(lake.root)}: cannot be read: {error.strerror}"

@@ -1,18 +1,19 @@
-"""What the lake's books have and the lake has not: objects that somebody deleted by hand, or a disk has lost.
+"""Objects that the lake's manifests list and the lake lacks: deleted by hand, or lost by a disk.
 
-The manifest of a day's slots lists the segments that were rolled up, with their rows (`SlotManifest.rolled`); that of a
-version its days and their rows. Compaction leaves the rows of what it deletes in another segment. Retention says
-through which day it deletes before it begins, for ever, and within these days nothing is missed:
+The manifest of a day's slots lists the segments that were rolled up, with their rows (`SlotManifest.rolled`); a
+version's manifest lists its days and their rows. Compaction keeps the rows of the segments that it deletes in another
+one. Retention first records through which day it deletes, and these days are not checked:
 
     <lake>/retention/{samples,slots}-through-2026-10-22.json
 
-What was deleted before it was rolled up is in no book.
+Objects that were deleted before they were rolled up are recorded nowhere.
 """
 
 import bisect
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date
+from typing import TypeVar
 
 import msgspec
 
@@ -22,57 +23,64 @@ from central.lake.retention import deleted_through
 from central.lake.segments import Lake, Segment
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
 
-_LOOKS = 5  # at what changes while it is looked at
+_T = TypeVar("_T")
+
+_TRIES = 5  # to read what central changes meanwhile
 _REMEDY = (
     "the slots have their sums, the rows are lost: restore them from a copy; if they were meant to go, "
     "`whitepanda lake compact --raw-days` of that day's age says so"
 )
 
 
-def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:
-    """Yield one line per loss. What cannot be read is not told of here.
+def read_again(read: Callable[[], _T]) -> _T:
+    """Read again where something was deleted between its listing and its reading."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
 
-    Args:
-        lake: the lake.
-        slot_lengths: of its slots, s.
-        by_day: segments that were there a moment ago, from before the books are read.
+
+def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:
+    """Yield one line per loss. Unreadable objects are not reported here.
+
+    `by_day` are the segments that were there before the manifests are read; slots have lengths in seconds.
 
     Raises:
         OSError: the lake cannot be listed.
 
     """
     yield from _lost_days(lake)
-    told: dict[date, dict[str, None]] = {}  # lines of a day, each once
+    found: dict[date, dict[str, None]] = {}  # lines of a day, each once
     for length in slot_lengths:
-        # Each length's book apart: another may have entries of rolls, this one of what they were merged into.
+        # Each length by itself: one may list rolls, another the segments that they were merged into.
         for day, manifest in (_manifests(SlotStore(lake, round(length * 1e9))) or {}).items():
-            book = {origin: set(segments) for origin, segments in manifest.rolled.items()}
-            told.setdefault(day, {}).update(dict.fromkeys(_lost_segments(lake, day, book, by_day.get(day, []))))
-    for _, lines in sorted(told.items()):
+            listed = {origin: set(segments) for origin, segments in manifest.rolled.items()}
+            found.setdefault(day, {}).update(dict.fromkeys(_lost_segments(lake, day, listed, by_day.get(day, []))))
+    for _, lines in sorted(found.items()):
         yield from lines
 
 
-def _lost_segments(lake: Lake, day: date, book: Mapping[str, set[RolledSegment]], found: list[Segment]) -> list[str]:
-    """Return what of a day's segments is gone. Looks again where central compacts or deletes meanwhile."""
+def _lost_segments(lake: Lake, day: date, listed: Mapping[str, set[RolledSegment]], found: list[Segment]) -> list[str]:
+    """Return a line per lost segment of a day. Reads again where central compacts or deletes meanwhile."""
     lines: list[str] = []
-    for _ in range(_LOOKS):
-        lines = [line for origin in sorted(book) for line in _missing(day, origin, book[origin], found)]
+    for _ in range(_TRIES):
+        lines = [line for origin in sorted(listed) for line in _missing(day, origin, listed[origin], found)]
         if not lines:
             return []
         before, found = found, lake.segments(day)
         if found == before:
             break
-    # Last: whoever deleted by right what was missed above has said so before.
+    # Read last: retention records its days before it deletes.
     return [] if day <= deleted_through(lake, "samples") else lines
 
 
-def _missing(day: date, origin: str, book: set[RolledSegment], found: Iterable[Segment]) -> Iterator[str]:
-    """Compare one journal's segments of a day with the book; their ranges of rolls are apart."""
+def _missing(day: date, origin: str, listed: set[RolledSegment], found: Iterable[Segment]) -> Iterator[str]:
+    """Compare one journal's segments of a day, whose ranges of rolls are apart, with the manifest's."""
     live = sorted((each for each in found if each.origin == origin), key=lambda each: each.first)
     firsts = [each.first for each in live]
     known = [0] * len(live)
     run: list[RolledSegment] = []
-    for entry in sorted(book):
+    for entry in sorted(listed):
         place = bisect.bisect_right(firsts, entry.first) - 1
         if place >= 0 and entry.last <= live[place].last:
             known[place] += entry.rows
@@ -84,7 +92,7 @@ def _missing(day: date, origin: str, book: set[RolledSegment], found: Iterable[S
     if run:
         yield _line(day, origin, run)
     for segment, rows in zip(live, known, strict=True):
-        with contextlib.suppress(LakeError, OSError):  # damaged, or gone since: told of elsewhere, or next time
+        with contextlib.suppress(LakeError, OSError):  # damaged, or gone since
             if segment.rows < rows:
                 yield (
                     f"{segment.key}: has {segment.rows:,} rows of the {rows:,} that were rolled up from its rolls; "
@@ -93,7 +101,7 @@ def _missing(day: date, origin: str, book: set[RolledSegment], found: Iterable[S
 
 
 def _line(day: date, origin: str, run: list[RolledSegment]) -> str:
-    """Tell of segments that followed each other."""
+    """Return the line of segments that followed each other."""
     name = f"samples/day={day}/{origin}-{run[0].first:012d}"
     name += f"_{run[0].last:012d}.parquet" if run[0].last > run[0].first else ".parquet"
     rows = sum(entry.rows for entry in run)
@@ -134,7 +142,7 @@ def _lost_days(lake: Lake) -> Iterator[str]:
 
 
 def _newest(store: VersionStore) -> Manifest | None:
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         number = max(store.numbers(), default=0)
         if not number:
             return None
@@ -144,12 +152,7 @@ def _newest(store: VersionStore) -> Manifest | None:
 
 
 def _manifests(store: SlotStore) -> dict[date, SlotManifest] | None:
-    """Return the newest manifest of each day; None where one cannot be read, which is told of elsewhere."""
-    for _ in range(_LOOKS):
-        try:
-            return store.manifests()
-        except FileNotFoundError:
-            continue  # deleted between its listing and its reading
-        except (LakeError, OSError):
-            break
+    """Return the newest manifest of each day; None where one cannot be read, which `checks` reports."""
+    with contextlib.suppress(LakeError, OSError):
+        return read_again(store.manifests)
     return None

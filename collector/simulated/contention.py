@@ -1,21 +1,21 @@
-"""What VMs on one host do to each other: cache, memory bandwidth, CPUs and disk, each by how it works.
+"""Contention among the VMs of one host: cache, memory bandwidth, CPUs and disk, each by how it works.
 
-Nothing here knows of an estimator. All arrays broadcast: the last axis is the VMs, any axes before it are moments,
-which do not depend on each other. Per VM i, with f the clock:
+Independent of any estimator. All arrays broadcast: the last axis is the VMs, any axes before it are moments, which do
+not depend on each other. Per VM i, with f the clock:
 
-- last-level cache: where the working sets do not fit, lines that come in drive others out at random; so VM i holds a
-  part in proportion to a_i = its misses per second times how long its lines stay, but never more than its working set
-  (water filling). What it does not hold it misses: miss share = min + (max - min) (1 - held / working set)^curve;
+- last-level cache: where the working sets do not fit, new lines evict others at random; so VM i holds a part in
+  proportion to a_i = its misses per second times how long its lines stay, but never more than its working set (water
+  filling). It misses the rest: miss share = min + (max - min) (1 - held / working set)^curve;
 - memory: latency = idle latency * (1 + q U / (1 - U)), U the utilisation by all;
 - CPI_i = core_i * noise_i + l2 misses * blocking * ((1 - miss share) * LLC latency + miss share * memory latency) * f;
 - requests: instructions per second follow the load, so the CPU time grows with CPI (Cloud White, section 4.1); a closed
   loop keeps its CPU time and gets less done;
-- CPUs: beyond what there is all get the same part of their demand; below it a vCPU waits for a CPU like a customer of
-  c servers: U^(sqrt(2 (c + 1)) - 1) / (c (1 - U)) per time it runs (Sakasegawa 1977);
+- CPUs: where demand exceeds them, all get the same part of their demand; below, a vCPU waits for a CPU like a customer
+  of c servers: U^(sqrt(2 (c + 1)) - 1) / (c (1 - U)) per time it runs (Sakasegawa 1977);
 - disk: an operation takes its idle time / (1 - U);
 - the network is far from saturated and delays nobody (section 6.1).
 
-Misses depend on what is held and that on the misses: a damped fixed point.
+Misses depend on the held part, which depends on the misses: a damped fixed point.
 """
 
 import math
@@ -67,7 +67,7 @@ class Parameters(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What happens at a moment, shape (..., VMs) but for the host's `disk_op_s`, shape (..., 1)."""
+    """Rates at a moment, shape (..., VMs); of the host's `disk_op_s` (..., 1)."""
 
     cpi: Array
     usage_cores: Array
@@ -91,12 +91,12 @@ class Rates(NamedTuple):
 
 
 def workers_of(application: Application, vcpus: int) -> int:
-    """How many requests a VM of this application serves at once."""
+    """Return how many requests a VM of this application serves at once."""
     return max(1, round(vcpus * application.workers_per_vcpu))
 
 
 def parameters(machine: Machine, applications: Sequence[tuple[Application, int]]) -> Parameters:
-    """Make arrays of applications, each with the vCPUs of its VM, shape (len(applications),).
+    """Return applications, each with the vCPUs of its VM, as arrays of shape (len(applications),).
 
     Raises:
         ValueError: an application's IPC is higher than its misses allow.
@@ -153,7 +153,7 @@ class _Shares(NamedTuple):
 def contend(
     machine: Machine, p: Parameters, load: Array, *, core_noise: Array | float = 1.0, frequency: Array | float = 1.0
 ) -> Rates:
-    """Share the host among its VMs.
+    """Share the host among its VMs. Results have the shape that `load` and `p` have together.
 
     Args:
         machine: the host.
@@ -161,9 +161,6 @@ def contend(
         load: shape (..., VMs), as `Application` defines it; 0: not there.
         core_noise: factor of the cycles that are not misses.
         frequency: clock over the nominal one, shape (..., 1) or a number.
-
-    Returns:
-        Arrays of the shape that `load` and `p` have together.
 
     """
     load = np.asarray(load, dtype=np.float64)
@@ -201,12 +198,12 @@ def _round(
     moved = misses.sum(-1, keepdims=True) * LINE_BYTES * (1 + machine.write_back)
     memory = np.minimum(moved / (machine.memory_gb_per_s * 1e9), machine.max_utilisation)
     target = _fill(misses * p.stay, footprint, machine.llc_mib)
-    # Half of the way: the more a VM holds the less it misses, which would swing.
+    # Half of the way: a full step would oscillate, since a VM that holds more misses less.
     return _Shares((last.held_mib + target) / 2, (last.memory + memory) / 2, miss, cpi, usage, granted)
 
 
 def _fill(weight: Array, limit: Array, size: float) -> Array:
-    """Share `size` in proportion to `weight`, nobody above its `limit`: min(limit, c * weight) that sum to `size`.
+    """Share `size` in proportion to `weight`, at most `limit` each: min(limit, c * weight), of which the sum is `size`.
 
     The sum is a concave function of c, the least of the lines "the first k (by limit / weight) are full"; so c is
     the greatest of their solutions.
@@ -229,7 +226,7 @@ def _rates(
     instructions = cycles / cpi
     l2_misses = instructions * p.l2_per_instruction
     llc_misses = l2_misses * miss
-    # Of the cycles per instruction: without misses, and what they add (of it, waiting for memory itself).
+    # Cycles per instruction: without misses, added by misses, and of these waiting for memory itself.
     core = p.core_cpi * core_noise
     waiting = cpi - core
     for_memory = waiting - p.l2_per_instruction * p.blocking * ghz * (1 - miss) * machine.llc_ns

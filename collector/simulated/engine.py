@@ -1,7 +1,7 @@
 """Noise, contention, requests and truth of a host whose VMs have profiles, for any number of steps at once.
 
-The one implementation behind the live source and the study of `bench.cloud_white`: what happens in a step depends on
-the steps before it, not on how many are asked for together.
+Used by the live source and by the study of `bench.cloud_white`. Results do not depend on how many steps are asked for
+at once.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from collector.simulated.contention import Parameters, Rates, contend, parameters, workers_of
 from collector.simulated.profiles import Application, Machine, Noise
-from collector.simulated.requests import RequestQueue, expected_tail
+from collector.simulated.requests import RequestQueue, expected_p95, p95
 from collector.simulated.truth import Role, RoleTracker
 
 Array = NDArray[np.float64]
@@ -26,7 +26,7 @@ _READ_SHARE = 0.4
 _RECEIVE_SHARE = 0.5
 _PACKET_BYTES = 1000
 _MAX_LOAD = 2.0
-#: Share of the looks in which something beside the workers runs in a VM: guest kernel, interrupts. Chosen.
+#: Share of the samples in which something beside the workers runs in a VM: guest kernel, interrupts. Chosen.
 _BESIDE = 0.02
 # Normal variables per VM and step, and which is which.
 _NORMALS = 15
@@ -42,7 +42,7 @@ class Guest(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What is wanted of the VMs in T steps, without noise. Arrays are (T, VMs) but for those said."""
+    """The demands of the VMs in T steps, without noise. Arrays are (T, VMs) unless a shape is given."""
 
     at_s: Array  # (T,), begin of each
     load: Array  # as `Application` defines it; 0: not there
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What the counters of each VM advance by per second, and its gauges; (T, VMs), as sources would tell them."""
+    """What the counters of each VM advance by per second, and its gauges; (T, VMs) unless a shape is given."""
 
     cpu_cores: Array
     guest_cores: Array
@@ -91,30 +91,22 @@ class Expected(NamedTuple):
 
 
 class Block(NamedTuple):
-    """T steps of a host. Arrays are (T, VMs) but for those said."""
+    """T steps of a host. Arrays are (T, VMs)."""
 
     moments: Moments
     rates: Rates
     counted: Counted
-    p95_s: Array  # measured over the requests that ended in the step; NaN: none, or not asked for
-    p95_5s_s: Array  # of the last 5 steps
-    requests: Array  # that ended
+    p95_s: Array  # measured over the requests that ended in the step; NaN: none, or not simulated
+    latencies_s: list[list[Array]]  # of each VM and step: of the requests that ended; no steps where not simulated
     arriving: Array  # requests that arrive
-    work: Array  # theirs on average, over what is expected
+    work: Array  # their mean work over the expected one
     vcpus_running: Array  # vCPU threads that run at the end of the step; NaN: serves requests that are not simulated
 
 
 class Engine:
-    """A host and its VMs.
+    """A host and its VMs. `requests`: simulate requests one by one, so that tails are measured.
 
-    Args:
-        machine: the host.
-        noise: what varies while nothing changes.
-        guests: its VMs.
-        seed: of all random numbers; each VM has a stream of its own.
-        step_s: length of a step.
-        requests: simulate requests one by one, so that tails are measured.
-
+    Each VM has a stream of random numbers of its own, from `seed`.
     """
 
     def __init__(
@@ -142,8 +134,8 @@ class Engine:
         count = len(self.guests)
         # Load and IPC of each VM, of variance 1; (2, VMs).
         self._ar1 = np.array([rng.standard_normal(2) for rng in self._rngs]).reshape(count, 2).T
-        # Looks have a stream of their own, so that all else is the same whether or not somebody looks.
-        self._looks = [np.random.default_rng([seed, 3, *guest.name.encode()]) for guest in guests]
+        # Sampling has a stream of its own, so that it changes nothing else.
+        self._samplers = [np.random.default_rng([seed, 3, *guest.name.encode()]) for guest in guests]
         self._queues: list[RequestQueue | None] = [
             RequestQueue(
                 guest.applications[0],
@@ -155,18 +147,10 @@ class Engine:
             for guest in guests
         ]
 
-    def tracker(self) -> RoleTracker:
-        """Make what tells the roles of these VMs."""
-        return RoleTracker(self.serves)
-
     def advance(self, moments: Moments, elapsed_s: float | None = None) -> Block:
-        """Let steps pass.
+        """Let the steps of `moments` pass, which follow those of the last call.
 
-        Args:
-            moments: what is wanted, in order, after those of the last call.
-            elapsed_s: from the begin of one step to the next where that is not the step's length (the noise
-                forgets by it).
-
+        `elapsed_s` is from the begin of one step to the next where it is not the step's length; the noise decays by it.
         """
         p, index = self._running(moments.running)
         normals = np.stack([rng.standard_normal((len(moments.at_s), _NORMALS)) for rng in self._rngs], axis=1)
@@ -176,12 +160,12 @@ class Engine:
         frequency = moments.frequency[:, None]
         rates = contend(self.machine, p, load, core_noise=1 / ipc_noise, frequency=frequency)
         counted = _count(self.machine, noise, p, rates, normals)
-        p95_s, p95_5s_s, ended, busy = self._serve(moments.at_s, arriving, rates, work)
-        running = self._look(moments.load, counted, busy)
-        return Block(moments, rates, counted, p95_s, p95_5s_s, ended, arriving, work, running)
+        p95_s, latencies_s, busy = self._serve(moments.at_s, arriving, rates, work)
+        running = self._running_vcpus(moments.load, counted, busy)
+        return Block(moments, rates, counted, p95_s, latencies_s, arriving, work, running)
 
     def expect(self, moments: Moments) -> Expected:
-        """Tell what is expected of moments, independent of any noise and of the steps so far."""
+        """Return what is expected at moments, independent of any noise and of the steps so far."""
         p, index = self._running(moments.running)
         frequency = moments.frequency[:, None]
         now = contend(self.machine, p, moments.load, frequency=frequency)
@@ -195,13 +179,13 @@ class Engine:
         for vm in range(len(self.guests)):
             p95_s[:, vm] = self._tail(now, index, vm)
             quiet_p95_s[:, vm] = self._tail(Rates._make(column[vm] for column in quiet), index, vm)
-        # Who does nothing suffers from nothing.
+        # An idle VM suffers from nothing.
         there = moments.load > 0
         cpi = np.where(there, now.cpi / quiet_cpi, 1.0)
         return Expected(p95_s, np.where(self.serves & there, p95_s / quiet_p95_s, cpi), cpi)
 
     def roles(self, tracker: RoleTracker, moments: Moments, expected: Expected) -> list[list[Role]]:
-        """Tell the roles of moments, in order, by `tracker`, which remembers those before."""
+        """Return the roles at moments, in order; `tracker` remembers those before."""
         base = np.where(moments.baseline > 0, moments.baseline, 1.0)
         none = np.where(moments.load > 0, math.inf, 1.0)
         with np.errstate(invalid="ignore"):
@@ -222,12 +206,11 @@ class Engine:
             application, vcpus = self._applications[entry]
             if not application.service_ms:
                 continue
-            # Made when first asked for: it takes a third of a second, and most hosts are never asked.
-            table = expected_tail(application, workers_of(application, vcpus))
             at = index[:, vm] == entry
             service_s = rates.service_s[at, vm]
             busy = rates.requests_per_s[at, vm] * service_s / self._table.workers[entry]
-            tail[at] = service_s * table(busy, rates.disk_op_s[at, 0] / service_s)
+            workers = workers_of(application, vcpus)
+            tail[at] = service_s * expected_p95(application, workers, busy, rates.disk_op_s[at, 0] / service_s)
         return tail
 
     def _remembered(self, innovations: Array, elapsed_s: float) -> tuple[Array, Array]:
@@ -247,7 +230,7 @@ class Engine:
         return factors[:, 0], factors[:, 1]
 
     def _offered(self, load: Array, p: Parameters, cv: Array, normals: Array) -> tuple[Array, Array, Array]:
-        """Return the load of what arrives, the mean work of a request over what is expected, and how many arrive."""
+        """Return the arriving load, the mean work of its requests over the expected one, and their number."""
         per_load = np.where(p.serves, p.vcpus / np.where(p.serves, p.service_s, 1.0), 0.0) * self._step_s
         mean = load * per_load
         arriving = np.maximum(np.rint(mean + np.sqrt(mean) * normals[..., _ARRIVALS]), 0.0)
@@ -255,30 +238,31 @@ class Engine:
         offered = np.where(p.serves, arriving * work / np.where(p.serves, per_load, 1.0), np.minimum(load, 1.0))
         return np.minimum(offered, _MAX_LOAD), work, arriving
 
-    def _serve(self, at_s: Array, arriving: Array, rates: Rates, work: Array) -> tuple[Array, Array, Array, Array]:
-        """Return both tails, how many requests ended, and how many workers are on a vCPU at the end of each step."""
-        tails = np.full((3, *arriving.shape), math.nan)
-        tails[2] = 0
-        busy = np.full(arriving.shape, math.nan)
+    def _serve(self, at_s: Array, arriving: Array, rates: Rates, work: Array) -> tuple[Array, list[list[Array]], Array]:
+        """Return tails, all latencies, and how many workers are on a vCPU at the end of each step."""
+        p95_s, busy = (np.full(arriving.shape, math.nan) for _ in range(2))
+        ended: list[list[Array]] = [[] for _ in self._queues]
         for vm, queue in enumerate(self._queues):
             if queue is None:
                 continue
             service_s = rates.service_s[:, vm] * work[:, vm]
             for t, begin_s in enumerate(at_s.tolist()):
-                tails[:, t, vm] = queue.serve(
+                latencies_s = queue.serve(
                     begin_s, self._step_s, int(arriving[t, vm]), float(service_s[t]), float(rates.disk_op_s[t, 0])
                 )
+                ended[vm].append(latencies_s)
+                p95_s[t, vm] = p95(latencies_s)
                 busy[t, vm] = queue.running_at(begin_s + self._step_s)
-        return tails[0], tails[1], tails[2], busy
+        return p95_s, ended, busy
 
-    def _look(self, load: Array, counted: Counted, busy: Array) -> Array:
+    def _running_vcpus(self, load: Array, counted: Counted, busy: Array) -> Array:
         """Return how many vCPU threads run, or wait for a CPU, at the end of each step, (T, VMs).
 
-        Of a closed loop each thread does so for the share of the time that its counters tell, independently.
+        Each thread of a closed loop does so for the share of the time in its counters, independently.
         """
         running = busy.copy()
         runnable = counted.cpu_cores + counted.wait_cores
-        for vm, (guest, rng) in enumerate(zip(self.guests, self._looks, strict=True)):
+        for vm, (guest, rng) in enumerate(zip(self.guests, self._samplers, strict=True)):
             drawn = rng.random((len(busy), 1 + guest.vcpus))
             if not self.serves[vm]:
                 running[:, vm] = (drawn[:, 1:] < runnable[:, vm, None] / guest.vcpus).sum(axis=1)
@@ -287,7 +271,7 @@ class Engine:
 
 
 def _count(machine: Machine, noise: Noise, p: Parameters, rates: Rates, normals: Array) -> Counted:
-    """Make what counters tell of what happens: with their noise, and disk operations that come one by one."""
+    """Return what counters show of the rates: with their noise, and disk operations that come one by one."""
     usage = rates.usage_cores
     # A group of counters is attributed to the VM together, so this part of the noise is common to it.
     group = _factor(noise.counter_std, normals[..., _GROUP])

@@ -1,11 +1,10 @@
-"""Cumulative counters of a VM with a profile, as the sources of a real host tell them."""
+"""Cumulative counters of a VM, as the sources of a real host report them: whole numbers that never fall."""
 
-import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 from collector.base import (
     PERF_EVENTS,
-    CgroupCounters,
     DiskCounters,
     InterfaceCounters,
     PerfCounters,
@@ -18,111 +17,164 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.simulated.engine import Counted
 from collector.simulated.model import Vm
 
-_AT = {name: index for index, name in enumerate(Counted._fields)}
-_S = 1_000_000_000
+_MIB = 1 << 20
+_GUEST_SHARE = 0.98  # of a vCPU thread's CPU time; the rest is the hypervisor's work for it
+_READ_SHARE = 0.6  # of disk traffic
+_RECEIVE_SHARE = 0.5  # of network traffic
+_DISK_OP_BYTES = 16 * 1024
+_PACKET_BYTES = 1000
+_IMBALANCE = 0.3  # how unevenly a VM's load lies on its vCPUs, see Meter
+_LAYOUT = (PERF_EVENTS[:7],)
+_LINE_BYTES = 64
+_L2_MISSES_PER_LLC_MISS = 3
+# Of the cycles of an undisturbed VM. What the others' pressure adds is all waiting for memory.
+_BUSY_SHARE = 0.7
+_CORE_STALL_SHARE = 0.1
+_PROCESS_SHARE = 1.02  # of the vCPU threads' CPU time; what is above 1 is the emulator's
 
 
-class ProfileMeter:
-    """One VM's counters in one epoch. Its vCPUs share the work evenly."""
+class VmMeter(ABC):
+    """One VM's counters in one epoch: the `opened`th, from 1, which began at `started_s` of the scenario."""
 
-    __slots__ = ("_step", "_sums", "_truth", "_vcpus", "identity", "opened", "started_s", "vm")
-
-    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int) -> None:
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
         self.vm = vm
         self.identity = identity
-        self.started_s = started_s
         self.opened = opened
-        self._vcpus = len(identity.vcpu_tids)
-        # In seconds or pieces, as `Counted` has them per second.
-        self._sums = [0.0] * len(Counted._fields)
-        # Of the step that counted last: at its end the VM's own is already the next one's.
-        self._step = vm.step
-        self._truth = vm.truth
+        self._start_ticks = int(started_s * 100) + 1
+        self._ghz = ghz
 
-    def integrate(self, wall_ns: float, ghz: float) -> float:  # noqa: ARG002 - as the other meter
+    @abstractmethod
+    def integrate(self, wall_ns: float) -> float:
         """Let `wall_ns` pass at the VM's current rates; return the CPU time of the whole VM in ns."""
-        step = self.vm.step
-        if step is None:
-            return 0.0
-        self._step, self._truth = step, self.vm.truth
-        wall_s = wall_ns / _S
-        sums = self._sums
-        for index, rate in enumerate(step.counted):
-            sums[index] += rate * wall_s
-        return wall_ns * step.usage_cores
 
-    def sample(self, ghz: float) -> VmSample:  # noqa: ARG002 - as the other meter
-        """Make the counters as sources tell them: whole numbers that never fall."""
-        sums, vcpus, pmu = self._sums, self._vcpus, self.vm.spec.pmu
-        start_ticks = int(self.started_s * 100) + 1
+    @abstractmethod
+    def sample(self) -> VmSample:
+        """Return the counters as they are now."""
 
-        def ns(name: str, share: int = 1) -> int:
-            return int(sums[_AT[name]] * _S / share)
+    @abstractmethod
+    def truth(self, elapsed_ns: int) -> dict[str, Any]:
+        """Return what really happened in the `elapsed_ns` since the last call."""
 
-        cpu_ns = ns("cpu_cores", vcpus)
-        thread = ThreadCounters(ns("guest_cores", vcpus), cpu_ns, ns("wait_cores", vcpus), start_ticks)
-        perf = None
-        if pmu:
-            ratio = self.vm.spec.multiplexing_ratio
-            # Raw counts of a multiplexed group are those of the time it ran; the reader scales them.
-            counts = tuple(int(sums[_AT[name]] / vcpus * ratio) for name in PERF_EVENTS)
-            group = PerfGroup(self.opened, cpu_ns, int(cpu_ns * ratio), counts)
-            perf = PerfCounters((PERF_EVENTS,), dict.fromkeys(self.identity.vcpu_tids, (group,)))
+    def _truth_of(
+        self, degradation: float, cpi_uncontended: float, cpi: float, slowdown: float, cores: float
+    ) -> dict[str, Any]:
+        return {
+            "job": self.vm.spec.job,
+            "latency_sensitive": self.vm.spec.latency_sensitive,
+            "true_degradation": degradation,
+            "cpi_uncontended": cpi_uncontended,
+            "cpi": cpi,
+            "cpu_slowdown": slowdown,
+            "cpu_usage_cores": cores,
+        }
+
+    def _rdt(self, occupied_bytes: int, moved_bytes: int) -> RdtCounters:
+        return RdtCounters(self.opened, {"00": RdtDomain(occupied_bytes, moved_bytes, moved_bytes)}, owner="simulated")
+
+
+class Meter(VmMeter):
+    """Counters of a VM without a profile.
+
+    With x = usage / vcpus, thread i runs at x + d_i * x * (1 - x), where the d_i are evenly spread over
+    +-_IMBALANCE and sum to 0: the threads sum to the usage, and none exceeds one CPU. So two integrals per VM
+    are enough.
+    """
+
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
+        super().__init__(vm, identity, started_s, opened, ghz)
+        n = vm.spec.vcpus
+        self._offsets = tuple(_IMBALANCE * (2 * i / (n - 1) - 1) if n > 1 else 0.0 for i in range(n))
+        # Last-level misses per CPU time: what it moves from memory, in cache lines.
+        self._misses_per_ns = vm.spec.memory_gib_per_s_per_core * (1 << 30) / (1e9 * _LINE_BYTES)
+        # Of the average thread, in ns: x and x (1 - x), each integrated; the same divided by CPI, and by degradation.
+        self._cpu_ns = self._skew_ns = self._instructions = self._instructions_skew = 0.0
+        self._base = self._base_skew = 0.0
+        self._wait_ns = self._disk_bytes = self._network_bytes = 0.0
+        # Of the whole VM: what it took, and what the same instructions take undisturbed; both at the last truth.
+        self._cycles = self._base_cycles = 0.0
+        self._truth_cycles = self._truth_base_cycles = 0.0
+
+    def integrate(self, wall_ns: float) -> float:
+        """Let `wall_ns` pass at the VM's current rates; return the CPU time of the whole VM in ns."""
+        vm, ghz = self.vm, self._ghz
+        spec = vm.spec
+        usage = vm.usage_cores
+        x = usage / spec.vcpus
+        even = wall_ns * x
+        skew = even * (1 - x)
+        self._cpu_ns += even
+        self._skew_ns += skew
+        per_ns = ghz / vm.cpi
+        self._instructions += even * per_ns
+        self._instructions_skew += skew * per_ns
+        self._base += even / vm.cpi_multiplier
+        self._base_skew += skew / vm.cpi_multiplier
+        self._wait_ns += wall_ns * (vm.demand_cores - usage) / spec.vcpus
+        cpu_ns = wall_ns * usage
+        self._cycles += cpu_ns * ghz
+        self._base_cycles += cpu_ns * ghz / vm.cpi_multiplier
+        self._disk_bytes += cpu_ns * spec.disk_mib_per_s_per_core * (_MIB / 1e9)
+        self._network_bytes += cpu_ns * spec.network_mib_per_s_per_core * (_MIB / 1e9)
+        return cpu_ns
+
+    def sample(self) -> VmSample:
+        """Return the counters as they are now."""
+        spec = self.vm.spec
+        wait_ns = int(self._wait_ns)
+        threads: dict[int, ThreadCounters] = {}
+        perf: dict[int, tuple[PerfGroup, ...]] = {}
+        for tid, offset in zip(self.identity.vcpu_tids, self._offsets, strict=True):
+            thread_ns = self._cpu_ns + offset * self._skew_ns
+            threads[tid] = ThreadCounters(int(thread_ns * _GUEST_SHARE), int(thread_ns), wait_ns, self._start_ticks)
+            if spec.pmu:
+                perf[tid] = (self._perf_group(thread_ns, offset),)
+        read, write = int(self._disk_bytes * _READ_SHARE), int(self._disk_bytes * (1 - _READ_SHARE))
+        receive, transmit = (int(self._network_bytes * share) for share in (_RECEIVE_SHARE, 1 - _RECEIVE_SHARE))
+        packets = (receive // _PACKET_BYTES, transmit // _PACKET_BYTES)
+        moved = int(self._cpu_ns * len(threads) * self._misses_per_ns) * _LINE_BYTES
         return VmSample(
             self.identity.epoch,
-            dict.fromkeys(self.identity.vcpu_tids, thread),
-            perf,
-            {"vda": self._disk()},
-            {"vnet0": self._interface()},
-            {} if pmu else {"perf": Reason.NO_PMU},
+            threads,
+            PerfCounters(_LAYOUT, perf) if spec.pmu else None,
+            {"vda": DiskCounters(read, write, read // _DISK_OP_BYTES, write // _DISK_OP_BYTES)},
+            {"vnet0": InterfaceCounters(receive, transmit, *packets, 0, 0)},
+            {} if spec.pmu else {"perf": Reason.NO_PMU},
             process=ProcessCounters(
-                cpu_ns * vcpus + ns("emulator_cores"),
-                start_ticks,
-                storage_read_bytes=int(sums[_AT["disk_read_bytes"]]),
-                storage_write_bytes=int(sums[_AT["disk_write_bytes"]]),
-                vcpus_running=self._running(),
+                int(self._cpu_ns * len(threads) * _PROCESS_SHARE),
+                self._start_ticks,
+                storage_read_bytes=read,
+                storage_write_bytes=write,
             ),
-            cgroup=CgroupCounters(self.opened, ns("cpu_pressure"), 0, 0, ns("io_pressure")),
-            rdt=self._rdt(),
+            rdt=self._rdt(int(self.vm.llc_mib * _MIB), moved),
         )
 
-    def truth(self, ghz: float, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
-        """Tell what really happened in the last step."""
-        vm, step, truth = self.vm, self._step, self._truth
-        assert step is not None  # noqa: S101 - a host with profiles has stepped before it has meters
-        slower = 1.0 if truth is None else truth.cpi_degradation
-        told = {
-            "job": vm.spec.job,
-            "latency_sensitive": vm.spec.latency_sensitive,
-            "true_degradation": slower,
-            "cpi_uncontended": step.cpi / slower,
-            "cpi": step.cpi,
-            "cpu_slowdown": step.stretch,
-            "cpu_usage_cores": step.usage_cores,
-        }
-        return told if truth is None else {**told, **truth._asdict()}
-
-    def _running(self) -> int | None:
-        """Return how many vCPU threads ran at the end of the step that counted last."""
-        step = self._step
-        return None if step is None or math.isnan(step.vcpus_running) else int(step.vcpus_running)
-
-    def _disk(self) -> DiskCounters:
-        names = ("disk_read_bytes", "disk_write_bytes", "disk_read_ops", "disk_write_ops")
-        return DiskCounters(*(int(self._sums[_AT[name]]) for name in names))
-
-    def _interface(self) -> InterfaceCounters:
-        receive, transmit, *packets = (
-            int(self._sums[_AT[name]])
-            for name in ("receive_bytes", "transmit_bytes", "receive_packets", "transmit_packets")
+    def _perf_group(self, thread_ns: float, offset: float) -> PerfGroup:
+        """Return a thread's counts; those of a multiplexed group are of the time it ran, and the reader scales them."""
+        ratio = self.vm.spec.multiplexing_ratio
+        counted_ghz = self._ghz * ratio
+        cycles = thread_ns * counted_ghz
+        calm = (self._base + offset * self._base_skew) * counted_ghz
+        misses = thread_ns * (self._misses_per_ns * ratio)
+        counts = (
+            int(cycles),
+            int((self._instructions + offset * self._instructions_skew) * ratio),
+            int(cycles),
+            int(misses * _L2_MISSES_PER_LLC_MISS),
+            int(misses),
+            int(cycles - calm * _BUSY_SHARE),
+            int(cycles - calm * (_BUSY_SHARE - _CORE_STALL_SHARE)),
         )
-        return InterfaceCounters(receive, transmit, packets[0], packets[1], 0, 0)
+        running_ns = int(thread_ns) if ratio == 1 else int(thread_ns * ratio)
+        return PerfGroup(self.opened, int(thread_ns), running_ns, counts)
 
-    def _rdt(self) -> RdtCounters:
-        moved = int(self._sums[_AT["memory_bytes"]])
-        step = self._step
-        occupied = 0 if step is None else int(step.counted[_AT["llc_bytes"]])
-        return RdtCounters(self.opened, {"00": RdtDomain(occupied, moved, moved)}, owner="simulated")
+    def truth(self, elapsed_ns: int) -> dict[str, Any]:
+        """Return what really happened in the `elapsed_ns` since the last call."""
+        cycles = self._cycles - self._truth_cycles
+        base = self._base_cycles - self._truth_base_cycles
+        self._truth_cycles, self._truth_base_cycles = self._cycles, self._base_cycles
+        vm = self.vm
+        degradation = cycles / base if base > 0 else vm.cpi_multiplier
+        cores = cycles / self._ghz / elapsed_ns if elapsed_ns > 0 else vm.usage_cores
+        return self._truth_of(degradation, vm.cpi_uncontended, vm.cpi, vm.cpu_slowdown, cores)

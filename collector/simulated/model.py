@@ -1,6 +1,6 @@
 """The contention model: what VMs on one host do to each other through cache, memory bandwidth and CPUs.
 
-It is simple and has a physical reading; it is nobody's measured machine. Per VM i with u_i cores in use:
+Simple, with a physical reading; no machine was measured for it. Per VM i with u_i cores in use:
 
 - last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W
   exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to
@@ -11,7 +11,7 @@ It is simple and has a physical reading; it is nobody's measured machine. Per VM
 - pressure of the others on i: p_i = [lost(W) - lost(w_i)] + [g(r) - g(r_i)], r_i being its own utilisation;
 - CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
 - CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits
-  in run queues for the rest; that slow-down is told apart from the CPI's.
+  in run queues for the rest; that slow-down is reported apart from the CPI's.
 
 Where the VMs have profiles it is the study's model instead: `collector.simulated.contention`.
 """
@@ -25,37 +25,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.simulated.scenario import Antagonist, Profile, Scenario, VmSpec, vm_uuid
+from collector.simulated.scenario import Antagonist, Course, Scenario, VmSpec, vm_uuid
 
 if TYPE_CHECKING:
     from collector.simulated.profiled import ProfiledHost, VmStep, VmTruth
-
 
 _DAY_S = 86400.0
 _MAX_UTILISATION = 0.85
 _TWO_PI = 2 * math.pi
 
 
-def cores_at(profile: Profile, at_s: float, unix_s: float) -> float:
-    """Demand for CPU (cores, no noise) at `at_s` seconds of the scenario, `unix_s` seconds since 1970."""
-    cores = profile.cores
-    points = profile.points
+def level_at(level: float, course: Course, at_s: float, unix_s: float) -> float:
+    """Return a level (no noise) at `at_s` seconds of the scenario, `unix_s` seconds since 1970."""
+    points = course.points
     if points:
-        phase_s = at_s % profile.repeat_s if profile.repeat_s else at_s
+        phase_s = at_s % course.repeat_s if course.repeat_s else at_s
         after = bisect_right(points, (phase_s, math.inf))
-        if profile.shape == "step" or after in (0, len(points)):
+        if course.shape == "step" or after in (0, len(points)):
             # Before the first point the constant holds, after the last one that point's value.
-            cores = points[after - 1][1] if after else cores
+            level = points[after - 1][1] if after else level
         else:
             (t0, c0), (t1, c1) = points[after - 1], points[after]
-            cores = c0 + (c1 - c0) * (phase_s - t0) / (t1 - t0)
-    if profile.diurnal:
-        cores *= 1 + profile.diurnal * math.cos(_TWO_PI * (unix_s / _DAY_S - profile.peak_hour / 24))
-    return cores
+            level = c0 + (c1 - c0) * (phase_s - t0) / (t1 - t0)
+    return level * _of_day(course, unix_s)
+
+
+def _of_day(course: Course, unix_s: float) -> float:
+    """Return the factor of the hour of the day."""
+    if not course.diurnal:
+        return 1.0
+    return 1 + course.diurnal * math.cos(_TWO_PI * (unix_s / _DAY_S - course.peak_hour / 24))
 
 
 def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float, float, str]:
-    """Return the load of a VM with a profile, that at its baseline, and the profile that it runs now."""
+    """Return a VM's load, its baseline load, and the profile that it runs now."""
     spec, antagonist = vm.spec, vm.antagonist
     profile = spec.profile
     for switch_s, name in spec.switches:
@@ -67,9 +70,7 @@ def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float,
             return idle, idle, profile
         return antagonist.cores / spec.vcpus, idle, antagonist.profile or profile
     ratio = spec.load_ratio
-    calm = Profile(ratio.ratio, ratio.diurnal, ratio.peak_hour)
-    now = Profile(ratio.ratio, ratio.diurnal, ratio.peak_hour, ratio.shape, ratio.points, ratio.repeat_s)
-    return cores_at(now, at_s, unix_s), cores_at(calm, at_s, unix_s), profile
+    return level_at(ratio.ratio, ratio, at_s, unix_s), ratio.ratio * _of_day(ratio, unix_s), profile
 
 
 def _queueing(utilisation: float) -> float:
@@ -78,27 +79,15 @@ def _queueing(utilisation: float) -> float:
     return r * r / (2 * (1 - r))
 
 
+def _is_active(antagonist: Antagonist, at_s: float) -> bool:
+    if antagonist.start_file:
+        return Path(antagonist.start_file).exists()
+    phase_s = at_s % antagonist.repeat_s if antagonist.repeat_s else at_s
+    return antagonist.start_s <= phase_s < antagonist.stop_s
+
+
 class Vm:
     """One VM's rates over the current step. Read only from outside."""
-
-    __slots__ = (
-        "_cpi_noise",
-        "_load_noise",
-        "_random",
-        "antagonist",
-        "booted",
-        "cpi",
-        "cpi_multiplier",
-        "cpi_uncontended",
-        "cpu_slowdown",
-        "demand_cores",
-        "llc_mib",
-        "spec",
-        "step",
-        "truth",
-        "usage_cores",
-        "uuid",
-    )
 
     def __init__(self, spec: VmSpec, uuid: str, seed: int, antagonist: Antagonist | None) -> None:
         self.spec = spec
@@ -132,9 +121,8 @@ class Vm:
     def runs_at(self, at_s: float) -> bool:
         """Whether the VM is there at this time of the scenario."""
         spec = self.spec
-        if not (self.booted and spec.start_s <= at_s < spec.stop_s):
-            return False
-        return not any(stop <= at_s < stop + spec.restart_gap_s for stop in spec.restarts_s)
+        is_away = any(stop <= at_s < stop + spec.restart_gap_s for stop in spec.restarts_s)
+        return self.booted and spec.start_s <= at_s < spec.stop_s and not is_away
 
     def generation_at(self, at_s: float) -> int:
         """How often it has restarted by then."""
@@ -169,11 +157,10 @@ class Host:
             elapsed_s: wall time since the step before began; the noise forgets by it.
 
         """
-        self._activate(at_s)
-        self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
         if self.profiled is not None:
-            self._step_profiled(self.profiled, at_s, unix_s, elapsed_s)
+            next(self.pass_steps([(at_s, unix_s)], elapsed_s))
             return
+        self._begin(at_s)
         decay, innovation = self._ar1(elapsed_s)
         load_std = self.scenario.noise.load_std
         active = self.active_antagonists
@@ -182,7 +169,7 @@ class Host:
             factor = vm.draw(decay, innovation, load_std)
             antagonist = vm.antagonist
             if antagonist is None:
-                cores = cores_at(vm.spec.load, at_s, unix_s)
+                cores = level_at(vm.spec.load.cores, vm.spec.load, at_s, unix_s)
             else:
                 cores = antagonist.cores if vm.spec.name in active else antagonist.idle_cores
             vm.demand_cores = min(cores * factor, vm.spec.vcpus)
@@ -190,23 +177,20 @@ class Host:
         self._contend(demand)
 
     def pass_steps(self, moments: Sequence[tuple[float, float]], elapsed_s: float) -> Iterator[tuple[Vm, ...]]:
-        """Let many steps pass, each `elapsed_s` after the one before; only where the VMs have profiles.
-
-        What happens is what as many calls of `step` make happen, and much faster.
+        """Let many steps of VMs with profiles pass: what as many calls of `step` do, and much faster.
 
         Args:
             moments: `at_s` and `unix_s` of each step, as of `step`.
-            elapsed_s: likewise, the same for all.
+            elapsed_s: as of `step`, the same for all.
 
         Yields:
-            Who runs, once per step; its rates are then those of that step.
+            The running VMs, once per step; their rates are then those of that step.
 
         """
         assert self.profiled is not None  # noqa: S101 - the caller's duty
         there, wanted = [], []
         for at_s, unix_s in moments:
-            self._activate(at_s)
-            self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
+            self._begin(at_s)
             there.append(self.running)
             wanted.append(self._wanted_of_all(at_s, unix_s))
         for running, steps in zip(there, self.profiled.steps(elapsed_s, *zip(*wanted, strict=True)), strict=True):
@@ -214,12 +198,8 @@ class Host:
             self._take(steps)
             yield running
 
-    def _step_profiled(self, host: ProfiledHost, at_s: float, unix_s: float, elapsed_s: float) -> None:
-        """Let the study's engine say what the VMs do; see `collector.simulated.contention`."""
-        self._take(host.step(elapsed_s, *self._wanted_of_all(at_s, unix_s)))
-
     def _wanted_of_all(self, at_s: float, unix_s: float) -> tuple[list[float], list[float], list[str]]:
-        """Return of each VM its load, that at its baseline, and the profile that it runs; 0: it is not there."""
+        """Return loads (0: not there), baseline loads and profiles of all VMs."""
         running = set(self.running)
         loads, baselines, runs = [], [], []
         for vm in self.vms:
@@ -243,21 +223,15 @@ class Host:
             vm.cpi_uncontended = vm.cpi / vm.cpi_multiplier
             vm.llc_mib = step.llc_mib
 
-    def _activate(self, at_s: float) -> None:
+    def _begin(self, at_s: float) -> None:
+        """Find out which antagonists are active and which VMs run."""
         active = []
         for vm in self.vms:
-            antagonist = vm.antagonist
-            if antagonist is None:
-                continue
-            if antagonist.start_file:
-                on = Path(antagonist.start_file).exists()
-            else:
-                phase_s = at_s % antagonist.repeat_s if antagonist.repeat_s else at_s
-                on = antagonist.start_s <= phase_s < antagonist.stop_s
-            if on:
+            if vm.antagonist is not None and _is_active(vm.antagonist, at_s):
                 vm.booted = True
                 active.append(vm.spec.name)
         self.active_antagonists = tuple(active)
+        self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
 
     def _ar1(self, elapsed_s: float) -> tuple[float, float]:
         if self._decay[0] != elapsed_s:
@@ -266,7 +240,7 @@ class Host:
         return self._decay[1], self._decay[2]
 
     def _contend(self, demand_cores: float) -> None:
-        """Share CPUs, cache and bandwidth among the running VMs, as the module's text says."""
+        """Share CPUs, cache and bandwidth among the running VMs by the module's formulas."""
         host = self.scenario.host
         granted = min(1.0, host.cpus / demand_cores) if demand_cores > 0 else 1.0
         wanted_mib = bandwidth = 0.0

@@ -1,23 +1,41 @@
-"""The VMs of a scenario that have profiles: the study's engine, one step at a time."""
+"""The VMs of a scenario that have profiles: the engine, some steps at a time, and their counters."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.base import (
+    PERF_EVENTS,
+    CgroupCounters,
+    DiskCounters,
+    InterfaceCounters,
+    PerfCounters,
+    PerfGroup,
+    ProcessCounters,
+    Reason,
+    ThreadCounters,
+    VmIdentity,
+    VmSample,
+)
 from collector.simulated.engine import Counted, Engine, Guest, Moments
+from collector.simulated.meter import VmMeter
+from collector.simulated.model import Vm
 from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
 from collector.simulated.scenario import Antagonist, Scenario, VmSpec
 from collector.simulated.truth import RoleTracker
 
 _GB_PER_GIB = (1 << 30) / 1e9
 _MIB = float(1 << 20)
+_S = 1_000_000_000
+_COLUMNS = Counted._fields[:-2]  # of a VM; the last two are the host's
+_AT = {name: index for index, name in enumerate(_COLUMNS)}
 
 
 class VmStep(NamedTuple):
-    """One VM in one step: `counted` has per second what `engine.Counted` names, in its order."""
+    """One VM in one step: `counted` has the values of `_COLUMNS`."""
 
     counted: tuple[float, ...]
     cpi: float
@@ -63,12 +81,9 @@ def noise_of(scenario: Scenario) -> Noise:
 
 
 class ProfiledHost:
-    """What `engine.Engine` tells of a scenario.
+    """The engine of a scenario whose VMs have profiles.
 
-    Args:
-        scenario: one whose VMs have profiles.
-        truth: whether truth is asked for: requests are simulated one by one only then.
-
+    `truth` is whether truth is asked for: only then requests are simulated one by one.
     """
 
     def __init__(self, scenario: Scenario, *, truth: bool) -> None:
@@ -86,29 +101,15 @@ class ProfiledHost:
             step_s=scenario.host.step_s,
             requests=truth,
         )
-        self._tracker = self._engine.tracker() if truth else None
+        self._tracker = RoleTracker(self._engine.serves) if truth else None
         self._now_s = -1.0
         self.truths: list[VmTruth] = []
         self.iowait_cores = 0.0
         self.io_pressure = 0.0
         if truth:
-            # Tables that truth needs take a while to make: not in the first step, somebody may wait for that.
-            nobody = np.zeros((1, len(guests)))
-            self._engine.expect(Moments(np.zeros(1), nobody, nobody, nobody.astype(np.intp), np.ones(1)))
-
-    def step(
-        self, elapsed_s: float, load: Sequence[float], baseline: Sequence[float], running: Sequence[str]
-    ) -> list[VmStep]:
-        """Let a step begin.
-
-        Args:
-            elapsed_s: since the step before began.
-            load: of each VM of the scenario, without noise; 0: not there.
-            baseline: likewise, its load at its baseline.
-            running: the profile that each runs.
-
-        """
-        return self.steps(elapsed_s, [load], [baseline], [running])[0]
+            # Makes the tables that truth needs, which would delay the first step.
+            idle = np.zeros((1, len(guests)))
+            self._engine.expect(Moments(np.zeros(1), idle, idle, idle.astype(np.intp), np.ones(1)))
 
     def steps(
         self,
@@ -117,13 +118,13 @@ class ProfiledHost:
         baseline: Sequence[Sequence[float]],
         running: Sequence[Sequence[str]],
     ) -> list[list[VmStep]]:
-        """Let steps pass, each `elapsed_s` after the one before; what is left behind is the last one's.
+        """Let steps pass, each `elapsed_s` after the one before. Attributes are then those of the last one.
 
         Args:
-            elapsed_s: likewise for the first one.
-            load: as of `step`, for each step.
-            baseline: likewise.
-            running: likewise.
+            elapsed_s: since the step before began.
+            load: in each step, of each VM of the scenario, without noise; 0: not there.
+            baseline: the same at its baseline.
+            running: the profile that each runs.
 
         """
         first_s = 0.0 if self._now_s < 0 else self._now_s + elapsed_s
@@ -144,7 +145,7 @@ class ProfiledHost:
         if self._tracker is not None:
             self._note_truth(self._tracker, moments, block.p95_s[-1].tolist())
         # (T, VMs, columns), then plain numbers.
-        counts = np.stack(counted[: len(Counted._fields) - 2], axis=-1).tolist()
+        counts = np.stack(counted[: len(_COLUMNS)], axis=-1).tolist()
         others = np.stack(
             (
                 rates.cpi,
@@ -190,8 +191,85 @@ class ProfiledHost:
 
 
 def _profiles(spec: VmSpec, antagonist: Antagonist | None) -> list[str]:
-    """Name all that a VM ever runs, its baseline's first."""
+    """Return the names of all that a VM ever runs, its baseline's first."""
     names = [spec.profile, *(name for _, name in spec.switches)]
     if antagonist is not None and antagonist.profile:
         names.append(antagonist.profile)
     return list(dict.fromkeys(names))
+
+
+class ProfileMeter(VmMeter):
+    """Counters of a VM with a profile. Its vCPUs share the work evenly."""
+
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
+        super().__init__(vm, identity, started_s, opened, ghz)
+        # In seconds or pieces, as `Counted` has them per second.
+        self._sums = [0.0] * len(_COLUMNS)
+        # The step that counted last: the VM's own is already the next one.
+        self._step = _step_of(vm)
+        self._truth = vm.truth
+
+    def integrate(self, wall_ns: float) -> float:
+        """Let `wall_ns` pass at the VM's current rates; return the CPU time of the whole VM in ns."""
+        step = self._step = _step_of(self.vm)
+        self._truth = self.vm.truth
+        wall_s = wall_ns / _S
+        sums = self._sums
+        for index, rate in enumerate(step.counted):
+            sums[index] += rate * wall_s
+        return wall_ns * step.usage_cores
+
+    def sample(self) -> VmSample:
+        """Return the counters as they are now."""
+        tids, spec = self.identity.vcpu_tids, self.vm.spec
+        vcpus = len(tids)
+        cpu_ns = self._ns("cpu_cores", vcpus)
+        thread = ThreadCounters(
+            self._ns("guest_cores", vcpus), cpu_ns, self._ns("wait_cores", vcpus), self._start_ticks
+        )
+        perf = None
+        if spec.pmu:
+            ratio = spec.multiplexing_ratio
+            # Raw counts of a multiplexed group are those of the time it ran; the reader scales them.
+            counts = tuple(int(self._sums[_AT[name]] / vcpus * ratio) for name in PERF_EVENTS)
+            group = PerfGroup(self.opened, cpu_ns, int(cpu_ns * ratio), counts)
+            perf = PerfCounters((PERF_EVENTS,), dict.fromkeys(tids, (group,)))
+        disk = self._whole("disk_read_bytes", "disk_write_bytes", "disk_read_ops", "disk_write_ops")
+        network = self._whole("receive_bytes", "transmit_bytes", "receive_packets", "transmit_packets")
+        drops = [0, 0]
+        running = self._step.vcpus_running
+        return VmSample(
+            self.identity.epoch,
+            dict.fromkeys(tids, thread),
+            perf,
+            {"vda": DiskCounters(*disk)},
+            {"vnet0": InterfaceCounters(*network, *drops)},
+            {} if spec.pmu else {"perf": Reason.NO_PMU},
+            process=ProcessCounters(
+                cpu_ns * vcpus + self._ns("emulator_cores"),
+                self._start_ticks,
+                storage_read_bytes=disk[0],
+                storage_write_bytes=disk[1],
+                vcpus_running=None if math.isnan(running) else int(running),
+            ),
+            cgroup=CgroupCounters(self.opened, self._ns("cpu_pressure"), 0, 0, self._ns("io_pressure")),
+            rdt=self._rdt(int(self._step.counted[_AT["llc_bytes"]]), *self._whole("memory_bytes")),
+        )
+
+    def truth(self, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
+        """Return what really happened in the last step."""
+        step, truth = self._step, self._truth
+        slower = 1.0 if truth is None else truth.cpi_degradation
+        known = self._truth_of(slower, step.cpi / slower, step.cpi, step.stretch, step.usage_cores)
+        return known if truth is None else known | truth._asdict()
+
+    def _ns(self, name: str, share: int = 1) -> int:
+        return int(self._sums[_AT[name]] * _S / share)
+
+    def _whole(self, *names: str) -> list[int]:
+        return [int(self._sums[_AT[name]]) for name in names]
+
+
+def _step_of(vm: Vm) -> VmStep:
+    assert vm.step is not None  # noqa: S101 - a host with profiles has stepped before it has meters
+    return vm.step

@@ -1,8 +1,8 @@
 """The parameters of the simulated study: applications, stressors and the host, each with where it comes from.
 
 They were set before any estimator was fitted and follow Cloud White (Pons et al., FGCS 2022) where it gives a number;
-"chosen" is what it does not give, of the order that such software has. docs/simulated.md prints the same table and
-says why. What is made of them is `collector.simulated.contention`'s business.
+"chosen" ones have the order of magnitude of such software. docs/simulated.md has the same table with reasons;
+`collector.simulated.contention` uses them.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,23 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What runs in a VM. Figures hold where it is alone on the host, at the host's nominal frequency.
+    """What runs in a VM. Numbers hold where it is alone on the host, at the host's nominal frequency.
 
     An application with `service_ms` serves requests: at load L each of its vCPUs is busy for the share L of the time
-    while nobody disturbs it, whatever it takes when somebody does. One without is a closed loop of work: it uses the
-    share L of its vCPUs however slow they are.
+    while it is undisturbed, and longer when disturbed. One without is a closed loop of work: it uses the share L of its
+    vCPUs however slow they are.
     """
 
     name: str
-    behaviour: str  # "memory" or "cpu": what bounds it
     ipc: float  # instructions per cycle
     l2_mpki: float  # misses of the private caches, per 1000 instructions: what asks the last-level cache
     llc_miss_min: float  # share of them that misses the last-level cache too, with the working set held there ...
     llc_miss_max: float  # ... and with nothing held
     working_set_mib: float  # more than this it never holds of the last-level cache
-    curve: float  # miss share = min + (max - min) * (1 - held / working set) ^ curve
     blocking: float  # share of a miss's latency in which the core stands still: the rest is overlapped
-    stay: float  # how long its lines stay, relative to lines that are used once: reuse protects them
     core_stall: float  # share of the cycles without misses in which the core stalls on itself
+    curve: float = 1.0  # miss share = min + (max - min) * (1 - held / working set) ^ curve
+    stay: float = 1.0  # how long its lines stay, relative to lines that are used once: reuse protects them
     service_ms: float = 0.0  # mean CPU time of a request; 0 = no requests
     service_cv: float = 0.0  # coefficient of variation of a request's work (log-normal)
     workers_per_vcpu: float = 1.0  # requests in service at once; fewer where locks serialise them
@@ -67,8 +66,8 @@ class Noise:
     ipc_std: float
     ipc_correlation_s: float
     counter_std: float  # of a hardware count in a second, independent (counts are attributed with some slack)
-    bandwidth_std: float  # of the memory bandwidth that resctrl tells
-    occupancy_std: float  # of the cache occupancy that it tells
+    bandwidth_std: float  # of the memory bandwidth that resctrl reports
+    occupancy_std: float  # of the cache occupancy that it reports
     wait_std: float  # of the time that vCPUs wait for CPUs
 
 
@@ -104,8 +103,8 @@ NOISE = Noise(
     wait_std=0.2,
 )
 
-# Behaviours: section 6 for img-dnn (memory) and specjbb (CPU); for the others the shape of figure 9 as the text tells
-# it (moses more sensitive than the rest, section 7.2; silo little, section 7.3) and Tailbench's descriptions.
+# img-dnn is bound by memory and specjbb by CPU (section 6); the others follow figure 9 as the text describes it (moses
+# more sensitive than the rest, section 7.2; silo little, section 7.3) and Tailbench's descriptions.
 # IPC of img-dnn: figure 4 (1.78). Service times: 100 to 2000 requests/s are 10 to 60 % of small VMs (section 4.1),
 # and specjbb's tail is 4 times shorter than img-dnn's (section 6.1). img-dnn holds over 10 MB (figure 13).
 # silo saturates before 50 % of two vCPUs (figure 9's note): one worker for two vCPUs. Disk and network use is
@@ -115,7 +114,6 @@ APPLICATIONS: Mapping[str, Application] = {
     for application in (
         Application(
             name="img-dnn",
-            behaviour="memory",
             ipc=1.78,
             l2_mpki=12.0,
             llc_miss_min=0.10,
@@ -132,7 +130,6 @@ APPLICATIONS: Mapping[str, Application] = {
         ),
         Application(
             name="masstree",
-            behaviour="memory",
             ipc=0.95,
             l2_mpki=14.0,
             llc_miss_min=0.15,
@@ -149,7 +146,6 @@ APPLICATIONS: Mapping[str, Application] = {
         ),
         Application(
             name="moses",
-            behaviour="memory",
             ipc=1.0,
             l2_mpki=12.0,
             llc_miss_min=0.12,
@@ -166,7 +162,6 @@ APPLICATIONS: Mapping[str, Application] = {
         ),
         Application(
             name="silo",
-            behaviour="cpu",
             ipc=1.4,
             l2_mpki=4.0,
             llc_miss_min=0.20,
@@ -184,7 +179,6 @@ APPLICATIONS: Mapping[str, Application] = {
         ),
         Application(
             name="specjbb",
-            behaviour="cpu",
             ipc=1.15,
             l2_mpki=11.0,
             llc_miss_min=0.20,
@@ -205,43 +199,34 @@ APPLICATIONS: Mapping[str, Application] = {
 # Section 5. "No interference": 6 logical CPUs at a low load, less than 1 MB of cache (figure 13's text).
 _NO_INTERFERENCE = Application(
     name="no-interference",
-    behaviour="cpu",
     ipc=1.0,
     l2_mpki=2.0,
     llc_miss_min=0.30,
     llc_miss_max=0.60,
     working_set_mib=0.9,
-    curve=1.0,
     blocking=0.25,
-    stay=1.0,
     core_stall=0.20,
 )
 # Cache and memory, at loads 0.33, 0.62 and 0.95 of 8 vCPUs: 1.9 to 5.5 GB/s and 12.5 to 14.7 MB of cache.
 _CACHE_MEMORY = Application(
     name="cache-memory-1",
-    behaviour="memory",
     ipc=0.8,
     l2_mpki=12.0,
     llc_miss_min=0.42,
     llc_miss_max=0.60,
     working_set_mib=12.5,
-    curve=1.0,
     blocking=0.20,
-    stay=1.0,
     core_stall=0.10,
 )
 # Disk, at loads 0.15, 0.25 and 0.35 of 8 vCPUs: 45 (moderate) to over 100 MB/s (high); 45 / 0.15 = 300 MB/s at load 1.
 _DISK = Application(
     name="disk",
-    behaviour="cpu",
     ipc=0.9,
     l2_mpki=6.0,
     llc_miss_min=0.50,
     llc_miss_max=0.60,
     working_set_mib=2.0,
-    curve=1.0,
     blocking=0.20,
-    stay=1.0,
     core_stall=0.15,
     disk_mb_per_s=300.0,
     disk_op_kib=128.0,

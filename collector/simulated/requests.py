@@ -5,9 +5,7 @@ Twice: request by request for what a client measures, and a long simulation tabu
 
 import heapq
 import math
-from collections import deque
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,36 +14,19 @@ from collector.simulated.profiles import Application
 
 Array = NDArray[np.float64]
 
-PERCENTILE = 0.95
-#: A client that is asked for steadier tails: Cloud White's figure 6 has intervals of 5 s, all else slices of 1 s.
-WINDOW_TICKS = 5
+_PERCENTILE = 0.95
 _LANES = 32
 _STEPS = 3000
 _WARM_UP = 400
-#: Beyond the last one no queue is stable; whoever is there is told this one's tail.
+#: Beyond the last one no queue is stable; its tail holds for all larger loads.
 _LOADS = np.concatenate([np.linspace(0.02, 0.8, 27), np.linspace(0.82, 0.97, 10)])
 #: Time of a disk operation over the mean service time.
 _DISK_TIMES = np.array([0.0, 0.5, 2.0, 8.0, 32.0])
 _SEED = 20220812  # of the tables; the paper's day of acceptance
 
 
-class Tail(NamedTuple):
-    """What a client measures in a tick, in seconds; NaN: no request ended."""
-
-    p95_s: float
-    p95_5s_s: float  # over this tick's requests and those of the four before
-    ended: int
-
-
 class RequestQueue:
-    """First come, first served, by `workers`; carries over from tick to tick what has not ended.
-
-    Args:
-        application: its work's distribution and its disk operations.
-        workers: requests in service at once.
-        rng: draws arrivals, work and disk times.
-
-    """
+    """First come, first served, by `workers`; carries over from tick to tick what has not ended."""
 
     def __init__(self, application: Application, workers: int, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -58,17 +39,16 @@ class RequestQueue:
         # Of those that have not ended: from when to when each is on a vCPU.
         self._begins_s: Array = np.empty(0)
         self._leaves_s: Array = np.empty(0)
-        self._recent: deque[Array] = deque(maxlen=WINDOW_TICKS)
 
     def running_at(self, at_s: float) -> int:
-        """Tell how many workers are on a vCPU at an instant, the end of the last tick.
+        """Return how many workers are on a vCPU at an instant, the end of the last tick.
 
         A request is on a vCPU (or waits for a CPU, which its time there includes) first, then waits for the disk.
         """
         running = (self._begins_s <= at_s) & (at_s < self._leaves_s)
         return min(int(running.sum()), self._workers)  # at the very instant of a change rounding may show both
 
-    def serve(self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float) -> Tail:
+    def serve(self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float) -> Array:
         """Let requests arrive in a tick (Poisson: their number given, uniformly in it).
 
         Args:
@@ -79,7 +59,7 @@ class RequestQueue:
             disk_op_s: mean time of a disk operation.
 
         Returns:
-            The 95th percentiles of the latencies of those that ended.
+            Latencies of the requests that ended, in seconds.
 
         """
         rng = self._rng
@@ -97,8 +77,8 @@ class RequestQueue:
         done = ends <= from_s + step_s
         self._ends_s, self._latencies_s = ends[~done], latencies[~done]
         self._begins_s, self._leaves_s = begins[~done], leaves[~done]
-        self._recent.append(latencies[done])
-        return Tail(_percentile(self._recent[-1]), _percentile(np.concatenate(self._recent)), len(self._recent[-1]))
+        ended: Array = latencies[done]
+        return ended
 
     def _ends(self, arrivals: Array, services: Array) -> Array:
         free = self._free_at_s
@@ -118,25 +98,24 @@ class RequestQueue:
         return np.array(made)
 
 
-def _percentile(latencies: Array) -> float:
-    return float(np.quantile(latencies, PERCENTILE)) if len(latencies) else math.nan
+def p95(latencies: Array) -> float:
+    """Return the 95th percentile; NaN of no latencies."""
+    return float(np.quantile(latencies, _PERCENTILE)) if len(latencies) else math.nan
 
 
-class ExpectedTail:
-    """The 95th percentile in units of the mean service time, over load and disk time."""
+def expected_p95(application: Application, workers: int, load: Array, disk_time: Array) -> Array:
+    """Return the expected 95th percentile in units of the mean service time.
 
-    def __init__(self, table: Array) -> None:
-        self._table = table  # (loads, disk times)
-
-    def __call__(self, load: Array, disk_time: Array) -> Array:
-        """Interpolate (bilinear, held at the edges). `load` per worker; `disk_time` over the service time."""
-        row, row_part = _place(_LOADS, load)
-        column, column_part = _place(_DISK_TIMES, disk_time)
-        t = self._table
-        low = t[row, column] * (1 - column_part) + t[row, column + 1] * column_part
-        high = t[row + 1, column] * (1 - column_part) + t[row + 1, column + 1] * column_part
-        tail: Array = low * (1 - row_part) + high * row_part
-        return tail
+    Interpolates (bilinear, held at the edges) a table that is made at the first call. `load` is per worker, `disk_time`
+    the time of a disk operation over the mean service time.
+    """
+    t = _table(workers, application.service_cv, application.disk_ops_per_request)
+    row, row_part = _place(_LOADS, load)
+    column, column_part = _place(_DISK_TIMES, disk_time)
+    low = t[row, column] * (1 - column_part) + t[row, column + 1] * column_part
+    high = t[row + 1, column] * (1 - column_part) + t[row + 1, column + 1] * column_part
+    tail: Array = low * (1 - row_part) + high * row_part
+    return tail
 
 
 def _place(grid: Array, at: Array) -> tuple[NDArray[np.intp], Array]:
@@ -145,16 +124,12 @@ def _place(grid: Array, at: Array) -> tuple[NDArray[np.intp], Array]:
     return index, (at - grid[index]) / (grid[index + 1] - grid[index])
 
 
-def expected_tail(application: Application, workers: int) -> ExpectedTail:
-    """Tabulate what is expected of an application; equal distributions share a table."""
-    return _tabulate(workers, application.service_cv, application.disk_ops_per_request)
-
-
 @lru_cache(maxsize=64)
-def _tabulate(workers: int, service_cv: float, disk_ops: float) -> ExpectedTail:
-    """Simulate many queues side by side (Kiefer and Wolfowitz), the same random numbers for all loads.
+def _table(workers: int, service_cv: float, disk_ops: float) -> Array:
+    """Simulate many queues at once (Kiefer and Wolfowitz); return 95th percentiles, shape (loads, disk times).
 
-    So the table is smooth in the load, and quotients of its values are better known than the values.
+    The random numbers are the same for all loads, so the table is smooth in the load, and quotients of its values are
+    more precise than the values.
     """
     rng = np.random.default_rng(_SEED)
     sigma = math.sqrt(math.log1p(service_cv**2))
@@ -175,7 +150,8 @@ def _tabulate(workers: int, service_cv: float, disk_ops: float) -> ExpectedTail:
             waits = np.stack([np.minimum(waits[0], waits[1]), np.maximum(waits[0], waits[1])])
         elif workers > 1:
             waits.sort(axis=0)
-    table = np.quantile(sojourns.transpose(1, 2, 0, 3).reshape(len(_LOADS), len(disk_times), -1), PERCENTILE, axis=-1)
+    table = np.quantile(sojourns.transpose(1, 2, 0, 3).reshape(len(_LOADS), len(disk_times), -1), _PERCENTILE, axis=-1)
     if not disk_ops:
         table = np.repeat(table, len(_DISK_TIMES), axis=1)
-    return ExpectedTail(np.maximum.accumulate(table, axis=0).astype(np.float64))
+    rising: Array = np.maximum.accumulate(table, axis=0).astype(np.float64)
+    return rising

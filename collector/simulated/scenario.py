@@ -1,7 +1,7 @@
 """The scenario file of the simulated hypervisor: TOML into frozen structs; errors name the key."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +17,10 @@ _MAX_VCPUS = 288  # QEMU's own limit for most machine types
 
 
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The hypervisor: what its VMs share."""
+    """The hypervisor, shared by its VMs."""
 
     name: str = "simulated"  # makes the UUIDs of its VMs different from another host's
-    platform: str = "Simulated CPU"  # for people; central is told the agent's own agent.platform
+    platform: str = "Simulated CPU"  # for people; central gets the agent's agent.platform
     cpus: int = 32
     ghz: float = 2.5
     llc_mib: float = 36.0  # last-level cache, shared by all VMs
@@ -39,26 +39,26 @@ class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     correlation_s: float = 10.0  # after this time the correlation has fallen to 1/e
 
 
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CPU demand over time: `points` of [at_s, cores] as steps (phases) or a ramp, else constant `cores`."""
+class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a level changes over time: `points` of [at_s, level] as steps (phases) or a ramp, and the hour of the day."""
 
-    cores: float = 1.0
     diurnal: float = 0.0  # relative amplitude of a daily sine around it; 0 = none, below 1
     peak_hour: float = 15.0  # UTC
     shape: Literal["step", "ramp"] = "step"
-    points: tuple[tuple[float, float], ...] = ()
+    points: tuple[tuple[float, float], ...] = ()  # before the first one the constant level holds
     repeat_s: float = 0.0  # the points start again after this time; 0 = never
 
 
-class LoadRatio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load of a VM with a profile, over time: how busy its vCPUs would be undisturbed. Else as `Profile`."""
+class Profile(Course, frozen=True, forbid_unknown_fields=True):
+    """CPU demand over time, in cores."""
+
+    cores: float = 1.0
+
+
+class LoadRatio(Course, frozen=True, forbid_unknown_fields=True):
+    """Load of a VM with a profile over time: how busy its vCPUs would be undisturbed."""
 
     ratio: float = 0.2  # its baseline
-    diurnal: float = 0.0
-    peak_hour: float = 15.0
-    shape: Literal["step", "ramp"] = "step"
-    points: tuple[tuple[float, float], ...] = ()  # [at_s, ratio]; before the first one the baseline holds
-    repeat_s: float = 0.0
 
 
 class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     vcpus: int = 4
     latency_sensitive: bool = False
-    cpi: float = 1.0  # cycles per instruction where nobody disturbs it
+    cpi: float = 1.0  # cycles per instruction while undisturbed
     cpi_noise_std: float = 0.03  # of the logarithm
     sensitivity: float = 0.0  # CPI grows by this fraction per unit of the others' pressure
     cache_mib_per_core: float = 1.0  # what it would like to hold in the last-level cache, per core used
@@ -82,8 +82,8 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_gap_s: float = 2.0  # how long it is away then
     pmu: bool = True  # False: its hardware counters are absent with the reason no_pmu
     multiplexing_ratio: float = 1.0  # time_running / time_enabled of its counters
-    # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and what
-    # it uses per core do not count. All VMs of a host have one, or none has.
+    # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and the
+    # values per core do not count. All VMs of a host have one, or none has.
     profile: str = ""
     load_ratio: LoadRatio = LoadRatio()
     switches: tuple[tuple[float, str], ...] = ()  # [at_s, profile]: what it runs from there on
@@ -108,7 +108,7 @@ class Antagonist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of it."""
+    """A host, its VMs and its antagonists."""
 
     seed: int = 1
     speed: float = 1.0  # of phases, days and antagonists; counters always advance with the wall clock
@@ -124,7 +124,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def vm_uuid(scenario: Scenario, name: str) -> str:
-    """Return the UUID of a VM: always the same for the same seed, host and VM name."""
+    """Return the UUID of a VM, which depends on seed, host and VM name only."""
     return str(uuid.uuid5(_NAMESPACE, f"{scenario.seed}/{scenario.host.name}/{name}"))
 
 
@@ -150,24 +150,22 @@ def _checked(scenario: Scenario, where: str) -> Scenario:
 
 
 def _between(key: str, value: float, low: float, high: float, *, above: bool = False) -> Iterator[str]:
-    """Complain unless low <= value <= high (with `above`: low < value). NaN is outside of everything."""
+    """Yield a problem unless low <= value <= high (with `above`: low < value). NaN is outside of everything."""
     if not low <= value <= high or (above and value == low):
         yield f"{key} must be {'above' if above else 'at least'} {low:g} and at most {high:g} (value {value})"
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    host, noise = scenario.host, scenario.noise
+    host = scenario.host
     yield from _between("speed", scenario.speed, 0, 1e6, above=True)
     yield from _between("host.cpus", host.cpus, 1, 4096)
-    yield from _between("host.ghz", host.ghz, 0, 10, above=True)
-    yield from _between("host.llc_mib", host.llc_mib, 0, 1e5, above=True)
-    yield from _between("host.memory_gib_per_s", host.memory_gib_per_s, 0, 1e5, above=True)
+    for name, high in (("ghz", 10), ("llc_mib", 1e5), ("memory_gib_per_s", 1e5), ("disk_mb_per_s", 1e6)):
+        yield from _between(f"host.{name}", getattr(host, name), 0, high, above=True)
     yield from _between("host.step_s", host.step_s, 0.01, 60)
-    yield from _between("noise.load_std", noise.load_std, 0, 2)
-    yield from _between("noise.correlation_s", noise.correlation_s, 0, 1e6, above=True)
     yield from _between("host.vm_cpus", host.vm_cpus, 0, host.cpus)
     yield from _between("host.system_cores", host.system_cores, 0, host.cpus)
-    yield from _between("host.disk_mb_per_s", host.disk_mb_per_s, 0, 1e6, above=True)
+    yield from _between("noise.load_std", scenario.noise.load_std, 0, 2)
+    yield from _between("noise.correlation_s", scenario.noise.correlation_s, 0, 1e6, above=True)
     if not scenario.vms:
         yield "vms: a scenario needs at least one [[vms]] table"
     seen: set[str] = set()
@@ -205,21 +203,29 @@ def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
     if list(vm.restarts_s) != sorted(set(vm.restarts_s)) or any(not vm.start_s < at for at in vm.restarts_s):
         yield f"{key}.restarts_s must rise and come after start_s (value {list(vm.restarts_s)})"
     load = vm.load
-    yield from _between(f"{key}.load.cores", load.cores, 0, _MAX_VCPUS)
-    yield from _between(f"{key}.load.diurnal", load.diurnal, 0, 0.95)
-    yield from _between(f"{key}.load.peak_hour", load.peak_hour, 0, 24)
-    yield from _between(f"{key}.load.repeat_s", load.repeat_s, 0, float("inf"))
-    times = [at for at, _ in load.points]
-    if times != sorted(set(times)) or any(not at >= 0 for at in times):
-        yield f"{key}.load.points must have rising times from 0 on (value {times})"
-    for at_s, cores in load.points:
-        yield from _between(f"{key}.load.points[{at_s:g} s]", cores, 0, _MAX_VCPUS)
-    if load.repeat_s and times and times[-1] >= load.repeat_s:
+    yield from _load_problems(f"{key}.load", load, "cores", _MAX_VCPUS)
+    if load.repeat_s and load.points and load.points[-1][0] >= load.repeat_s:
         yield f"{key}.load.repeat_s must be later than the last of points (value {load.repeat_s})"
 
 
+def _load_problems(key: str, load: Profile | LoadRatio, level: str, most: float) -> Iterator[str]:
+    yield from _between(f"{key}.{level}", getattr(load, level), 0, most)
+    yield from _between(f"{key}.diurnal", load.diurnal, 0, 0.95)
+    yield from _between(f"{key}.peak_hour", load.peak_hour, 0, 24)
+    yield from _between(f"{key}.repeat_s", load.repeat_s, 0, float("inf"))
+    yield from _time_problems(f"{key}.points", load.points)
+    for at_s, value in load.points:
+        yield from _between(f"{key}.points[{at_s:g} s]", value, 0, most)
+
+
+def _time_problems(key: str, points: Sequence[tuple[float, object]]) -> Iterator[str]:
+    times = [at for at, _ in points]
+    if times != sorted(set(times)) or any(not at >= 0 for at in times):
+        yield f"{key} must have rising times from 0 on (value {times})"
+
+
 def _profile_problems(scenario: Scenario) -> Iterator[str]:
-    """Complain about profiles: of some VMs only, unknown ones, changed ones of a VM that serves requests."""
+    """Yield problems of profiles: of some VMs only, unknown ones, changed ones of a VM that serves requests."""
     active = {antagonist.vm: antagonist.profile for antagonist in scenario.antagonists if antagonist.profile}
     for index, vm in enumerate(scenario.vms):
         key = f"vms[{index}]"
@@ -232,14 +238,5 @@ def _profile_problems(scenario: Scenario) -> Iterator[str]:
                 return
         if any(PROFILES[name].service_ms for _, name in (*switched, ("", vm.profile)) if switched):
             yield f"{key}: a VM that serves requests cannot change its profile (value {vm.profile!r})"
-        load = vm.load_ratio
-        yield from _between(f"{key}.load_ratio.ratio", load.ratio, 0, 2)
-        yield from _between(f"{key}.load_ratio.diurnal", load.diurnal, 0, 0.95)
-        yield from _between(f"{key}.load_ratio.peak_hour", load.peak_hour, 0, 24)
-        yield from _between(f"{key}.load_ratio.repeat_s", load.repeat_s, 0, float("inf"))
-        for at_s, ratio in load.points:
-            yield from _between(f"{key}.load_ratio.points[{at_s:g} s]", ratio, 0, 2)
-        for name, times in (("load_ratio.points", load.points), ("switches", vm.switches)):
-            at = [point[0] for point in times]
-            if at != sorted(set(at)) or any(not value >= 0 for value in at):
-                yield f"{key}.{name} must have rising times from 0 on (value {at})"
+        yield from _load_problems(f"{key}.load_ratio", vm.load_ratio, "ratio", 2)
+        yield from _time_problems(f"{key}.switches", vm.switches)

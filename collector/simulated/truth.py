@@ -1,6 +1,6 @@
-"""What a VM really is at a moment of a simulation: the definition that detectors are scored by.
+"""The true role of a VM at a moment of a simulation, which detectors are scored by.
 
-Set before any detector was tuned on it; docs/simulated.md has it in words.
+Defined before any detector was tuned on it; docs/simulated.md has it in words.
 """
 
 import enum
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _INFLICTS_ABOVE = 1.5  # load over its baseline
-_RETURNED = 0.10  # this far from it at most
+_RETURNED = 0.10  # largest distance from the baseline
 _STEP = 0.5  # of its baseline, from one tick to the next: a step, not a ramp
 _VICTIM_FROM = 1.10  # expected degradation
 _DISTURBED_FROM = 1.03
@@ -19,7 +19,7 @@ _SETTLING_S = 5.0
 
 
 class Role(enum.StrEnum):
-    """What a detector should say, or that nobody asks it."""
+    """The right answer of a detector, or that none is scored."""
 
     STEADY = "steady"
     INFLICTING = "inflicting"
@@ -27,7 +27,7 @@ class Role(enum.StrEnum):
     UNSCORED = "unscored"
 
 
-_ROLES = (Role.STEADY, Role.INFLICTING, Role.VICTIM, Role.UNSCORED)
+_ROLES = tuple(Role)
 _STEADY, _INFLICTING, _VICTIM, _UNSCORED = range(4)
 
 
@@ -44,13 +44,13 @@ class RoleTracker:
         self._last: tuple[Array, NDArray[np.intp]] | None = None
 
     def step(self, at_s: float, ratio: Array, running: NDArray[np.intp], degradation: Array) -> list[Role]:
-        """Tell the roles of one tick.
+        """Return the roles of one tick. Arrays have shape (n,); `at_s` rises from tick to tick.
 
         Args:
-            at_s: seconds, rising.
-            ratio: (n,), offered load over its baseline, without noise.
-            running: (n,), what each runs (a change is a step).
-            degradation: (n,), expected: of the p95, and of CPI where there are no requests.
+            at_s: seconds.
+            ratio: offered load over its baseline, without noise.
+            running: what each runs (a change is a step).
+            degradation: expected: of the p95, and of CPI where there are no requests.
 
         """
         if self._last is not None:

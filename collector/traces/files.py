@@ -1,6 +1,6 @@
-"""Files of a trace: Parquet and CSV, told apart by content, as typed columns of numpy.
+"""Files of a trace: Parquet and CSV, recognised by content, as typed columns of numpy.
 
-Pyarrow is an extra, and takes 0.2 s: who can do without traces imports this room where it needs it.
+Pyarrow is an extra, and takes 0.2 s to import: import this room only where traces are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Names of each column in the trace, in BigQuery's exports, in flattened files. The first found is used.
+#: Names of each column in the trace, in BigQuery's exports and in flattened files. The first found is used.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "collection_id": ("collection_id",),
     "instance_index": ("instance_index",),
@@ -50,9 +50,9 @@ _SHOWN_CHARACTERS = 500  # of what is found in a file, in a message
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a record batch. Unknown values are 0 (integers) or NaN; garbled is text for a number.
+    """One column of a record batch. Unknown values are 0 (integers) or NaN; garbled are texts in place of numbers.
 
-    `has_unit`: of timestamps; plain numbers have none.
+    Timestamps have a unit, plain numbers have none.
     """
 
     values: NDArray[Any]
@@ -63,16 +63,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """One file whose columns were found: `columns` maps our names to the file's."""
+    """One file whose columns were found: `columns` maps the keys of `COLUMNS` to the file's names."""
 
     path: Path
     columns: dict[str, str]
     batches: Callable[[list[str], Callable[[Any], None]], Iterator[Any]]
-    #: Columns of text in which some cell was a number: a garbled one is then its row's fault alone.
+    #: Columns of text in which some cell was a number: a garbled cell then costs its row only.
     numeric: set[str] = field(default_factory=set)
 
     def read(self, names: Sequence[str], on_malformed: Callable[[Any], None]) -> Iterator[dict[str, Column]]:
-        """Give out record batches as typed columns; errors of the format become one InputError."""
+        """Yield record batches as typed columns; errors of the format become one InputError."""
         wanted = [self.columns[name] for name in names]
         first_row = 1
         try:
@@ -117,7 +117,7 @@ class TraceFile:
                 return _from_integers(plain, name)
             return _from_floats(plain.to_numpy(zero_copy_only=False), name)
         except pa.ArrowInvalid:
-            pass  # some cell is no plain number; find out which
+            pass  # some cell is no plain number
         cells = array.to_pylist()
         numbers = [_number(cell) for cell in cells]
         garbled = np.array([n is None and cell not in (None, *_NULLS) for n, cell in zip(numbers, cells, strict=True)])
@@ -172,11 +172,7 @@ def _from_floats(floats: NDArray[np.float64], name: str) -> Column:
 
 
 def open_file(path: Path, batch_rows: int) -> TraceFile:
-    """Find out a file's format and columns.
-
-    Args:
-        path: Parquet, CSV or compressed CSV.
-        batch_rows: at most so many rows in what `TraceFile.read` gives out at once.
+    """Find the format (Parquet, CSV, compressed CSV) and the columns of a file.
 
     Raises:
         InputError: the file cannot be read, is neither, lacks columns, or has a column of no numbers.
@@ -184,9 +180,9 @@ def open_file(path: Path, batch_rows: int) -> TraceFile:
     """
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
-    for ours, name in columns.items():
-        if not _holds_numbers(available[name], is_time=ours in TIMES):
-            words = "numbers or timestamps" if ours in TIMES else "numbers"
+    for key, name in columns.items():
+        if not _holds_numbers(available[name], is_time=key in TIMES):
+            words = "numbers or timestamps" if key in TIMES else "numbers"
             raise InputError(f"{path}: column '{name}' must be {words} (type {available[name]})")
 
     def parquet(wanted: list[str], _on_malformed: Callable[[Any], None]) -> Iterator[Any]:
@@ -226,14 +222,14 @@ def _columns_of(path: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _check_once(path: Path, names: Sequence[str]) -> None:
-    """Refuse a file that has a column twice that is read: which one is meant?"""
+    """Refuse a file that has a column twice."""
     for name in (each for names_of_one in COLUMNS.values() for each in names_of_one):
         if names.count(name) > 1:
             raise InputError(f"{path}: has {names.count(name)} columns '{name}'; leave one")
 
 
 def _text_stream(path: Path) -> Any:
-    """Open a file, decompressed if its content is compressed, whatever its name says."""
+    """Open a file, decompressed if its content is compressed, whatever its name."""
     with path.open("rb") as file:
         magic = file.read(4)
     compression = next((name for start, name in _COMPRESSED.items() if magic.startswith(start)), None)
@@ -241,7 +237,7 @@ def _text_stream(path: Path) -> Any:
 
 
 def _head_problem(path: Path) -> str | None:
-    """Tell why what a file begins with cannot be the header of a CSV file, or None."""
+    """Return why the begin of a file cannot be the header of a CSV file, or None."""
     with _text_stream(path) as stream:
         head = stream.read(_HEAD_BYTES)
     line = head.splitlines()[0] if head else b""
@@ -259,7 +255,7 @@ def _head_problem(path: Path) -> str | None:
 
 
 def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
-    """Whether values of an Arrow type are numbers, or text that may be; of times also timestamps."""
+    """Whether values of an Arrow type are numbers, or texts that may be; for times also timestamps."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if is_time and pa.types.is_timestamp(kind):
@@ -269,7 +265,7 @@ def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
 
 
 def _leaves(schema: Any) -> dict[str, Any]:
-    """Names and types of the columns, and of what is directly inside records, dotted."""
+    """Return names and types of the columns, and, dotted, of those directly inside records."""
     found: dict[str, Any] = {}
     for entry in schema:
         if pa.types.is_struct(entry.type):
@@ -284,7 +280,7 @@ def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[A
         on_malformed(row)
         return "skip"
 
-    # Everything is read as text and made numbers here: one garbled cell must not cost the file.
+    # Everything is read as text and converted here: one garbled cell must not cost the file.
     convert = csv.ConvertOptions(
         include_columns=columns,
         column_types={name: pa.string() for name in columns or ()},
@@ -297,8 +293,8 @@ def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[A
         stream = _text_stream(path)
     return csv.open_csv(
         stream,
-        # Every byte is a character of Latin-1: what is no UTF-8 costs its row, neither the file nor a traceback
-        # (pyarrow decodes a malformed row before it calls `skip`). Numbers are ASCII in both.
+        # In Latin-1 every byte is a character, so invalid UTF-8 costs its row only (pyarrow decodes a malformed row
+        # before it calls `skip`). Numbers are ASCII in both.
         read_options=csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, encoding="latin-1"),
         parse_options=csv.ParseOptions(invalid_row_handler=skip),
         convert_options=convert,
@@ -306,22 +302,18 @@ def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[A
 
 
 def _find_columns(path: Path, available: dict[str, Any]) -> dict[str, str]:
-    found = {ours: next((name for name in names if name in available), "") for ours, names in COLUMNS.items()}
-    missing = [" or ".join(f"'{name}'" for name in COLUMNS[ours]) for ours, name in found.items() if not name]
-    if missing:
-        hint = ""
-        if len(available) == 1 and (other := re.search(r"[;\t|]", next(iter(available)))):
-            hint = f"; its fields are separated by {other[0]!r}, must be by commas"
-        elif not found["priority"] or not found["scheduling_class"]:
-            hint = "; the trace has priority and scheduling_class in its event tables, join by collection_id"
-        have = _printable(", ".join(list(available)[:30])) or "none"
-        message = f"{path}: missing {_plural('column', len(missing))} {', '.join(missing)} (it has: {have}){hint}"
-        raise InputError(message)
-    return found
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+    found = {key: next((name for name in names if name in available), "") for key, names in COLUMNS.items()}
+    missing = [" or ".join(f"'{name}'" for name in COLUMNS[key]) for key, name in found.items() if not name]
+    if not missing:
+        return found
+    hint = ""
+    if len(available) == 1 and (other := re.search(r"[;\t|]", next(iter(available)))):
+        hint = f"; its fields are separated by {other[0]!r}, must be by commas"
+    elif not found["priority"] or not found["scheduling_class"]:
+        hint = "; the trace has priority and scheduling_class in its event tables, join by collection_id"
+    have = _printable(", ".join(list(available)[:30])) or "none"
+    word = "column" if len(missing) == 1 else "columns"
+    raise InputError(f"{path}: missing {word} {', '.join(missing)} (it has: {have}){hint}")
 
 
 def _first_line(error: BaseException) -> str:
@@ -329,6 +321,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """Cut to a length for messages; what a terminal might obey or could not show becomes '?'."""
+    """Cut to a length for messages; control characters and the like become '?'."""
     shown = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_CHARACTERS])
     return shown + ("..." if len(text) > _SHOWN_CHARACTERS else "")

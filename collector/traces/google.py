@@ -4,10 +4,10 @@ Source: "Google cluster-usage traces v3" (Wilkes, 2020), table InstanceUsage, wi
 `scheduling_class` joined from the event tables. Times are microseconds since 600 s before the trace began, or
 timestamps; CPU usage is in normalised units, CPI is cycles per instruction.
 
-A row that cannot be used is counted under one reason; the rest goes through. A CPI that cannot be one costs the row
-nothing else: its usage is pressure on others all the same. What makes a whole file unusable
-(a missing column, a column that is not numbers, a broken file) is one `InputError`. Every file is read twice:
-first its keys, which finds the duplicates (and most broken files, before a row is given out), then all.
+A row that cannot be used is counted under one reason. A row with an impossible CPI loses the CPI only: its usage still
+is pressure on others. A file that cannot be used (a missing column, a column that is not numbers, a broken file) is one
+`InputError`. Every file is read twice: first its keys, which finds the duplicates (and most broken files, before the
+first row), then all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_US = (2**63 - 1) // 1000  # so that nanoseconds still fit 64 bits
 
 @dataclass(frozen=True, slots=True)
 class LatencySensitiveRule:
-    """Which tasks are latency-sensitive: both at least. The paper's thresholds are lost; these are ours.
+    """The least values of latency-sensitive tasks. The paper's thresholds are lost; these are whitepanda's.
 
     Raises:
         InputError: a threshold is not a number.
@@ -45,7 +45,7 @@ class LatencySensitiveRule:
     scheduling_class: float = 2.0
 
     def __post_init__(self) -> None:
-        """Check them."""
+        """Check the values."""
         for what, value in (("priority", self.priority), ("scheduling class", self.scheduling_class)):
             if math.isnan(value):
                 raise InputError(f"the least {what} of latency-sensitive tasks must be a number (value {value})")
@@ -53,10 +53,10 @@ class LatencySensitiveRule:
 
 @dataclass(frozen=True, slots=True)
 class TraceLimits:
-    """What is absurd: a CPI outside counts for nobody, rows of larger normalised usage are `bad_cpu_usage`.
+    """What is absurd: a CPI outside is ignored, rows with a larger normalised usage are `bad_cpu_usage`.
 
     Raises:
-        InputError: there is no CPI that would count.
+        InputError: no CPI is within the limits.
 
     """
 
@@ -65,7 +65,7 @@ class TraceLimits:
     max_cpu_usage: float = 4096.0
 
     def __post_init__(self) -> None:
-        """Check them."""
+        """Check the values."""
         if not self.min_cpi < self.max_cpi:  # also NaN
             raise InputError(f"the largest CPI must be above {self.min_cpi:g} (value {self.max_cpi:g})")
 
@@ -96,7 +96,7 @@ class TraceCounts:
 
 @dataclass(frozen=True, slots=True)
 class TraceBatch:
-    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none or `bad_cpi`, an unusable one.
+    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none or, `bad_cpi`, an unusable one.
 
     A task is (collection_id, instance_index), its job is the collection.
     """
@@ -146,7 +146,7 @@ def read_trace(
     limits: TraceLimits | None = None,
     batch_rows: int = 65_536,
 ) -> TraceReader:
-    """Open trace files (Parquet, CSV, compressed CSV; told apart by content) and check their columns.
+    """Open trace files (Parquet, CSV, compressed CSV; recognised by content) and check their columns.
 
     Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is that
     of a batch, 16 bytes per row to find duplicates, and the rows that have duplicates, which come last.
@@ -155,7 +155,7 @@ def read_trace(
         paths: one or several files, taken as one trace: duplicates are found across them.
         rule: which tasks are latency-sensitive.
         limits: what is rejected as absurd.
-        batch_rows: at most so many rows in a batch.
+        batch_rows: the most rows of a batch.
 
     Raises:
         InputError: a file cannot be read, is neither Parquet nor CSV, lacks columns, or has text for numbers.
@@ -170,7 +170,7 @@ def read_trace(
 
 
 class TraceReader:
-    """The rows of some trace files. Iterating starts anew each time, with new `counts`."""
+    """The rows of some trace files. Each iteration starts again, with new `counts`."""
 
     def __init__(self, files: Sequence[TraceFile], rule: LatencySensitiveRule, limits: TraceLimits) -> None:
         self._files = files
@@ -181,7 +181,7 @@ class TraceReader:
         self.total_rows: int | None = None
 
     def __iter__(self) -> Iterator[TraceBatch]:
-        """Give out accepted rows, in the files' order except that rows with duplicates come last."""
+        """Yield accepted rows, in the files' order except that rows with duplicates come last."""
         self.counts = counts = TraceCounts()
         repeated = self._repeated_hashes()
         held: list[TraceBatch] = []
@@ -228,7 +228,7 @@ class TraceReader:
         return np.unique(every[1:][every[1:] == every[:-1]])
 
     def _accept(self, file: TraceFile, columns: dict[str, Column], first_row: int) -> TraceBatch:
-        """Reject what cannot be used, each row under the first reason that applies."""
+        """Reject unusable rows, each under the first reason that applies."""
         values = {name: column.values for name, column in columns.items()}
         known = {name: column.known for name, column in columns.items()}
         rows = len(values["cpi"])
@@ -274,13 +274,13 @@ class TraceReader:
         return every if good.all() else every.take(good)
 
     def _note(self, file: TraceFile, reason: str, rows: NDArray[np.bool_], first_row: int) -> None:
-        """Note where a reason came first; rows are those of a batch that begins at `first_row`."""
+        """Note the first row of a reason, of a batch that begins at `first_row`."""
         if reason not in self.counts.first and rows.any():
             self.counts.first[reason] = f"row {first_row + int(np.argmax(rows))} of {file.path.name}"
 
 
 def _check_times(file: TraceFile, columns: dict[str, Column]) -> None:
-    """Refuse a file whose first rows' times are in another unit; that of timestamps is known."""
+    """Refuse a file whose first rows have plain times in another unit than microseconds."""
     start, end = columns["start_us"], columns["end_us"]
     names = file.columns["start_us"], file.columns["end_us"]
     known = start.known & end.known

@@ -1,7 +1,7 @@
 """Times of a trace: timestamps by their own unit, plain numbers as microseconds, and other units refused.
 
-A trace in seconds or nanoseconds would be read without complaint, all of it in one slot or each row in a year of its
-own; so the windows of a file must last as long as windows do.
+Without a check a trace in seconds would be in one slot, and each row of one in nanoseconds in a year of its own; so the
+windows of a file must have a plausible length.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Our names of the columns of times.
+#: Keys of the columns of times.
 TIMES = ("start_us", "end_us")
 
 _SHORTEST_US = 10**6  # of windows, by the median; Google's are 1 s to 300 s
 _LONGEST_US = 900 * 10**6  # nanoseconds of windows of 1 s would be 1,000 s
 _DAY_US = 86_400 * 10**6
-# Other units, with what makes microseconds of them, and how to say so.
+# Other units, their factor to microseconds, and the remedy.
 _UNITS = (
     ("nanoseconds", 1e-3, "divide them by 1,000"),
     ("milliseconds", 1e3, "multiply them by 1,000"),
@@ -34,7 +34,7 @@ _UNITS = (
 
 
 def as_microseconds(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return an Arrow array of timestamps as microseconds since 1970 UTC, and which of them are known; shape (n,).
+    """Return an Arrow array of timestamps as microseconds since 1970 UTC, and which are known; shape (n,) each.
 
     Raises:
         pyarrow.ArrowInvalid: a time does not fit 64 bits of microseconds.
@@ -46,10 +46,7 @@ def as_microseconds(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 
 
 def text_as_microseconds(cells: list[str | None]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return dates with times of day in ISO 8601 as microseconds since 1970 UTC, and which cells are any.
-
-    Without a zone they are UTC.
-    """
+    """Return texts in ISO 8601, UTC without a zone, as microseconds since 1970 UTC, and which cells are valid."""
     values = np.zeros(len(cells), np.int64)
     known = np.zeros(len(cells), np.bool_)
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,13 +63,7 @@ def text_as_microseconds(cells: list[str | None]) -> tuple[NDArray[np.int64], ND
 
 
 def check_whole(path: Path, column: str, floats: NDArray[np.float64], first_row: int) -> None:
-    """Refuse times with fractions: microseconds have none.
-
-    Args:
-        path: the file.
-        column: its name of the column.
-        floats: some of its values, shape (n,).
-        first_row: number of the first of them in the file.
+    """Refuse times with fractions, which microseconds do not have. `first_row` is the number of the first value.
 
     Raises:
         InputError: most of the values have a fraction.
@@ -91,14 +82,9 @@ def check_whole(path: Path, column: str, floats: NDArray[np.float64], first_row:
 def check_unit(
     path: Path, names: tuple[str, str], start: NDArray[np.int64], end: NDArray[np.int64], known: NDArray[np.bool_]
 ) -> None:
-    """Refuse windows that last as none does, as those of a trace in another unit than microseconds.
+    """Refuse windows of an implausible length, as in a trace in another unit than microseconds.
 
-    Args:
-        path: the file, whose first rows these are.
-        names: its names of the two columns.
-        start: plain numbers, shape (n,).
-        end: as `start`.
-        known: which rows have both.
+    `names` are the file's names of the two columns, of which these are the first rows; `known`: which rows have both.
 
     Raises:
         InputError: windows last less than 1 s or more than 900 s, by their median.

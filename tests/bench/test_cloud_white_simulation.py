@@ -1,7 +1,9 @@
 import csv
 import math
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,6 +78,20 @@ def test_a_stressed_victim_is_one_and_measures_what_is_expected() -> None:
     assert ticks[80].vms[0]["ipc"] < 0.8 * ticks[30].vms[0]["ipc"]
     assert ticks[80].vms[0]["gips"] == pytest.approx(ticks[30].vms[0]["gips"], rel=0.3)
     assert math.isnan(ticks[80].truths[1].p95_latency_s)
+
+
+def test_the_tail_of_five_ticks_is_over_all_their_requests() -> None:
+    # A slow tick, and fast ones, of two blocks: it is in the window for five ticks and not for a sixth.
+    ticks = [np.full(100, 2.0), *[np.full(100, 1.0)] * 6]
+    recent = [deque(maxlen=5), deque(maxlen=5)]
+    parts = [
+        study_module.windows_of(SimpleNamespace(p95_s=np.ones((len(some), 2)), latencies_s=[some, []]), recent)
+        for some in (ticks[:3], ticks[3:])
+    ]
+    p95_5s_s, ended = (np.concatenate(part) for part in zip(*parts, strict=True))
+    assert p95_5s_s[:, 0].tolist() == [2.0] * 5 + [1.0] * 2
+    assert np.isnan(p95_5s_s[:, 1]).all()
+    assert ended.tolist() == [[100.0, 0.0]] * 7
 
 
 def test_a_study_repeats_and_its_repetitions_differ() -> None:

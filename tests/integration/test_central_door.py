@@ -24,7 +24,7 @@ from central.ingest.sessions import HostStream
 from central.journal import writer
 from central.journal.tables import HostRecord
 from central.pki import describe
-from central.validation.reader import Sender
+from central.validation.rows import Sender
 from tests.support.central_process import CentralProcess
 from tests.support.spoken_streams import CONNECT, unread_hellos
 from tests.support.waiting import until

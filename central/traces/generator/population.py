@@ -1,4 +1,4 @@
-"""The jobs and machines of a generated trace, and where each task runs from when to when."""
+"""The jobs and machines of a generated trace, and where and when each task runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LS, _ORDINARY, _ANTAGONIST, _COMPANION, _BURNER = range(len(ROLES))
 _FIRST_JOB_ID = 400_000_000_000  # the real trace's collections have such numbers
 _RARE = 0.05
 
-# Streams of random numbers: a knob that draws more in one leaves the others as they are.
-_STREAMS = {"jobs": 0, "machines": 1, "tasks": 2, "day": 3, "start": 4, "drift": 5, "intensity": 6}
+# Streams of random numbers: a knob that draws more in one leaves the others unchanged.
+_STREAMS = ("jobs", "machines", "tasks", "day", "start", "drift", "intensity")
 
 
 def generator(settings: SynthSettings, stream: str, day: int = 0) -> np.random.Generator:
     """Return the random numbers of one part of the trace."""
-    return np.random.default_rng([settings.seed, _STREAMS[stream], day])
+    return np.random.default_rng([settings.seed, _STREAMS.index(stream), day])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Jobs:
     platform_cpi: NDArray[np.float64]  # (platforms, jobs): factor of the base CPI
     phase: NDArray[np.float64]
     drift: NDArray[np.float64]  # (days, jobs): factor of the base CPI
-    leader: NDArray[np.int64]  # of a companion: the antagonist it rides along with; else -1
+    leader: NDArray[np.int64]  # of a companion: its antagonist; else -1
 
     @property
     def is_sensitive(self) -> NDArray[np.bool_]:
@@ -69,7 +69,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Tasks as columns of shape (tasks,): job, place (machine * places + number), slots from `begin` up to `end`.
+    """Tasks as columns of shape (tasks,). Place = machine * places + number; slots are from `begin` up to `end`.
 
     `leader_place` is the place of the antagonist's task that a companion came with, else -1.
     """
@@ -145,7 +145,7 @@ def _presence(
 
 
 def _weights(rng: np.random.Generator, settings: SynthSettings, role: NDArray[np.int8]) -> NDArray[np.float64]:
-    """How likely a new task is one of each job. All batch roles have jobs of all ranks."""
+    """Return the weight of each job in the draw of new tasks. All batch roles have jobs of all ranks."""
     weight = np.zeros(len(role))
     for members in (np.flatnonzero(role == _LS), np.flatnonzero(role != _LS)):
         ranks = 1.0 + rng.permutation(len(members))
@@ -170,8 +170,8 @@ def make_machines(settings: SynthSettings) -> Machines:
 def make_tasks(settings: SynthSettings, jobs: Jobs) -> Tasks:
     """Fill the places of all machines, one task after the other, for the whole trace.
 
-    A place that comes free takes a companion that waits for a place beside its antagonist, else a job drawn by
-    weight among those that exist at the time.
+    A free place takes a companion that waits for a place beside its antagonist, else a job drawn by weight among those
+    that exist at the time.
     """
     rng = generator(settings, "tasks")
     places, slots = settings.ls_tasks + settings.batch_tasks, settings.days * SLOTS_PER_DAY
@@ -227,7 +227,7 @@ def _as_tasks(
 
 
 class _JobDraw:
-    """Draws jobs by weight among those that exist in a slot; the table is made anew where the set changes."""
+    """Draws jobs by weight among those that exist in a slot; each set of jobs has a table."""
 
     def __init__(self, rng: np.random.Generator, jobs: Jobs) -> None:
         self._rng, self._jobs = rng, jobs

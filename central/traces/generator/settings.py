@@ -1,16 +1,15 @@
-"""What a generated trace is made of: every knob, its range, and what it does."""
+"""The knobs of a generated trace: ranges and effects."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from whitepanda.common.errors import InputError
 
 #: How the summed pressure of the tasks on a machine becomes contention.
 FORMS = ("linear", "saturating")
-_KINDS: dict[str, type] = {"int": int, "float": float, "str": str}
 
 
 def _knob(default: float, low: float, high: float, text: str) -> Any:
@@ -121,7 +120,7 @@ class SynthSettings:
 
 
 def knobs() -> list[tuple[str, Any, str]]:
-    """Name, default and meaning of every knob, in order."""
+    """Return name, default and meaning of every knob, in order."""
     return [(knob.name, knob.default, knob.metadata["help"]) for knob in dataclasses.fields(SynthSettings)]
 
 
@@ -132,7 +131,7 @@ def changed(settings: SynthSettings, values: Mapping[str, Any]) -> SynthSettings
         InputError: no such knob, or a value that it cannot have.
 
     """
-    kinds = {knob.name: _KINDS[str(knob.type)] for knob in dataclasses.fields(SynthSettings)}
+    kinds = get_type_hints(SynthSettings)
     read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in kinds:

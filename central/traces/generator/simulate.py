@@ -1,4 +1,4 @@
-"""The days of a generated trace: what every task uses and what its CPI is, slot by slot.
+"""The days of a generated trace: usage and CPI of every task, slot by slot.
 
 With task i of job k on machine m in slot t, usage u, all in one formula:
 
@@ -9,8 +9,8 @@ With task i of job k on machine m in slot t, usage u, all in one formula:
                    * (u_i / U_k) ** e * exp(noise), at times by an absurd factor
 
 U_k is the job's usual usage, d the dependence on usage, h the threshold; knobs are in `settings`. With
-`intensity_noise` pressure_i is times a factor of its own. What is told of a batch task's usage is
-u_i / (1 + throttling * contention without its own part); pressure and CPI are by u_i.
+`intensity_noise` pressure_i has a random factor of its own. The written usage of a batch task is
+u_i / (1 + throttling * contention without its own part); pressure and CPI depend on u_i.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Day:
 
 
 class Effects:
-    """What each job did, over the days simulated so far: its true mean coefficient.
+    """The true mean coefficient of each job over the days simulated so far.
 
-    That is least squares through the origin of what its task adds to the machine's contention on its usage:
+    That is least squares through the origin of a task's part of the machine's contention on its usage:
     sum(u * (contention - contention without it)) / sum(u^2).
     """
 
@@ -68,7 +68,7 @@ class Effects:
 
 
 class _Walk:
-    """A stationary AR(1) process per column, of variance 1, that goes on from day to day."""
+    """A stationary AR(1) process per column, of variance 1, that continues from day to day."""
 
     def __init__(self, rng: np.random.Generator, memory_h: float, columns: int, tail: float = math.inf) -> None:
         self._keep = math.exp(-1 / (memory_h * SLOTS_PER_HOUR)) if memory_h > 0 else 0.0
@@ -99,7 +99,7 @@ def simulate(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tas
 
 
 class _State:
-    """What goes on from one day to the next: noises, the lagging pressure, and the tasks by their begin."""
+    """What continues from one day to the next: noises, the lagging pressure, and the tasks by their begin."""
 
     def __init__(self, settings: SynthSettings, tasks: Tasks) -> None:
         rng = generator(settings, "start")
@@ -108,7 +108,7 @@ class _State:
         self.usage = _Walk(rng, settings.usage_memory_h, columns)
         self.noise = _Walk(rng, settings.noise_memory_h, columns, settings.noise_tail)
         self.machine = _Walk(rng, settings.machine_noise_memory_h, settings.machines)
-        # Draws of its own, so that a trace without it stays what it was.
+        # Has its own draws, so that a trace without it has the same others.
         self.intensity = (
             _Walk(generator(settings, "intensity"), settings.usage_memory_h, columns)
             if settings.intensity_noise
@@ -179,7 +179,7 @@ def _day(
 def _with_leaders(
     walk: NDArray[np.float64], leader_place: NDArray[np.int64], correlation: float
 ) -> NDArray[np.float64]:
-    """Let the usage of companions go with that of the antagonist's task they came with."""
+    """Correlate the usage of companions with their antagonist's task."""
     slot, place = np.nonzero(leader_place >= 0)
     mixed = walk.copy()
     mixed[slot, place] = (

@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written. Of `jobs`, and of the truth's antagonists in `antagonists_with_rows`, those that ran."""
+    """What was written. `jobs` and `antagonists_with_rows` count those that ran."""
 
     rows: int
     tasks: int
@@ -83,8 +83,8 @@ def synthesise(
     rows = 0
     try:
         with contextlib.ExitStack() as files:
-            # What is written last takes its place first, so the rows are there only beside their truth.
-            rows_file, truth_file = (files.enter_context(_replacing(path)) for path in (out, truth))
+            # The last file takes its place first, so rows are never there without their truth.
+            rows_file, truth_file = (files.enter_context(new_file(path)) for path in (out, truth))
             with _writer(rows_file, as_csv=out.suffix.lower() == ".csv") as writer:
                 for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
                     writer.write_table(_table(settings, jobs, machines, tasks, day))
@@ -102,7 +102,8 @@ def synthesise(
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Replace a file as a whole; raise an InputError if it cannot be opened."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
     with contextlib.ExitStack() as stack:
@@ -126,18 +127,18 @@ def _table(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks
     job = tasks.job[day.task]
     machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
     start = _BEGIN_US + day.slot * _SLOT_US
-    columns = [
-        pa.array(start),
-        pa.array(start + _SLOT_US),
-        pa.array(jobs.job_id[job]),
-        pa.array(tasks.instance[day.task]),
-        pa.array(machines.machine_id[machine]),
-        pa.array(_single(day.usage)),
-        pa.array(_single(day.cpi), from_pandas=True),
-        pa.array(jobs.priority[job]),
-        pa.array(jobs.scheduling_class[job]),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    columns = {
+        "start_time": start,
+        "end_time": start + _SLOT_US,
+        "collection_id": jobs.job_id[job],
+        "instance_index": tasks.instance[day.task],
+        "machine_id": machines.machine_id[machine],
+        "average_usage_cpus": _single(day.usage),
+        "cycles_per_instruction": pa.array(_single(day.cpi), from_pandas=True),
+        "priority": jobs.priority[job],
+        "scheduling_class": jobs.scheduling_class[job],
+    }
+    return pa.table(columns, schema=SCHEMA)
 
 
 def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:

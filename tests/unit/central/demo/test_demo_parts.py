@@ -20,7 +20,7 @@ from agent import config as agent_config_module
 from central import config as central_config_module
 from central.cli import demo as demo_command
 from central.cli.demo import _folders, _tell, demo
-from central.demo import fleet, past
+from central.demo import backfill, fleet
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.run import DURATION, Demo
@@ -99,13 +99,13 @@ def test_toml_is_written_as_it_is_read() -> None:
     assert tomllib.loads(fleet.to_toml(table)) == table
 
 
-# --- the past ---
+# --- the backfill ---
 
 
 def test_the_past_is_three_days_of_batches_with_rising_numbers(tmp_path: Path) -> None:
     made = fleet.make_fleet(1, tmp_path / "go")
     now_s = 1_750_000_123.0
-    days = past.simulate(made, now_s)
+    days = backfill.simulate(made, now_s)
     assert days.windows == 4 * 10 * 3 * 288
     assert [batch.sequence for batch in days.batches] == list(range(1, len(days.batches) + 1))
     assert {task.machine for batch in days.batches for task in batch.tasks} == {h.name for h in made.hosts}
@@ -128,7 +128,7 @@ def ack(*ranges: tuple[int, int], rows: int = 0, **more: object) -> agent_pb2.Ce
 def test_sending_ends_when_all_is_acknowledged() -> None:
     welcome = agent_pb2.CentralMessage(welcome=agent_pb2.Welcome(protocol_version=1))
     replies = iter([welcome, ack((1, 2), rows=20), ack((3, 3), rows=5), ack((9, 9))])
-    past._until_acknowledged(replies, 3, 25)
+    backfill._until_acknowledged(replies, 3, 25)
     assert next(replies).ack.ranges[0].first == 9  # nothing was read beyond the last acknowledgement
 
 
@@ -151,7 +151,7 @@ def test_a_past_that_central_does_not_take_whole_is_an_error(
     replies: list[agent_pb2.CentralMessage], message: str
 ) -> None:
     with pytest.raises(UnavailableError, match=message):
-        past._until_acknowledged(replies, 3, 25)
+        backfill._until_acknowledged(replies, 3, 25)
 
 
 # --- the truth and the agents' words ---
@@ -570,7 +570,7 @@ def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: p
     assert (done.exit_code, done.stderr) == (0, "stopped\n")
     program = demo_command._program()
     assert done.stdout.splitlines()[-7:] == [
-        "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
+        "Running until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
         "  the fleet page:",
         "    http://127.0.0.1:4711/",
         "  the VMs of host-2, live:",

@@ -27,7 +27,7 @@ from central.incidents.recorder import IncidentRecorder
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from central.journal.tables import Roll, Submission
 from central.journal.writer import Journal
-from central.validation.rows import Limits
+from central.validation.rows import Limits, Sender
 from central.validation.triggers import TriggerRow, check_triggers, first_suspect
 from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import UnavailableError
@@ -459,7 +459,7 @@ def test_history_of_another_schema_is_left_alone(tmp_path):
 
 def checked(*triggers, importer=False):
     batch = agent_pb2.CpiBatch(spool_id="s", sequence=5, triggers=triggers)
-    return check_triggers(batch, host="h1", is_importer=importer, limits=Limits(), now_unix_ns=NOW)
+    return check_triggers(batch, Sender("h1", "", is_importer=importer, limits=Limits(), now_unix_ns=NOW))
 
 
 def test_a_report_is_known_by_its_batch():
@@ -654,7 +654,7 @@ def test_what_an_agent_recommends_for_the_longest_names_is_taken():
     lengths = [len(text) for one in advised for text in one.evidence]
     assert max(lengths) > 512, "else this test shows nothing"
     batch = agent_pb2.CpiBatch(spool_id="s", sequence=1, triggers=[trigger(recommendations=advised)])
-    taken, rejected = check_triggers(batch, host="h1", is_importer=False, limits=Limits(), now_unix_ns=NOW)
+    taken, rejected = check_triggers(batch, Sender("h1", "", is_importer=False, limits=Limits(), now_unix_ns=NOW))
     assert (len(taken), rejected) == (1, {})
 
 

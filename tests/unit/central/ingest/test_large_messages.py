@@ -21,8 +21,8 @@ from central import worker_process
 from central.ingest import large_messages
 from central.ingest.large_messages import LARGE, Answer, LargeMessages, read
 from central.ingest.peers import Peer, Peers
-from central.validation.reader import Sender, read_batch
-from central.validation.rows import Limits
+from central.validation.reader import read_batch
+from central.validation.rows import Limits, Sender
 from whitepanda.v1 import agent_pb2
 
 NOW = time.time_ns()

@@ -18,7 +18,7 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
-from central.validation.rows import StoredBatch, samples_table
+from central.validation.samples import StoredBatch, samples_table
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
 from whitepanda.common import fleets
 from whitepanda.common.errors import InputError

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from central.validation.rows import Limits, bounds, check
+from central.validation.rows import Limits, Sender, bounds, check
 from central.validation.wire_columns import CHECKED, Layout, column, locate, sound
 from tests.unit.central.validation.test_validate import NOW, a_batch
 from whitepanda.v1 import agent_pb2
@@ -110,16 +110,8 @@ def test_numbers_are_sound_exactly_where_no_row_is_refused(data) -> None:
         for name in CHECKED
     }
     batch = good(**columns)
-    whole = check(batch, host="h", platform="P", is_importer=False, limits=LIMITS, now_unix_ns=NOW)
-    by_bytes = check(
-        batch,
-        host="h",
-        platform="P",
-        is_importer=False,
-        limits=LIMITS,
-        now_unix_ns=NOW,
-        payload=batch.SerializeToString(),
-    )
+    sender = Sender("h", "P", is_importer=False, limits=LIMITS, now_unix_ns=NOW)
+    whole, by_bytes = check(batch, sender), check(batch, sender, batch.SerializeToString())
     assert (whole.rejected_rows, whole.jobs) == (by_bytes.rejected_rows, by_bytes.jobs)
     layout, raw = layout_of(batch), message(batch)
     parts = [[raw[at:end]] for at, end in layout.slices]

@@ -11,7 +11,7 @@ from agent.uplink.batches import encode
 from central.journal.tables import Submission
 from central.journal.writer import Journal
 from central.validation.events import check_events
-from central.validation.rows import Limits
+from central.validation.rows import Limits, Sender
 from whitepanda.v1 import agent_pb2
 
 NOW = 1_800_000_000 * 10**9
@@ -42,7 +42,7 @@ def batch_of(*events: VmEvent) -> agent_pb2.CpiBatch:
 
 
 def checked(batch: agent_pb2.CpiBatch, *, host: str = "h1", is_importer: bool = False):
-    return check_events(batch, host=host, is_importer=is_importer, limits=Limits(), now_unix_ns=NOW)
+    return check_events(batch, Sender(host, "", is_importer=is_importer, limits=Limits(), now_unix_ns=NOW))
 
 
 def test_an_event_arrives_as_it_was_found() -> None:

@@ -8,19 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from central.lake.schema import SAMPLES
-from central.validation.reader import ReadBatch, Sender, read_batch
-from central.validation.rows import (
-    BATCH_REASONS,
-    ROW_REASONS,
-    BatchError,
-    Checked,
-    Limits,
-    StoredBatch,
-    check,
-    is_name,
-    samples_table,
-    samples_tables,
-)
+from central.validation.reader import ReadBatch, read_batch
+from central.validation.rows import BATCH_REASONS, ROW_REASONS, BatchError, Checked, Limits, Sender, check, is_name
+from central.validation.samples import StoredBatch, samples_table, samples_tables
 from whitepanda.v1 import agent_pb2
 
 NOW = 1_790_000_000 * 10**9
@@ -44,7 +34,7 @@ def a_batch(rows: int = 3, **columns) -> agent_pb2.CpiBatch:
 
 
 def checked(batch: agent_pb2.CpiBatch, *, is_importer: bool = False, **limits) -> Checked:
-    return check(batch, host="h", platform="P", is_importer=is_importer, limits=Limits(**limits), now_unix_ns=NOW)
+    return check(batch, Sender("h", "P", is_importer=is_importer, limits=Limits(**limits), now_unix_ns=NOW))
 
 
 def refused(batch: agent_pb2.CpiBatch, **options) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 import heapq
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from collector.simulated.contention import Rates, contend, parameters, workers_o
 from collector.simulated.history import simulate_days
 from collector.simulated.model import Host
 from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, PROFILES, STRESSORS
-from collector.simulated.requests import RequestQueue, expected_tail
+from collector.simulated.requests import RequestQueue, expected_p95, p95
 from collector.simulated.scenario import parse
 from collector.simulated.truth import Role, RoleTracker
 from whitepanda.common.errors import ConfigError
@@ -159,12 +160,12 @@ def deterministic_p95(load: float) -> float:
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7])
 def test_the_expected_tail_is_that_of_a_queue_known_exactly(load: float) -> None:
     app = replace(APPLICATIONS["silo"], service_cv=1e-6, disk_ops_per_request=0.0)
-    tail = expected_tail(app, 1)(np.array([load]), np.array([0.0]))
+    tail = expected_p95(app, 1, np.array([load]), np.array([0.0]))
     assert tail[0] == pytest.approx(deterministic_p95(load), rel=0.02)
 
 
 def test_tails_grow_with_load_and_disk() -> None:
-    tail = expected_tail(APPLICATIONS["specjbb"], 2)
+    tail = partial(expected_p95, APPLICATIONS["specjbb"], 2)
     loads = np.linspace(0.05, 0.95, 40)
     values = tail(loads, np.zeros(40))
     assert (np.diff(values) >= 0).all()
@@ -181,8 +182,8 @@ def test_requests_one_by_one_have_the_expected_tail(name: str, vcpus: int) -> No
     rng = np.random.default_rng(4)
     service_s = app.service_ms / 1e3
     rate = 0.6 * workers / service_s
-    measured = [queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3).p95_s for second in range(60)]
-    expected = service_s * expected_tail(app, workers)(np.array([0.6]), np.array([0.5e-3 / service_s]))[0]
+    measured = [p95(queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3)) for second in range(60)]
+    expected = service_s * expected_p95(app, workers, np.array([0.6]), np.array([0.5e-3 / service_s]))[0]
     assert np.mean(measured) == pytest.approx(expected, rel=0.04)
     assert 0.01 < np.std(measured) / expected < 0.25
 
@@ -200,7 +201,7 @@ def test_the_queue_is_first_come_first_served_across_ticks(workers: int) -> None
         return ends
 
     queue._ends = spy
-    ended = sum(queue.serve(second, 1.0, 30 * workers, 0.04, 1e-3).ended for second in range(5))
+    ended = sum(len(queue.serve(second, 1.0, 30 * workers, 0.04, 1e-3)) for second in range(5))
     free = [0.0] * workers
     for arrivals, services, ends in seen:
         for arrival, service, end in zip(arrivals, services, ends, strict=True):
@@ -247,23 +248,10 @@ def test_workers_on_a_vcpu_are_those_of_requests_in_service_that_do_not_wait_for
     assert set(counts) >= {0, workers}
 
 
-def test_the_tail_of_five_ticks_is_over_all_their_requests() -> None:
-    app = replace(APPLICATIONS["masstree"], disk_ops_per_request=0.0)
-    queue = RequestQueue(app, 2, np.random.default_rng(5))
-    # A slow tick, and four fast ones: it is in the window for five ticks and not for a sixth.
-    tails = [queue.serve(float(t), 1.0, 400, 1e-3 if t else 2e-3, 1e-3) for t in range(7)]
-    assert tails[0].p95_5s_s == tails[0].p95_s
-    assert tails[3].p95_5s_s > 1.3 * tails[3].p95_s
-    assert tails[4].p95_5s_s > 1.3 * tails[4].p95_s
-    assert tails[5].p95_5s_s == pytest.approx(tails[5].p95_s, rel=0.1)
-
-
 def test_a_tick_without_requests_has_no_tail() -> None:
-    queue = RequestQueue(APPLICATIONS["silo"], 1, np.random.default_rng(1))
-    tail = queue.serve(0.0, 1.0, 0, 1e-3, 1e-3)
-    assert math.isnan(tail.p95_s)
-    assert math.isnan(tail.p95_5s_s)
-    assert tail.ended == 0
+    latencies_s = RequestQueue(APPLICATIONS["silo"], 1, np.random.default_rng(1)).serve(0.0, 1.0, 0, 1e-3, 1e-3)
+    assert len(latencies_s) == 0
+    assert math.isnan(p95(latencies_s))
 
 
 # --- truth ---
@@ -331,7 +319,7 @@ def test_days_of_profiled_vms_are_windows_too() -> None:
     scenario = parse({"noise": {"load_std": 0.0}, **profiled(load_ratio={"ratio": 0.3})}, "test.toml")
     history = simulate_days(scenario, start_unix_s=0.0, end_unix_s=600.0, every_s=60.0, window_s=10.0)
     assert len(history) == 2 * 10
-    usage = [cores for cores, task in zip(history.cpu_usage_cores, history.task_index, strict=True) if task == 0]
+    usage = [cores for cores, task in zip(history.cpu_usage_cores, history.vm_index, strict=True) if task == 0]
     assert np.mean(usage) == pytest.approx(2 * 2 * 0.3, rel=0.05)
     assert np.nanmean(history.cpi[::2]) == pytest.approx(1 / 1.4, rel=0.02)
     assert min(history.network_bytes_per_s[::2]) > 0

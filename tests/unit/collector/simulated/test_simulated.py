@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from collector.base import PerfGroup, Reason, Source, SourceError, SourceSample
 from collector.simulated.history import simulate_days
-from collector.simulated.model import Host, cores_at
+from collector.simulated.model import Host, level_at
 from collector.simulated.scenario import Antagonist, HostSpec, NoiseSpec, Profile, Scenario, VmSpec, load, parse
 from collector.simulated.source import SimulatedSource
 from whitepanda.common.errors import ConfigError
@@ -254,13 +254,13 @@ def test_one_more_vm_leaves_the_others_noise_alone() -> None:
     ],
 )
 def test_load_profiles(profile: Profile, at_s: float, cores: float) -> None:
-    assert cores_at(profile, at_s, 0) == pytest.approx(cores)
+    assert level_at(profile.cores, profile, at_s, 0) == pytest.approx(cores)
 
 
 def test_a_day_peaks_at_its_hour() -> None:
     profile = Profile(cores=2, diurnal=0.5, peak_hour=15)
-    assert cores_at(profile, 0, 15 * 3600) == pytest.approx(3)
-    assert cores_at(profile, 0, 3 * 3600) == pytest.approx(1)
+    assert level_at(profile.cores, profile, 0, 15 * 3600) == pytest.approx(3)
+    assert level_at(profile.cores, profile, 0, 3 * 3600) == pytest.approx(1)
 
 
 # --- source ---
@@ -526,8 +526,8 @@ def test_days_have_one_window_per_vm_and_step_of_the_grid() -> None:
     assert len(history) == 2 * 12
     assert history.start_unix_ns[:4] == [1_750_000_200 * S] * 2 + [1_750_000_500 * S] * 2
     assert history.window_ns == 2 * S
-    assert [t.name for t in history.tasks] == ["victim", "hog"]
-    index = history.task_index.index(0)
+    assert [vm.spec.name for vm in history.vms] == ["victim", "hog"]
+    index = history.vm_index.index(0)
     assert history.cycles[index] / history.instructions[index] == pytest.approx(history.cpi[index], rel=1e-6)
     assert history.cycles[index] == pytest.approx(history.cpu_usage_cores[index] * 2 * S * 2.0, rel=1e-6)
 
@@ -543,7 +543,7 @@ def test_days_are_what_the_live_source_would_have_told(tmp_path: Path) -> None:
         now = at(made, clock, second)
         live.append(cpi_between(last, now, uuid))
         last = now
-    simulated = [cpi for cpi, task in zip(days.cpi, days.task_index, strict=True) if task == 0]
+    simulated = [cpi for cpi, task in zip(days.cpi, days.vm_index, strict=True) if task == 0]
     assert statistics.fmean(simulated) == pytest.approx(statistics.fmean(live), rel=1e-6)
     assert statistics.pstdev(simulated) == pytest.approx(statistics.pstdev(live), rel=1e-3)
 
@@ -552,7 +552,7 @@ def test_noise_is_forgotten_between_windows_far_apart_but_not_within() -> None:
     def lag1(every_s: float) -> float:
         calm = scenario(TWO_VMS.replace("cores = 6.0", "cores = 0.01"))
         days = simulate_days(calm, start_unix_s=0, end_unix_s=3000 * every_s, every_s=every_s, window_s=2)
-        values = [math.log(cpi) for cpi, task in zip(days.cpi, days.task_index, strict=True) if task == 0]
+        values = [math.log(cpi) for cpi, task in zip(days.cpi, days.vm_index, strict=True) if task == 0]
         mean = statistics.fmean(values)
         products = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(values))
         return products / sum((a - mean) ** 2 for a in values)
@@ -568,7 +568,7 @@ def test_days_repeat_and_antagonists_of_the_days_hurt() -> None:
     assert history == simulate_days(scenario(text), **arguments)
     rows = [
         (start // S % 21600, cpi)
-        for start, cpi, task in zip(history.start_unix_ns, history.cpi, history.task_index, strict=True)
+        for start, cpi, task in zip(history.start_unix_ns, history.cpi, history.vm_index, strict=True)
         if task == 0
     ]
     hurt = statistics.fmean(cpi for phase, cpi in rows if 3600 <= phase < 7200)
@@ -580,7 +580,7 @@ def test_days_repeat_and_antagonists_of_the_days_hurt() -> None:
 def test_days_leave_out_what_was_not_there_and_mark_what_has_no_counters() -> None:
     text = TWO_VMS.replace("cpi = 1.2", "cpi = 1.2\nstart_s = 301\npmu = false")
     history = simulate_days(scenario(text), start_unix_s=0, end_unix_s=900, every_s=300, window_s=2)
-    victims = [i for i, task in enumerate(history.task_index) if task == 0]
+    victims = [i for i, task in enumerate(history.vm_index) if task == 0]
     assert [history.start_unix_ns[i] for i in victims] == [600 * S]
     assert all(math.isnan(history.cpi[i]) for i in victims)
 

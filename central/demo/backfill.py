@@ -1,4 +1,4 @@
-"""The demonstration's past: simulated days of every host, sent to central's real ingest by an importer."""
+"""The fleet's history: simulated days of every host, sent to central's real ingest by an importer."""
 
 import math
 import queue
@@ -19,73 +19,64 @@ DAYS = 3
 EVERY_S = 300.0
 _BATCH_ROWS = 2000
 _SPOOL_ID = "demo-past"
-_SILENCE_S = 20.0  # without an acknowledgement for so long central is not well
+#: Of `History` and of a batch alike.
+_COLUMNS = (
+    *("start_unix_ns", "cpi", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio"),
+    *("disk_bytes_per_s", "network_bytes_per_s"),
+)
+_SILENCE_S = 20.0  # the longest wait for an acknowledgement, beside a second per batch
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class Backfill:
     """Batches ready to send, and how many CPI windows they hold."""
 
     batches: tuple[agent_pb2.CpiBatch, ...]
     windows: int
 
 
-def simulate(fleet: DemoFleet, now_unix_s: float) -> Past:
+def simulate(fleet: DemoFleet, now_unix_s: float) -> Backfill:
     """Simulate the last `DAYS` days of all hosts by the live model: a window of `SLOT_S` per `EVERY_S`."""
     end_s = math.floor(now_unix_s / EVERY_S) * EVERY_S
+    start_s = end_s - DAYS * 86400
     batches: list[agent_pb2.CpiBatch] = []
     windows = 0
     for host in fleet.hosts:
-        history = simulate_days(
-            host.past, start_unix_s=end_s - DAYS * 86400, end_unix_s=end_s, every_s=EVERY_S, window_s=SLOT_S
-        )
+        history = simulate_days(host.past, start_unix_s=start_s, end_unix_s=end_s, every_s=EVERY_S, window_s=SLOT_S)
         windows += len(history)
-        batches += _batches(host.name, history, set(fleet.services), first_sequence=len(batches) + 1)
-    return Past(tuple(batches), windows)
+        tasks = [
+            agent_pb2.Task(
+                vm=vm.uuid,
+                epoch=f"history-{int(start_s)}",
+                job=vm.spec.job,
+                latency_sensitive=vm.spec.job in fleet.services,
+                name=vm.spec.name,
+                machine=host.name,
+                platform=PLATFORM,
+            )
+            for vm in history.vms
+        ]
+        batches += _batches(tasks, history, first_sequence=len(batches) + 1)
+    return Backfill(tuple(batches), windows)
 
 
-def _batches(machine: str, history: History, services: set[str], first_sequence: int) -> Iterator[agent_pb2.CpiBatch]:
-    tasks = [
-        agent_pb2.Task(
-            vm=task.vm,
-            epoch=task.epoch,
-            job=task.job,
-            latency_sensitive=task.job in services,
-            name=task.name,
-            machine=machine,
-            platform=PLATFORM,
-        )
-        for task in history.tasks
-    ]
+def _batches(tasks: list[agent_pb2.Task], history: History, first_sequence: int) -> Iterator[agent_pb2.CpiBatch]:
     for number, first in enumerate(range(0, len(history), _BATCH_ROWS)):
         rows = slice(first, first + _BATCH_ROWS)
-        index = history.task_index[rows]
+        index = history.vm_index[rows]
         yield agent_pb2.CpiBatch(
             spool_id=_SPOOL_ID,
             sequence=first_sequence + number,
             tasks=tasks,
             task_index=index,
-            start_unix_ns=history.start_unix_ns[rows],
             duration_ns=[history.window_ns] * len(index),
-            cpi=history.cpi[rows],
-            cpu_usage_cores=history.cpu_usage_cores[rows],
-            cycles=history.cycles[rows],
-            instructions=history.instructions[rows],
-            running_ratio=history.running_ratio[rows],
-            run_queue_wait_ratio=history.run_queue_wait_ratio[rows],
-            disk_bytes_per_s=history.disk_bytes_per_s[rows],
-            network_bytes_per_s=history.network_bytes_per_s[rows],
             backlog=True,
+            **{name: getattr(history, name)[rows] for name in _COLUMNS},
         )
 
 
-def send(channel: grpc.Channel, importer: str, past: Past) -> None:
-    """Send all batches and wait until central has them on its disk.
-
-    Args:
-        channel: with the importer's certificate.
-        importer: the name in it.
-        past: what to send.
+def send(channel: grpc.Channel, importer: str, backfill: Backfill) -> None:
+    """Send all batches over the importer's channel and wait until central has them on its disk.
 
     Raises:
         UnavailableError: central refused something, hung up, or fell silent.
@@ -106,13 +97,13 @@ def send(channel: grpc.Channel, importer: str, past: Past) -> None:
             )
         )
     )
-    for batch in past.batches:
+    for batch in backfill.batches:
         outbox.put(agent_pb2.AgentMessage(batch=batch))
     stub = agent_pb2_grpc.AgentStreamStub(channel)
-    timeout_s = _SILENCE_S + len(past.batches)
+    timeout_s = _SILENCE_S + len(backfill.batches)
     try:
         replies = stub.Connect(iter(outbox.get, None), timeout=timeout_s, wait_for_ready=True)
-        _until_acknowledged(replies, len(past.batches), past.windows)
+        _until_acknowledged(replies, len(backfill.batches), backfill.windows)
     except grpc.RpcError as error:
         detail = cast("grpc.Call", error).details()
         raise UnavailableError(f"demo: central did not take the simulated days: {detail}") from error
