@@ -227,7 +227,6 @@ def load(path: Path) -> CentralConfig:
 
     Raises:
         ConfigError: names of each problem the file, the key, its value and the remedy.
-
     """
     return load_toml(path, CentralConfig, RANGES, _problems)
 

@@ -59,7 +59,6 @@ class Central:
 
     Args:
         config: as `central.config.load` returns it.
-
     """
 
     def __init__(self, config: CentralConfig) -> None:
@@ -77,7 +76,6 @@ class Central:
         Raises:
             UnavailableError: a folder is not writable, another central is at work on it, or the port is taken.
             TlsError: a certificate, a key or the list of revoked serials is missing or wrong.
-
         """
         config = self.config
         self.revoked = Revoked(config.central.revoked_serials)
@@ -182,7 +180,6 @@ class Central:
         Raises:
             UnavailableError: the journal cannot go on.
             Exception: what a loop ended with.
-
         """
         fatal = self.journal.fatal
         if fatal is None:
@@ -282,7 +279,6 @@ async def run(config: CentralConfig) -> None:
 
     Raises:
         UnavailableError, TlsError: it cannot start, or cannot go on; one line says why and the remedy.
-
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -31,7 +31,6 @@ class SharedAnswer(Generic[_T]):
     Args:
         call: runs in an own thread.
         rest: an answer is good for so many times the CPU time that it took beyond 10 ms.
-
     """
 
     def __init__(self, call: Callable[[], _T], rest: float = 0.0) -> None:

@@ -49,7 +49,6 @@ def make_ca(directory: Path | str, *, days: int = CA_DAYS, force: bool = False) 
 
     Raises:
         TlsError: the files exist, or cannot be written.
-
     """
     directory = Path(directory)
     _check_days(days)
@@ -108,7 +107,6 @@ def issue(
 
     Raises:
         TlsError: a bad name, no CA here, an expired or unreadable CA, existing files, an unwritable folder.
-
     """
     directory = Path(directory)
     _check_days(days)
@@ -160,7 +158,6 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> "Certif
     Raises:
         TlsError: a bad name, no CA here, no such certificate, a revoked one or one of another CA, an expired CA, an
             unwritable file.
-
     """
     directory = Path(directory)
     _check_days(days)
@@ -232,7 +229,6 @@ def revoke(certificate: Path, into: Path) -> bool:
 
     Raises:
         TlsError: no certificate, a CA's, or the list cannot be read or written.
-
     """
     if certificate.is_dir():
         raise TlsError(f"{certificate}: a folder; give a certificate file, as in {certificate / 'NAME.crt'}")
@@ -272,7 +268,6 @@ def describe(path: Path | str) -> CertificateInfo:
 
     Raises:
         TlsError: the file cannot be read, or has no certificate.
-
     """
     certificate = _read_certificate(Path(path))
     extensions = certificate.extensions

@@ -32,7 +32,6 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
     Raises:
         OSError: it cannot be started.
-
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _CENTRALS)
     try:

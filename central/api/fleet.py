@@ -51,7 +51,6 @@ class Fleet:
         gap_ns: an incident without a report for so long is over.
         parts: the rest of central.
         clock_unix_ns: the time.
-
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class Fleet:
 
         Raises:
             ApiError: there is no answer; CANCELLED: nobody waits for one.
-
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):

@@ -48,7 +48,6 @@ class LakeTotals:
 
     Args:
         lake: whose segments are counted.
-
     """
 
     def __init__(self, lake: Lake) -> None:

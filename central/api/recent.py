@@ -52,7 +52,6 @@ class RecentVms:
         gone_s: how far back windows are read.
         refresh_s: how old an answer may be.
         clock_unix_ns: the time.
-
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class RecentVms:
         Raises:
             SlowError: it takes longer than 20 s.
             LakeError, OSError: the lake cannot be read.
-
         """
         with self._lock:
             last = self._last
@@ -135,7 +133,6 @@ def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until:
     Raises:
         SlowError: it takes longer than 20 s.
         LakeError, OSError: the lake cannot be read.
-
     """
 
     def ask(connection: Any, windows: ir.Table) -> pa.Table:
@@ -180,7 +177,6 @@ def _hurried(connection: Any) -> Iterator[None]:
 
     Raises:
         SlowError: they did.
-
     """
     import duckdb  # noqa: PLC0415 - as ibis
 

@@ -29,7 +29,6 @@ class ApiError(Exception):
         code: gRPC's status.
         message: one line for people, with the remedy.
         field: the request's field that the message is about, if it is about one.
-
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, field: str = "") -> None:
@@ -129,7 +128,6 @@ class Page:
         Args:
             found: rows from the page's begin on; one more than `size` where there is a next page.
             place: returns the fields of the token that say where the rows after this one begin.
-
         """
         shown = found[: self.size]
         if len(found) <= self.size:

@@ -41,7 +41,6 @@ class ModelFile:
 
         Raises:
             InputError: none is named, or its file is no model.
-
         """
         if not self._path:
             raise InputError(

@@ -40,7 +40,6 @@ def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_
         ApiError: the request is wrong, or the lake has nothing of this.
         InputError: its margin is out of reach.
         LakeError: the lake is damaged or newer than this program.
-
     """
     options, metric = _plan_options(request), _metric(request.metric)
     side = _side(_JOBS, request, "", (), now_ns)
@@ -78,7 +77,6 @@ def compare_sides(
         ApiError: the request is wrong, the lake has nothing of a side, a host is unknown, or the jobs that both sides
             have are too few.
         LakeError: the lake is damaged or newer than this program.
-
     """
     metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
     current, new = (_read(lake, side, metric, known_hosts) for side in sides)

@@ -24,7 +24,6 @@ class Turns:
     Args:
         most: questions at a time.
         most_waiting: further ones are refused. Clients that left are still among those that wait.
-
     """
 
     def __init__(self, most: int, most_waiting: int = 512) -> None:
@@ -42,7 +41,6 @@ class Turns:
 
         Raises:
             ApiError: too many wait (RESOURCE_EXHAUSTED).
-
         """
         if self.waiting >= self._most_waiting:
             message = f"{self._most_waiting} questions wait already; ask again in a while"
@@ -64,7 +62,6 @@ class Worker:
 
     Args:
         most_waiting: behind the one that is answered; further ones are refused.
-
     """
 
     def __init__(self, most_waiting: int) -> None:

@@ -17,7 +17,6 @@ def read_serials(path: Path) -> frozenset[str]:
 
     Raises:
         TlsError: it cannot be read, or a line is no serial number; names the file, the line and the remedy.
-
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -49,7 +48,6 @@ class Revoked:
 
     Args:
         path: of the file; "" for none.
-
     """
 
     def __init__(self, path: str = "") -> None:
@@ -65,7 +63,6 @@ class Revoked:
 
         Raises:
             TlsError: as of `read_serials`: without any list, central would let in whom it should not.
-
         """
         if self._path:
             try:

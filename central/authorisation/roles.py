@@ -62,7 +62,6 @@ class Access:
             role: that is required, ANYONE or OPERATOR. A HOST is checked with its Hello (`central.ingest.handshake`).
             names: DNS names of the caller's certificate.
             serial: of that certificate, as `whitepanda.common.tls.serial_text` has it.
-
         """
         if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)

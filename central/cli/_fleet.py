@@ -26,7 +26,6 @@ def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
 
     Raises:
         TlsError: the files cannot be used.
-
     """
     central, files = asked.central, asked.files
     options = [("grpc.ssl_target_name_override", asked.server_name)] if asked.server_name else []

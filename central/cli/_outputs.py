@@ -44,7 +44,6 @@ def check_output(
 
     Raises:
         InputError: it is one of the others, a folder, in no folder or one that cannot be written, or named wrongly.
-
     """
     if path is None:
         return

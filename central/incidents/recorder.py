@@ -33,7 +33,6 @@ class IncidentRecorder:
     Attributes:
         gap_ns: reports of one incident are no further apart.
         on_recorded: called, on the loop, when the history has something new.
-
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class IncidentRecorder:
 
         Raises:
             StoreError: the database does not take them; they wait on.
-
         """
         waiting = await in_own_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
@@ -96,7 +94,6 @@ class IncidentRecorder:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         oldest, gone = self._oldest_unix_ns(), 0
         while some := await in_own_thread(self._store.prune, oldest):

@@ -63,7 +63,6 @@ class IncidentStore:
 
     Raises:
         UnavailableError: it cannot be opened; says why and the remedy, never the password.
-
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -98,7 +97,6 @@ class IncidentStore:
 
         Raises:
             StoreError: nothing was taken.
-
         """
         return self.write(
             lambda connection: tables.take(connection, rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns)
@@ -109,7 +107,6 @@ class IncidentStore:
 
         Raises:
             StoreError: nothing was deleted.
-
         """
         return self.write(lambda connection: tables.prune(connection, oldest_unix_ns))
 
@@ -118,7 +115,6 @@ class IncidentStore:
 
         Raises:
             StoreError: nothing of it was done.
-
         """
         try:
             with self._writing, self._engine.begin() as connection:
@@ -131,7 +127,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         with self._reading() as connection:
             found = _find(connection, query, limit, after)
@@ -142,7 +137,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         i = tables.incidents.c
         worst = (i.slow_down_now.is_(None), i.slow_down_now.desc(), i.peak_mn_cpi.is_(None), i.peak_mn_cpi.desc(), i.id)
@@ -155,7 +149,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         t = tables
         with self._reading() as connection:
@@ -187,7 +180,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         v = tables.incident_vms.c
         i = tables.incidents.c
@@ -221,7 +213,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         with self._reading() as connection:
             return count_open(connection, since_unix_ns)
@@ -231,7 +222,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         with self._reading() as connection:
             return _jobs(connection, limit, after, job)
@@ -241,7 +231,6 @@ class IncidentStore:
 
         Raises:
             StoreError: the database does not answer.
-
         """
         with self._reading() as connection:
             return read_totals(connection, since_unix_ns, open_since_unix_ns, top)

@@ -159,7 +159,6 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
 
     Returns:
         How many were new.
-
     """
     _lock(connection)
     changed: set[str] = set()

@@ -38,7 +38,6 @@ def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_n
         since_unix_ns: of incidents' last reports.
         open_since_unix_ns: see `tables.is_open`; all of them count, also where `since_unix_ns` is later.
         top: rows of each list.
-
     """
     i, v = incidents.c, incident_vms.c
     recent = i.last_unix_ns >= since_unix_ns

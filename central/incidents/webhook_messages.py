@@ -33,7 +33,6 @@ def firing(incident: fleet_pb2.Incident, incident_url: str, told: str = "") -> s
 
     Returns:
         JSON, one line. Labels and beginning are those that were told.
-
     """
     alert = _alert(incident, incident_url, "firing", _NOT_OVER)
     return _message(alert | (_identity(told) if told else {}), incident_url)
@@ -50,7 +49,6 @@ def resolved(incident: fleet_pb2.Incident | None, told: str, incident_url: str, 
 
     Returns:
         JSON, one line. Labels and beginning are those that were told.
-
     """
     if incident is None:
         alert = json.loads(told)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}

@@ -48,7 +48,6 @@ class Sender:
     Raises:
         ConfigError: `url` or `secret_file` cannot be used.
         TlsError: `ca` cannot be used.
-
     """
 
     def __init__(

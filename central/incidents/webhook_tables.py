@@ -121,7 +121,6 @@ def change(
 
     Returns:
         How many were dropped.
-
     """
     mine = told.c.receiver == receiver
     i = incidents.c

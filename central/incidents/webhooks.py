@@ -72,7 +72,6 @@ class Webhooks:
     Raises:
         ConfigError: `webhooks.secret_file` cannot be used.
         TlsError: `webhooks.ca` cannot be used.
-
     """
 
     def __init__(

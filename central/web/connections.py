@@ -42,7 +42,6 @@ class Entry:
         peer: the client's address.
         since_s: when it was accepted.
         is_reserve: whether it has a place of the reserve.
-
     """
 
     def __init__(self, peer: str, since_s: float, *, is_reserve: bool) -> None:
@@ -64,7 +63,6 @@ class Connections:
         section: how many, and how long they may take.
         refused: counts by reason what was refused.
         clock_s: monotonic.
-
     """
 
     def __init__(

@@ -50,7 +50,6 @@ class Doorkeeper:
     Args:
         access: who may call what.
         refused: counts what else is refused, by reason.
-
     """
 
     def __init__(self, access: Access, refused: Counter[str]) -> None:
@@ -130,7 +129,6 @@ def handlers(
         fleet: has the methods of `whitepanda.v1.Fleet`.
         servicer: answers questions about health.
         services: names of the others, for reflection.
-
     """
     fleet_service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     health_service = health_pb2.DESCRIPTOR.services_by_name["Health"]

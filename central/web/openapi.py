@@ -100,7 +100,6 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
 
     Raises:
         ApiError: names the parameter, its value and what it may be.
-
     """
     request: Any = getattr(fleet_pb2, route.request.name)()
     fields = route.request.fields_by_name

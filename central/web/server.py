@@ -66,7 +66,6 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
     Args:
         fleet: what answers.
         access: who may ask. None on loopback, without TLS: all of the machine, for a name of this server.
-
     """
     text = json.dumps(document()).encode()
     turns = Turns(1)  # of totals: however many ask for them, they wait for no question
@@ -175,7 +174,6 @@ class HttpApi:
         access: who may ask there.
         section: how many connections, and how long a client may take.
         refused: counts by reason what was refused.
-
     """
 
     def __init__(
@@ -202,7 +200,6 @@ class HttpApi:
 
         Raises:
             UnavailableError: the address cannot be had, or the certificate not be used; one line says why.
-
         """
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
