@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from central.api.admission import Turns, Worker
 from central.api.hosts import Hosts
 from central.api.incidents import IncidentHistory
+from central.api.lake_queries import RecentVms, read_lines
 from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
-from central.api.recent import RecentVms, read_lines
-from central.api.requests import at_most, read_span, read_top, unknown, wrong
-from central.api.work import Turns, Worker
+from central.api.requests import at_most, read_span, read_top, unknown, wrong_field
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.incidents.store import IncidentQuery
@@ -49,7 +49,7 @@ class Jobs:
         job, top = request.job, read_top(request.top, 100)
         bins = request.bins or _BINS
         if not job:
-            raise wrong("job is missing: name one, as /v1/job-statistics has them", "job")
+            raise wrong_field("job", "is missing: name one, as /v1/job-statistics has them")
         at_most("bins", bins, MAX_BINS)
         built = self.builder.current
         async with self.turns.turn():
@@ -100,10 +100,10 @@ class HostTimelines:
         host, top = request.host, read_top(request.top, 100)
         points = request.points or min(_POINTS, _MAX_VALUES // top)
         if not host:
-            raise wrong("host is missing: name one, as /v1/hosts has them", "host")
+            raise wrong_field("host", "is missing: name one, as /v1/hosts has them")
         if points > MAX_POINTS or points * top > _MAX_VALUES:
-            most = f"points must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
-            raise wrong(f"{most} (values {points}, {top})", "points")
+            most = f"must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
+            raise wrong_field("points", f"{most} (values {points}, {top})")
         since, until = read_span(request, self.clock_unix_ns(), least_ns=1)
         step = -(-(until - since) // points)
         # On a grid, so that the same steps come again a moment later.

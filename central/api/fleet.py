@@ -7,19 +7,19 @@ from typing import Any
 
 import grpc
 
+from central.api.admission import Turns, Worker
 from central.api.details import HostTimelines, Jobs
 from central.api.hosts import Hosts
 from central.api.incidents import Events, IncidentHistory, Incidents, VmHistories
+from central.api.lake_queries import RecentVms
 from central.api.limits import QUEUED
 from central.api.names import KnownNames
 from central.api.overview import LakeTotals, Overview, Parts, Status
 from central.api.placement import Placement
-from central.api.recent import RecentVms
 from central.api.requests import ApiError, check
 from central.api.runtimes import ModelFile, Runtimes
 from central.api.upgrades import Upgrades
 from central.api.versions import Versions
-from central.api.work import Turns, Worker
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.config import PlacementSection, RuntimeSection

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from central.api.requests import read_page
+from central.api.requests import Token, read_page
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
 from central.journal.tables import HostRecord
@@ -25,6 +25,12 @@ class Silence:
     dropped_batches: int
 
 
+class HostsToken(Token, frozen=True, array_like=True, tag="hosts"):
+    """Place in the list of hosts: after a name."""
+
+    after: str = ""
+
+
 @dataclass(eq=False)
 class Hosts:
     """All hosts that ever connected."""
@@ -36,7 +42,7 @@ class Hosts:
 
     async def list_hosts(self, request: fleet_pb2.ListHostsRequest) -> fleet_pb2.ListHostsResponse:
         """Every host that ever connected, by name."""
-        page = read_page(request, "hosts")
+        page = read_page(request, HostsToken)
         names = sorted(name for name in self.journal.hosts if name > page.token.after)
         shown, token = page.cut(names, lambda name: {"after": name})
         over_quota = self.over_quota()

@@ -26,7 +26,7 @@ MAX_NAME = 512  # characters, as of the names that central takes
 MAX_LOADING = 1000  # characters
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
 
-#: Methods whose questions have a queue of their own (`central.api.work.Worker`), which may be full.
+#: Methods whose questions have a queue of their own (`central.api.admission.Worker`), which may be full.
 QUEUED = frozenset({"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime"})
 
 #: Neither control characters nor what ends a line: no name that central took has one.

@@ -9,8 +9,8 @@ from importlib import metadata
 
 from central.api.hosts import Hosts, by_reason
 from central.api.incidents import IncidentHistory, mark_open
+from central.api.lake_queries import RecentVms
 from central.api.limits import MAX_TIME_UNIX_NS
-from central.api.recent import RecentVms
 from central.api.requests import read_top
 from central.authorisation.revoked import Revoked
 from central.build.status import BuildStatus

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
+from central.api.admission import Worker
 from central.api.limits import MAX_BESIDE, MAX_EPSILON, MAX_EPSILONS
-from central.api.requests import ApiError, at_most, unknown, wrong
-from central.api.work import Worker
+from central.api.requests import ApiError, at_most, unknown, wrong, wrong_field
 from central.journal.writer import Journal
 from central.models.pitot import ALONE, Rows
 from central.own_threads import SharedAnswer
@@ -126,12 +126,12 @@ def _check(request: fleet_pb2.PredictRuntimeRequest, epsilons: Sequence[float]) 
     if bool(request.host) == bool(request.platform):
         raise wrong("name either the host, or the platform and the jobs beside", "host")
     if request.host and request.beside:
-        raise wrong("beside goes with platform; a host's VMs are known", "beside")
+        raise wrong_field("beside", "goes with platform; a host's VMs are known")
     at_most("beside", len(request.beside), MAX_BESIDE)
     at_most("epsilons", len(epsilons), MAX_EPSILONS)
     for epsilon in epsilons:
         if not 0 < epsilon <= MAX_EPSILON:
-            raise wrong(f"epsilons must be above 0 and up to {MAX_EPSILON:g} (value {epsilon:g})", "epsilons")
+            raise wrong_field("epsilons", f"must be above 0 and up to {MAX_EPSILON:g} (value {epsilon:g})")
 
 
 def _predict(

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from central.api import limits
-from central.api.requests import wrong
+from central.api.requests import wrong, wrong_field
 from whitepanda.v1 import fleet_pb2
 
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
@@ -112,10 +112,10 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
             given = getattr(request, name)
             given.append(_read_value(fields[name], value))
             if len(given) > _max_items(fields[name]):
-                raise wrong(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP", name)
+                raise wrong_field(name, f"takes at most {_max_items(fields[name]):,} values by HTTP")
         else:
             if name in seen:
-                raise wrong(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})", name)
+                raise wrong_field(name, f"is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
             seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
     return request  # type: ignore[no-any-return] # a message, whatever its class
@@ -130,20 +130,20 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
     if field.enum_type is not None:
         words = {_word(field.enum_type, value.number): value.number for value in field.enum_type.values}
         if text not in words:
-            raise wrong(f"{field.name} must be one of {', '.join(words)} {value}", field.name)
+            raise wrong_field(field.name, f"must be one of {', '.join(words)} {value}")
         return words[text]
     if field.cpp_type in _MAX_UINT:
         most = limits.max_integer(field)
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
-            raise wrong(f"{field.name} must be an integer from 0 to {most} {value}", field.name)
+            raise wrong_field(field.name, f"must be an integer from 0 to {most} {value}")
         return int(text)
     if field.cpp_type in _NUMBERS:
         if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE | re.ASCII):
-            raise wrong(f"{field.name} must be a number {value}", field.name)
+            raise wrong_field(field.name, f"must be a number {value}")
         return float(text)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         if text not in ("true", "false"):
-            raise wrong(f"{field.name} must be true or false {value}", field.name)
+            raise wrong_field(field.name, f"must be true or false {value}")
         return text == "true"
     return text
 
@@ -185,7 +185,14 @@ def document() -> dict[str, Any]:
         "Error": {
             "type": "object",
             "required": ["error"],
-            "properties": {"error": {"type": "string", "description": "One line: what, and what to do"}},
+            "properties": {
+                "error": {"type": "string", "description": "One line: what, and what to do"},
+                "field": {"type": "string", "description": "The parameter that it is about, if it is about one"},
+                "problem": {
+                    "type": "string",
+                    "description": "The line without that parameter's name, if it begins with it",
+                },
+            },
         }
     }
     paths = {}

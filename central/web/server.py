@@ -28,10 +28,10 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from central.api.admission import Turns
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
 from central.api.requests import ApiError
-from central.api.work import Turns
 from central.authorisation.http_middleware import Authorisation
 from central.authorisation.roles import Access
 from central.config import HttpSection
@@ -133,8 +133,11 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
 
 
 def _no_answer(_request: Request, error: Exception) -> Response:
-    code = error.code if isinstance(error, ApiError) else grpc.StatusCode.INTERNAL
-    return _json({"error": str(error)}, _STATUS.get(code, 500))
+    if not isinstance(error, ApiError):
+        return _json({"error": str(error)}, 500)
+    about = {"field": error.field, "problem": error.problem}
+    given = {name: text for name, text in about.items() if text}
+    return _json({"error": str(error), **given}, _STATUS.get(error.code, 500))
 
 
 def _json(value: Any, status: int = 200) -> Response:

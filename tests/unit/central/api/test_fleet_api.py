@@ -16,8 +16,8 @@ import pytest
 from grpc_health.v1.health import aio as health
 
 from central import pki
+from central.api.admission import Turns
 from central.api.fleet import Fleet, Servicer
-from central.api.work import Turns
 from central.authorisation.grpc_interceptor import Authorisation
 from central.authorisation.roles import Access
 from central.build.builder import Builder
