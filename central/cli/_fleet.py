@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
-from whitepanda.common.fleets import Asked
+from whitepanda.common.fleets import CentralAddress
 from whitepanda.common.protocol import ERROR_FIELD
 from whitepanda.common.tls import certificate_names, channel_credentials, is_of_another_ca, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
@@ -17,18 +17,18 @@ Asks = Callable[[str, Any], Any]
 
 
 @contextmanager
-def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
+def asking(address: CentralAddress, deadline_s: float) -> Iterator[Asks]:
     """Connect to central.
 
     Args:
-        asked: where it is, and an operator's certificate.
+        address: where it is, and an operator's certificate.
         deadline_s: of each question.
 
     Raises:
         TlsError: the files cannot be used.
     """
-    central, files = asked.central, asked.files
-    options = [("grpc.ssl_target_name_override", asked.server_name)] if asked.server_name else []
+    central, files = address.central, address.files
+    options = [("grpc.ssl_target_name_override", address.server_name)] if address.server_name else []
     with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
 
@@ -36,15 +36,15 @@ def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
             try:
                 return getattr(stub, method)(request, timeout=deadline_s)
             except grpc.RpcError as error:
-                raise explained(error, asked, method, deadline_s) from error
+                raise explained(error, address, method, deadline_s) from error
 
         yield ask
 
 
-def explained(error: grpc.RpcError, asked: Asked, method: str, deadline_s: float) -> WhitepandaError:
+def explained(error: grpc.RpcError, address: CentralAddress, method: str, deadline_s: float) -> WhitepandaError:
     """Say what ended the call, where, and the remedy."""
     code, details = error.code(), " ".join((error.details() or "no details").split())
-    where, files = f"central at {asked.central}", asked.files
+    where, files = f"central at {address.central}", address.files
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         return InputError(f"{where}: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -56,17 +56,17 @@ def explained(error: grpc.RpcError, asked: Asked, method: str, deadline_s: float
         return UnavailableError(f"{where}: {code.name}: {details}; see its log")
     if any(item.key == ERROR_FIELD for item in error.trailing_metadata() or ()):
         return UnavailableError(f"{where}: {details}")  # central is there, something that it needs is not
-    return _unavailable(asked, where, details)
+    return _unavailable(address, where, details)
 
 
-def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
+def _unavailable(address: CentralAddress, where: str, details: str) -> WhitepandaError:
     """Say whether it is away, or which certificate does not pass."""
-    lower, files = details.lower(), asked.files
+    lower, files = details.lower(), address.files
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
     if "errors resolving" in lower or "dns resolution" in lower:
         return UnavailableError(f"{where}: no address is known of that name: {details}; see --central")
-    if why := _unfit(asked, where, details):
+    if why := _unfit(address, where, details):
         return TlsError(why)
     if "socket closed" in lower or "handshake" in lower:
         doubts = warnings(files, server=False, prefix="--")
@@ -75,15 +75,15 @@ def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
     return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
 
 
-def _unfit(asked: Asked, where: str, details: str) -> str:
+def _unfit(address: CentralAddress, where: str, details: str) -> str:
     """Say why central's certificate does not pass; "" where it is not that."""
     lower = details.lower()
     if is_of_another_ca(details):
         remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"
-        return f"the certificate of {where} is not of the CA in {asked.files.ca}; {remedy}"
+        return f"the certificate of {where} is not of the CA in {address.files.ca}; {remedy}"
     if "hostname" in lower or "peer name" in lower:
-        name = asked.server_name or asked.central.rpartition(":")[0].strip("[]")
-        has = ", ".join(certificate_names(asked.central, asked.files))
+        name = address.server_name or address.central.rpartition(":")[0].strip("[]")
+        has = ", ".join(certificate_names(address.central, address.files))
         remedy = f"give --server-name with {'one of its names: ' + has if has else 'a name in it'}"
         return f"the certificate of {where} is not for the name {name!r}; {remedy}"
     if "verif" in lower:

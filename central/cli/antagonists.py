@@ -20,17 +20,7 @@ from central.traces.slots import EngineOptions, rows_json, rows_line
 from collector.traces.google import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
-from whitepanda.common.tls_options import (
-    CaOption,
-    CentralOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 app = typer.Typer(
@@ -237,23 +227,17 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @app.command()
+@operator_options
 def show(
     central: CentralOption = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List the coefficients that central holds."""
-    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
     version, rows = 0, list[agent_pb2.Coefficient]()
-    with asking(asked, _DEADLINE_S) as ask:
+    with asking(operator.address(central), _DEADLINE_S) as ask:
         token = ""
         while len(rows) < limit:
             request = fleet_pb2.ListCoefficientsRequest(

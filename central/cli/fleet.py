@@ -35,16 +35,7 @@ from central.upgrades.tables import (
 )
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
-from whitepanda.common.tls_options import (
-    CaOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 
 app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
 
@@ -67,6 +58,7 @@ _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write."
 
 
 @app.command()
+@operator_options
 def plan(
     margin_percent: Annotated[float, typer.Option(help="Half width of the interval wanted, % of the metric.")],
     jobs: Annotated[
@@ -94,13 +86,7 @@ def plan(
         float | None, typer.Option(min=0.0, help="Of machines' means: tells what the baseline would need.")
     ] = None,
     central: _Central = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
@@ -120,7 +106,7 @@ def plan(
     for option, value in (("--design-effect", design_effect), ("--machine-std-percent", machine_std_percent or 0.0)):
         if not value <= _MOST:
             raise InputError(f"{option}: must be at most {_MOST:g} (value {value:g})")
-    is_live = bool(central or fleet)
+    is_live = bool(central or operator.fleet)
     if not (jobs or is_live):
         raise InputError("JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake")
     file = None if is_live else Path(jobs)
@@ -128,9 +114,8 @@ def plan(
     options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
     seen = None if observed is None else read_rows(observed, metric).observed
     if file is None:
-        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         request = plan_request(parse_side(jobs), metric, options)
-        with asking(asked, _DEADLINE_S) as ask:
+        with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("PlanObservation", request)
         table, made = jobs_of_plan(answer), plan_of(answer, options, seen)
         options = replace(options, top=None, coverage=None)  # central has chosen the jobs
@@ -146,6 +131,7 @@ def plan(
 
 
 @app.command()
+@operator_options
 def compare(
     current: Annotated[
         str, typer.Argument(metavar="CURRENT", help="File of instances; with --lake or --central a side, see below.")
@@ -158,13 +144,7 @@ def compare(
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the intervals.")] = 0.95,
     central: _Central = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
@@ -175,14 +155,13 @@ def compare(
     (the hosts that the other side's file does not name); central takes the week before its end for a side without a
     beginning. Intervals know that instances of one machine are alike; a machine on both sides is compared with itself.
     """
-    is_live = bool(central or fleet)
+    is_live = bool(central or operator.fleet)
     if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
     check_output(
         plot, "--plot", PICTURES, others={} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
     )
     if is_live:
-        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         request = comparison_request(
             parse_sides(current, new),
             metric,
@@ -191,7 +170,7 @@ def compare(
             top=top,
             confidence=confidence,
         )
-        with asking(asked, _DEADLINE_S) as ask:
+        with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("CompareSides", request)
         _tell(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
         return

@@ -19,17 +19,7 @@ from central.web.openapi import to_json
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.recommendations import recommendation_lines
-from whitepanda.common.tls_options import (
-    CaOption,
-    CentralOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 app = typer.Typer(help="VMs that suffer in the fleet: where, when, by how much, whom to suspect.", no_args_is_help=True)
@@ -43,16 +33,11 @@ _NS = 10**9
 
 
 @app.command("list")
+@operator_options
 def list_(
     central: CentralOption = "",
     *,
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
     suspect_job: Annotated[str, typer.Option(help="Only where some report suspects this job first.")] = "",
     victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
@@ -70,11 +55,10 @@ def list_(
     rather than of latency: of an open incident now, else at
     its worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
     """
-    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
     since = 0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS)
     found: list[fleet_pb2.Incident] = []
     token = ""
-    with asking(asked, _DEADLINE_S) as ask:
+    with asking(operator.address(central), _DEADLINE_S) as ask:
         while len(found) < limit:
             request = fleet_pb2.ListIncidentsRequest(
                 page_size=min(limit - len(found), _PAGE),
@@ -103,24 +87,18 @@ def list_(
 
 
 @app.command("show")
+@operator_options
 def show(
     number: Annotated[str, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")],
     central: CentralOption = "",
     *,
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     json: JsonOption = False,
 ) -> None:
     """Show one incident: victims by slow-down, suspects, each report, and where else the suspect was one."""
     if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
         raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
-    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
-    with asking(asked, _DEADLINE_S) as ask:
+    with asking(operator.address(central), _DEADLINE_S) as ask:
         detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
     if json:
         print_json(to_json(detail))

@@ -19,16 +19,7 @@ from central.plotting.figures import bar
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.fleets import CENTRAL
-from whitepanda.common.tls_options import (
-    CaOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 from whitepanda.v1 import fleet_pb2
 
 _TOP = 5
@@ -38,6 +29,7 @@ _DEADLINE_S = 30.0
 _UNPLACED = 1  # exit status: scripts must not start what has no host
 
 
+@operator_options
 def place(
     vms: Annotated[
         Path | None,
@@ -60,13 +52,7 @@ def place(
             help="Of it: the VM's loadings, as cpu=0.5,disk=0.2: the share of its time at each, 0 to 1.",
         ),
     ] = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     units: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=N", help="Equal units of a resource on each host, as cpu=8; repeatable."),
@@ -98,12 +84,11 @@ def place(
     The exit status is 1 if a VM found no host with room; the output is whole all the same.
     """
     check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
-    if central or fleet or ((job or loading) and vms is None and hosts is None):
+    if central or operator.fleet or ((job or loading) and vms is None and hosts is None):
         _refuse_for_live(vms, hosts, {"--units": units, "--limit": limit, "--fit": fit, "--compare": compare})
         if job and loading:
             raise InputError("--job and --loading: name the VM's job or its loading, not both")
-        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
-        with asking(asked, _DEADLINE_S) as ask:
+        with asking(operator.address(central), _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
             live = ask("RankHosts", request)
         if plot is not None:

@@ -12,7 +12,16 @@ from rich.table import Table
 from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
-from central.placement.pairs import DFACTOR, EXTENDED, HeldOut, Measured, fit_all, hold_out, read_asked, read_pairs
+from central.placement.pairs import (
+    DFACTOR,
+    EXTENDED,
+    HeldOut,
+    Measured,
+    fit_all,
+    hold_out,
+    read_pairs,
+    read_rows_to_predict,
+)
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
@@ -236,7 +245,7 @@ def pairs(
     check_output(out, suffixes=TABLES, others=inputs)
     check_output(plot, "--plot", PICTURES, others={**inputs, "--out": out})
     known = read_pairs(measured)
-    asked = None if rows is None else read_asked(rows, known)
+    asked = None if rows is None else read_rows_to_predict(rows, known)
     with errors.status("fitting") as status:
         found = hold_out(known, seed, lambda what: status.update(f"fitting {what}"))
         if asked is not None and out is not None:

@@ -46,7 +46,7 @@ class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CentralAddress:
     """Where to ask, and how."""
 
     central: str
@@ -54,7 +54,7 @@ class Asked:
     server_name: str = ""
 
 
-def resolve(flags: Fleet, fleet: str = "") -> Asked:
+def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
     """Return whom to ask: each setting is the first that is given of flag, environment, file of fleets.
 
     Args:
@@ -82,7 +82,7 @@ def resolve(flags: Fleet, fleet: str = "") -> Asked:
     if found in (flags, environment):  # a file's is looked at as it is read
         _check_address(found.central, "--central" if found is flags else CENTRAL)
     # What central's certificate is called is of the central that it was written down with.
-    return Asked(found.central, files_in(sources), flags.server_name or found.server_name)
+    return CentralAddress(found.central, files_in(sources), flags.server_name or found.server_name)
 
 
 def files_in(sources: Sequence[Fleet]) -> TlsFiles:
