@@ -189,7 +189,7 @@ class Overview:
             self.refreshing = asyncio.create_task(self._refresh(), name="who runs now")
         for antagonist in totals.antagonists:
             self._add_coefficient(antagonist)
-        return fleet_pb2.Overview(
+        found = fleet_pb2.Overview(
             since_unix_ns=since,
             hosts=hosts,
             connected_hosts=connected_hosts,
@@ -198,14 +198,11 @@ class Overview:
             is_counted=running is not None,
             vms=0 if running is None else len(running.vms),
             jobs=0 if running is None else running.jobs,
-            open_incidents=totals.open_incidents,
-            incidents=totals.incidents,
-            contended=totals.contended,
-            contended_hosts=totals.contended_hosts,
             open=is_open,
-            antagonists=totals.antagonists,
             last_incidents_error=self.parts.incidents_error(),
         )
+        found.MergeFrom(totals)
+        return found
 
     async def get_data_health(self, request: fleet_pb2.GetDataHealthRequest) -> fleet_pb2.DataHealth:
         """What the lake has by day, which hosts send nothing, and which are held back."""

@@ -1,8 +1,8 @@
 """The fleet API as JSON: which path is which method, messages as JSON objects, and the OpenAPI document.
 
-All of it is made from the protocol: fields and their order from its descriptors, their descriptions from the comments
-in fleet.proto and agent.proto. Times are integers in nanoseconds; a number that is not known is null; words of
-enumerations are in lower case, without their prefix.
+Fields and their order come from the protocol's descriptors, their descriptions from the comments in fleet.proto and
+agent.proto. Times are integers in nanoseconds; an unknown number is null; enumerations are words in lower case, without
+their prefix.
 """
 
 import math
@@ -52,7 +52,7 @@ _MAX_UINT = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A GET of `path` is the method of the service `whitepanda.v1.Fleet`; names in braces are fields of its request."""
+    """A GET of `path` calls a method of `whitepanda.v1.Fleet`; names in braces are fields of its request."""
 
     path: str
     method: str
@@ -96,11 +96,7 @@ ROUTES = (
 
 
 def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
-    """Make the method's request of query and path parameters.
-
-    Raises:
-        ApiError: names the parameter, its value and what it may be.
-    """
+    """Make the method's request of query and path parameters; raises ApiError for a wrong one."""
     request: Any = getattr(fleet_pb2, route.request.name)()
     fields = route.request.fields_by_name
     seen: dict[str, str] = {}
@@ -149,7 +145,7 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object: every field; a message, or an optional number, that is not there as null."""
+    """Return a message as a JSON object with every field; absent messages and optional numbers are null."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -173,7 +169,7 @@ def _json_value(field: Any, value: Any) -> Any:
 
 
 def _word(kind: EnumDescriptor, number: int) -> str:
-    """Return an enumeration's word without its prefix, such as "victim"; of a newer agent's, the number."""
+    """Return an enumeration's word without its prefix, such as "victim"; the number where it is a newer agent's."""
     value = kind.values_by_number.get(number)
     prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.name).upper() + "_"
     return str(number) if value is None else value.name.removeprefix(prefix).lower()

@@ -1,7 +1,7 @@
-"""The fleet API as JSON over HTTP: the methods of gRPC's service, answered by the very same code; and the fleet page.
+"""The fleet API as JSON over HTTP, answered by the same code as gRPC's, and the fleet page; on central's loop.
 
-On loopback it is plain HTTP for whoever is on the machine. Anywhere else it is TLS with central's certificate, and
-callers need an operator's. It runs on central's loop.
+On loopback it is plain HTTP for everyone on the machine. Elsewhere it is TLS with central's certificate, and callers
+need an operator's.
 """
 
 import asyncio
@@ -65,10 +65,10 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
 
     Args:
         fleet: what answers.
-        access: who may ask. None on loopback, without TLS: all of the machine, for a name of this server.
+        access: who may ask; None on loopback, where everyone on the machine may, by a name of this server.
     """
     text = json.dumps(document()).encode()
-    turns = Turns(1)  # of totals: however many ask for them, they wait for no question
+    turns = Turns(1)  # of totals, which so wait for no question
 
     async def openapi(_request: Request) -> Response:
         async with fleet.turns.turn():
@@ -110,7 +110,7 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
 
 @dataclass
 class _OwnNameOnly:
-    """Refuses requests for another server's name. With TLS the certificate sees to that."""
+    """Refuses requests for another server's name, which TLS does by the certificate."""
 
     app: ASGIApp
 
@@ -145,7 +145,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _tagged(request: Request, value: Any) -> Response:
-    """Return the value, or 304 where the caller has it already: pages ask for the same again and again."""
+    """Return the value, or 304 where the caller has it already, as pages often do."""
     text = json.dumps(value, allow_nan=False).encode()
     etag = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
@@ -159,7 +159,7 @@ def _not_found(_request: Request, _error: Exception) -> Response:
 
 
 def _not_known(request: Request, _error: Exception) -> Response:
-    """Answer a method that no path has; every path has the same ones. OPTIONS asks which."""
+    """Answer OPTIONS, and methods that no path has."""
     allow = {"Allow": "GET, HEAD, OPTIONS"}
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=allow)
@@ -176,7 +176,7 @@ class HttpApi:
         tls: used where `listen` is not loopback.
         access: who may ask there.
         section: how many connections, and how long a client may take.
-        refused: counts by reason what was refused.
+        refused: counts refusals by reason.
     """
 
     def __init__(
@@ -199,11 +199,7 @@ class HttpApi:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            UnavailableError: the address cannot be had, or the certificate not be used; one line says why.
-        """
+        """Listen; raises UnavailableError where the address or the certificate cannot be used."""
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         is_local = is_loopback(host)
@@ -232,7 +228,7 @@ class HttpApi:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
 
     async def stop(self) -> None:
-        """Answer what was asked, for a moment, and close."""
+        """Finish answers, for a moment, and close."""
         if self._reloading is not None:
             self._reloading.cancel()
         if self._server is not None and self._serving is not None:
@@ -248,16 +244,16 @@ class HttpApi:
             if now != known:
                 known = now
                 try:
-                    # First into a context that nobody uses: a certificate without its key would spoil the one in force.
+                    # First into a spare context: a certificate without its key would spoil the one in force.
                     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
                     context.load_cert_chain(self._tls.certificate, self._tls.key)
                 except OSError as error:
-                    told = "changed certificate files cannot be used for HTTP; the ones before stay in force"
-                    log.get("http").error(told, problem=str(error))
+                    message = "changed certificate files cannot be used for HTTP; the ones before stay in force"
+                    log.get("http").error(message, problem=str(error))
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn with bounds on connections. Signals are central's business."""
+    """Uvicorn with bounds on connections; central handles signals."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -304,8 +300,7 @@ def _listener(listen: str, host: str, port: int) -> socket.socket:
             found.close()
             raise
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = os.strerror(errno.EADDRINUSE) if taken else error.strerror
+        why = os.strerror(errno.EADDRINUSE) if error.errno == errno.EADDRINUSE else error.strerror
         raise UnavailableError(
             f'central.http_listen {listen}: {why}; set another central.http_listen, or "" for no HTTP'
         ) from error

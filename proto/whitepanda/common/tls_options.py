@@ -76,8 +76,9 @@ def operator_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(operator=Operator(**{option.name: given.pop(option.name) for option in options}), **given)
+    def run(*values: Any, **given: Any) -> None:
+        operator = Operator(**{option.name: given.pop(option.name) for option in options if option.name in given})
+        command(*values, operator=operator, **given)
 
     signature = inspect.signature(command)
     shown = list[inspect.Parameter]()

@@ -251,7 +251,7 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
 
     def change(connection):
         return webhook_tables.change(
-            connection, "k", store.messages, open_since_unix_ns=NOW, now_unix_ns=NOW, incident_url="", max_waiting=10**6
+            connection, "k", open_since_unix_ns=NOW, now_unix_ns=NOW, incident_url="", max_waiting=10**6
         )
 
     counts = []
