@@ -30,7 +30,7 @@ _BINS = 40
 _POINTS = 120
 _MAX_LISTED = 1000  # incidents of a host
 _MAX_VALUES = 100_000  # of an answer's lines
-_HIGHEST = 0.995  # share of VMs that bins are spread over; so one absurd value does not squeeze the others
+_HIGHEST = 0.995  # share of VMs that the bins span, so that one absurd value does not squeeze the others
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Jobs:
     turns: Turns
 
     async def get(self, request: fleet_pb2.GetJobRequest) -> fleet_pb2.JobDetail:
-        """What is known of a job: its CPI by platform, its coefficient then and now, where it runs."""
+        """A job's CPI by platform, its coefficient then and now, and where it runs."""
         job, top = request.job, read_top(request.top, 100)
         bins = request.bins or _BINS
         if not job:
@@ -106,7 +106,7 @@ class HostTimelines:
             raise wrong_field("points", f"{most} (values {points}, {top})")
         since, until = read_span(request, self.clock_unix_ns(), least_ns=1)
         step = -(-(until - since) // points)
-        # On a grid, so that the same steps come again a moment later.
+        # On a grid, so that a later request has the same steps.
         since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
         query = IncidentQuery(host=host, since_unix_ns=since, until_unix_ns=until)
         async with self.turns.turn():
@@ -146,7 +146,7 @@ class HostTimelines:
         vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
 
     async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str) -> None:
-        """Name VMs as their host does; those of another replica, or gone before this start, as its incidents did."""
+        """Name VMs as their host does; VMs of other replicas, or gone before the start, as their incidents do."""
         for vm in vms:
             vm.name = self.vm_names.get(vm.vm, host)
         nameless = [vm for vm in vms if not vm.name]
@@ -156,7 +156,7 @@ class HostTimelines:
                 vm.name = names.get(vm.vm, {}).get(host, "")
 
     async def _add_events(self, vms: list[fleet_pb2.VmTimeline], host: str, since: int, until: int) -> None:
-        """Note the last change of behaviour that the host found of each VM in this time."""
+        """Add each VM's last change of behaviour in this time."""
         found = await asyncio.to_thread(
             self.journal.read_events,
             before_id=MAX_TIME_UNIX_NS,
@@ -173,7 +173,7 @@ class HostTimelines:
 
 
 def _floats(column: Any) -> Floats:
-    """Return a column's values, NaN where there is none."""
+    """Return a column's values, NaN for null."""
     found: Floats = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
     return found
 
@@ -184,7 +184,7 @@ def _mean(values: Floats) -> float:
 
 
 def _distributions(vms: pa.Table, bins: int) -> list[fleet_pb2.CpiDistribution]:
-    """Count VMs by mean CPI: bins of equal width, the same ones for all platforms."""
+    """Count VMs by mean CPI, in the same bins of equal width for all platforms."""
     cpi = _floats(vms.column("cpi"))
     platforms = np.array(vms.column("platform").to_pylist(), dtype=object)
     known = cpi[np.isfinite(cpi)]
@@ -227,7 +227,7 @@ def _hosts(vms: pa.Table) -> list[fleet_pb2.JobHost]:
 
 
 def _timelines(lines: pa.Table, steps: int) -> list[fleet_pb2.VmTimeline]:
-    """Make a line of each VM; one that changed its job or platform has the last ones."""
+    """Make each VM's time line, with its last job and platform."""
     names = lines.column("vm").to_pylist()
     jobs, platforms = lines.column("job").to_pylist(), lines.column("platform").to_pylist()
     sensitive = lines.column("latency_sensitive").to_pylist()

@@ -37,12 +37,12 @@ _AT_ONCE = 4  # questions; fewer than asyncio's own pool has threads
 
 
 class Fleet:
-    """Answers the methods of `whitepanda.v1.Fleet`, by whatever way they are asked. Lists are in a stable order.
+    """Answers the methods of `whitepanda.v1.Fleet`, asked by gRPC or HTTP. Lists are in a stable order.
 
     Args:
         journal: totals, hosts and events.
         registry: which hosts are connected.
-        lake: what was measured.
+        lake: windows.
         builder: the version in force, and how the last build went.
         incidents: their history.
         placement: how loading vectors are made of windows.
@@ -113,15 +113,15 @@ class Fleet:
         }
 
     async def answer(self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None) -> Any:
-        """Answer a request of whoever may ask, when its turn comes.
+        """Answer a request of an authorised caller, when its turn comes.
 
         Args:
             method: its name in fleet.proto.
             request: the message.
-            has_left: says whether the client left while it waited; then nothing is asked.
+            has_left: returns whether the client left while it waited; then nothing is asked.
 
         Raises:
-            ApiError: there is no answer; CANCELLED: nobody waits for one.
+            ApiError: there is no answer; CANCELLED: the client left.
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):

@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(eq=False)
 class IncidentHistory:
-    """The history that questions are asked of."""
+    """Incident history, off the event loop."""
 
     store: IncidentStore
     gap_ns: int  # an incident without a report for so long is over
@@ -90,7 +90,7 @@ class Incidents:
         """When VMs of a host suffered, as hosts reported it, the last that began first."""
         check_times(request)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
-        filters = repr((query, request.open_only))  # without the time, which goes on
+        filters = repr((query, request.open_only))  # without the time, which changes
         page = read_page(request, IncidentsToken, filters)
         if request.open_only:
             query = dataclasses.replace(query, open_since_unix_ns=self.history.open_since_unix_ns)
@@ -133,13 +133,8 @@ class Events:
     async def list_events(self, request: fleet_pb2.ListEventsRequest) -> fleet_pb2.ListEventsResponse:
         """What hosts report of their VMs, the last that came first."""
         check_times(request)
-        wanted = {
-            "host": request.host,
-            "vm": request.vm,
-            "behaviour": request.behaviour,
-            "since_unix_ns": request.since_unix_ns,
-            "until_unix_ns": request.until_unix_ns or MAX_TIME_UNIX_NS,
-        }
+        wanted = {name: getattr(request, name) for name in ("host", "vm", "behaviour", "since_unix_ns")}
+        wanted["until_unix_ns"] = request.until_unix_ns or MAX_TIME_UNIX_NS
         page = read_page(request, EventsToken, repr(sorted(wanted.items())))
         before = page.token.before_id or MAX_TIME_UNIX_NS
         found = await asyncio.to_thread(self.journal.read_events, before_id=before, limit=page.size + 1, **wanted)
@@ -221,7 +216,7 @@ def _messages(events: Sequence[tuple[int, EventRow]]) -> list[fleet_pb2.FleetEve
 
 
 def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[fleet_pb2.Incident]:
-    """Note in each whether VMs suffer now, as `central.incidents.tables.is_open` does."""
+    """Set in each whether VMs suffer now, as `central.incidents.tables.is_open` does."""
     for incident in incidents:
         incident.open = incident.last_unix_ns >= since_unix_ns and incident.victims_now > 0
     return incidents

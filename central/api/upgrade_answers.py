@@ -1,6 +1,6 @@
-"""WSMeter's answers: a request's fields checked, the lake read, a message made.
+"""WSMeter's answers: checks a request's fields, reads the lake and makes the message.
 
-Imported when the first such question comes: scipy and what else it needs would cost every central memory.
+Imported with the first such question, as scipy costs memory.
 """
 
 from collections.abc import Collection, Sequence
@@ -37,8 +37,8 @@ def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_
     """Answer PlanObservation.
 
     Raises:
-        ApiError: the request is wrong, or the lake has nothing of this.
-        InputError: its margin is out of reach.
+        ApiError: the request is wrong, or the lake has no such samples.
+        InputError: the margin is out of reach.
         LakeError: the lake is damaged or newer than this program.
     """
     options, metric = _plan_options(request), _metric(request.metric)
@@ -68,14 +68,13 @@ def compare_sides(
     """Answer CompareSides.
 
     Args:
-        lake: where from.
+        lake: where samples are read.
         request: the question.
         now_ns: now, in ns since 1970.
-        known_hosts: that ever connected; who names another one, of which the lake has nothing either, is told so.
+        known_hosts: that ever connected; other ones are refused unless the lake has samples of them.
 
     Raises:
-        ApiError: the request is wrong, the lake has nothing of a side, a host is unknown, or the jobs that both sides
-            have are too few.
+        ApiError: the request is wrong, a side has no samples, a host is unknown, or the sides share too few jobs.
         LakeError: the lake is damaged or newer than this program.
     """
     metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
@@ -184,7 +183,7 @@ def _read(lake: Lake, side: Side, metric: str, known_hosts: Collection[str] = ()
         raise _why_nothing(lake, side, metric, known_hosts) from error
     except InputError as error:
         raise unknown(str(error)) from error
-    # A name that is mistyped would otherwise be on the other side, among the rest.
+    # The hosts of a mistyped name would otherwise count on the other side, among the rest.
     named = [host for host in side.hosts or () if host not in known_hosts]
     strangers = set(named).difference(rows.observed.machine.tolist())
     if strangers:
@@ -202,12 +201,10 @@ def _places(lake: Lake, side: Side) -> tuple[Collection[str], Sequence[str]]:
 
 
 def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[str]) -> ApiError:
-    """Return why a side has no task, with what to do."""
+    """Return why a side has no task, and the remedy."""
     days = lake.days()
     if not days:
-        return unknown(
-            "no data yet: central's lake is empty; windows are in it a minute after an agent has measured them"
-        )
+        return unknown("no data yet: central's lake is empty; windows are in it a minute after agents measured them")
     hosts, platforms = _places(lake, side)
     when = f"from {_utc(side.from_ns or 0)} to {_utc(side.until_ns or 0)}"
     prefix = "" if side.text == _JOBS else f"{side.text}_"

@@ -34,7 +34,7 @@ class CoefficientsToken(VersionToken, frozen=True, array_like=True, tag="coeffic
 
 @dataclass(eq=False)
 class Versions:
-    """What the version in force says. Pages stay with the version of the first page until that one is deleted."""
+    """Lists of the version in force. All pages of a list are of the first page's version, while that is kept."""
 
     builder: BuildStatus
     names: KnownNames
@@ -70,7 +70,7 @@ class Versions:
         return fleet_pb2.ListCoefficientsResponse(version=built.version, coefficients=shown, next_page_token=token)
 
     async def _version(self, page: Page[Any]) -> BuiltVersion | None:
-        """Return the version that the page is of: the one in force on a first page."""
+        """Return the page's version, the one in force on a first page."""
         current, wanted = self.builder.current, page.token.version
         if not wanted or (current and current.version == wanted):
             return current

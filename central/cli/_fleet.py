@@ -12,21 +12,15 @@ from whitepanda.common.protocol import ERROR_FIELD
 from whitepanda.common.tls import certificate_names, channel_credentials, is_of_another_ca, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
 
+_PAGE = 1000
+
 #: Takes a method's name and its request, and returns the answer.
 Asks = Callable[[str, Any], Any]
 
 
 @contextmanager
 def asking(address: CentralAddress, deadline_s: float) -> Iterator[Asks]:
-    """Connect to central.
-
-    Args:
-        address: where it is, and an operator's certificate.
-        deadline_s: of each question.
-
-    Raises:
-        TlsError: the files cannot be used.
-    """
+    """Connect to central with an operator's certificate; raises TlsError. Each question has `deadline_s`."""
     central, files = address.central, address.files
     options = [("grpc.ssl_target_name_override", address.server_name)] if address.server_name else []
     with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
@@ -41,8 +35,20 @@ def asking(address: CentralAddress, deadline_s: float) -> Iterator[Asks]:
         yield ask
 
 
+def ask_pages(ask: Asks, method: str, request: Any, rows: str, limit: int) -> tuple[list[Any], Any]:
+    """Return up to `limit` rows of a list, page by page, and the last page; `rows` is the answers' field."""
+    found: list[Any] = []
+    while True:
+        request.page_size = min(limit - len(found), _PAGE)
+        page = ask(method, request)
+        found += getattr(page, rows)
+        request.page_token = page.next_page_token
+        if len(found) >= limit or not page.next_page_token:
+            return found, page
+
+
 def explained(error: grpc.RpcError, address: CentralAddress, method: str, deadline_s: float) -> WhitepandaError:
-    """Say what ended the call, where, and the remedy."""
+    """Return the error that people see: what ended the call, where, and the remedy."""
     code, details = error.code(), " ".join((error.details() or "no details").split())
     where, files = f"central at {address.central}", address.files
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
@@ -60,7 +66,7 @@ def explained(error: grpc.RpcError, address: CentralAddress, method: str, deadli
 
 
 def _unavailable(address: CentralAddress, where: str, details: str) -> WhitepandaError:
-    """Say whether it is away, or which certificate does not pass."""
+    """Return the error of a connection that fails: central is away, or a certificate does not pass."""
     lower, files = details.lower(), address.files
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
@@ -76,7 +82,7 @@ def _unavailable(address: CentralAddress, where: str, details: str) -> Whitepand
 
 
 def _unfit(address: CentralAddress, where: str, details: str) -> str:
-    """Say why central's certificate does not pass; "" where it is not that."""
+    """Return why central's certificate does not pass; "" where that is not the reason."""
     lower = details.lower()
     if is_of_another_ca(details):
         remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"

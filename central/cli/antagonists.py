@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from central.cli._fleet import asking
-from central.cli._outputs import JsonOption
+from central.cli._fleet import ask_pages, asking
+from central.cli._outputs import JsonOption, grid, say
 from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.traces.fit import TraceFit, TraceFitOptions, fit_trace
 from central.traces.protocol import LEAST_MACHINES
@@ -21,7 +21,7 @@ from collector.traces.google import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
-from whitepanda.v1 import agent_pb2, fleet_pb2
+from whitepanda.v1 import fleet_pb2
 
 app = typer.Typer(
     help="Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True
@@ -32,6 +32,13 @@ MergerOption = Annotated[str, typer.Option(help="What merges records into slots:
 SparkMasterOption = Annotated[
     str, typer.Option(metavar="URL", help="Spark's master; its workers must see TMPDIR under the same name.")
 ]
+_Traces = Annotated[
+    list[Path], typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace.")
+]
+_Priority = Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")]
+_SchedulingClass = Annotated[float, typer.Option(help="... and at least this scheduling class.")]
+_MaxCpi = Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")]
+_MemoryLimit = Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")]
 
 _SHOWN = 10
 _WIDE_COLUMNS = 100  # of a screen that has room for every column
@@ -41,10 +48,7 @@ _MAX_DAY = 100_000
 
 @app.command()
 def fit(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."),
-    ],
+    traces: _Traces,
     out: Annotated[Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")],
     method: Annotated[str, typer.Option(help="whitepanda or panda.")] = "whitepanda",
     engine: EngineOption = "duckdb",
@@ -55,10 +59,10 @@ def fit(
     slot_s: Annotated[
         float, typer.Option(help="Length of a time slot, in seconds of the trace's clock; panda only.")
     ] = 300.0,
-    priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
-    scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
-    max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
-    memory_limit_mib: Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")] = 2048,
+    priority: _Priority = 120.0,
+    scheduling_class: _SchedulingClass = 2.0,
+    max_cpi: _MaxCpi = 100.0,
+    memory_limit_mib: _MemoryLimit = 2048,
     json: JsonOption = False,
 ) -> None:
     """Fit antagonist coefficients to a trace.
@@ -108,11 +112,10 @@ def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str,
 
 def _print_fit(summary: dict[str, Any]) -> None:
     is_wide = console.width >= _WIDE_COLUMNS
-    table = Table(title="Largest coefficients", title_justify="left")
-    table.add_column("job", no_wrap=True)
-    names = ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive")
-    for name in names if is_wide else names[:-1]:
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("job", "coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive")[
+        : 7 if is_wide else 6
+    ]
+    table = grid("job", *(f">{name}" for name in names[1:]), title="Largest coefficients", whole=names)
     for row in summary["top"]:
         cells = (
             f"{row['coefficient']:.4g}",
@@ -132,15 +135,12 @@ def _print_fit(summary: dict[str, Any]) -> None:
         f"written to {summary['out']} in {summary['seconds']:.1f} s",
     )
     for line in lines:
-        console.print(line, soft_wrap=True)
+        say(line)
 
 
 @app.command()
 def evaluate(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."),
-    ],
+    traces: _Traces,
     truth: Annotated[
         Path, typer.Option(metavar="TRUTH.json", help='The antagonists: JSON with "antagonists", a list of job ids.')
     ],
@@ -150,10 +150,10 @@ def evaluate(
     from_day: Annotated[int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")] = 20,
     engine: MergerOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",
-    priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
-    scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
-    max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
-    memory_limit_mib: Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")] = 2048,
+    priority: _Priority = 120.0,
+    scheduling_class: _SchedulingClass = 2.0,
+    max_cpi: _MaxCpi = 100.0,
+    memory_limit_mib: _MemoryLimit = 2048,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -182,21 +182,19 @@ def evaluate(
     if summary["events"]:
         console.print(_ranks(summary))
     else:
-        console.print(f"nothing to rank: {summary['no_event_because']}", soft_wrap=True)
+        say(f"nothing to rank: {summary['no_event_because']}")
     few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
-    console.print(
+    say(
         f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "
         f"in {summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
-        "the trace",
-        soft_wrap=True,
+        "the trace"
     )
-    console.print(rows_line(summary["rows"]), soft_wrap=True)
+    say(rows_line(summary["rows"]))
 
 
 def _ranks(summary: dict[str, Any]) -> Table:
-    table = Table(title="Rank of the true antagonists", title_justify="left")
-    for name in ("method", "mean percentile", "95 % interval", "consistency", "first is antagonist"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    titles = ("method", ">mean percentile", ">95 % interval", ">consistency", ">first is antagonist")
+    table = grid(*titles, title="Rank of the true antagonists")
     for name, found in summary["methods"].items():
         if name == "default":
             continue
@@ -236,18 +234,10 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """List the coefficients that central holds."""
-    version, rows = 0, list[agent_pb2.Coefficient]()
     with asking(operator.address(central), _DEADLINE_S) as ask:
-        token = ""
-        while len(rows) < limit:
-            request = fleet_pb2.ListCoefficientsRequest(
-                page_size=min(limit - len(rows), 1000), page_token=token, job=job
-            )
-            page = ask("ListCoefficients", request)
-            version, token = page.version, page.next_page_token
-            rows.extend(page.coefficients)
-            if not token:
-                break
+        request = fleet_pb2.ListCoefficientsRequest(job=job)
+        rows, page = ask_pages(ask, "ListCoefficients", request, "coefficients", limit)
+    version = page.version
     if json:
         coefficients = [
             {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error}
@@ -259,12 +249,10 @@ def show(
         console.print("central has built no coefficients yet")
         return
     if job and not rows:
-        console.print(f"version {version} has no coefficient of job {job}", soft_wrap=True)
+        say(f"version {version} has no coefficient of job {job}")
         return
-    table = Table(title=f"Version {version}", title_justify="left")
-    table.add_column("job", no_wrap=True)
-    for column in ("coefficient", "std. error", "task slots"):
-        table.add_column(column, justify="right")
+    titles = ("job", ">coefficient", ">std. error", ">task slots")
+    table = grid(*titles, title=f"Version {version}", whole=("job",))
     for row in rows:
         error = None if math.isnan(row.standard_error) else row.standard_error
         table.add_row(row.job, f"{row.value:.4g}", _number(error), f"{row.samples:,}")

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, is_standard_output, say
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
@@ -254,7 +254,7 @@ def make_jobs(
         return
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
     told = errors if is_standard_output(out) else console
-    told.print(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True)
+    say(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", told)
 
 
 @app.command()
@@ -296,7 +296,7 @@ def simulate(
     if json:
         print_json(told)
         return
-    console.print(f"{told['rows']:,} instances written to {out}", soft_wrap=True)
+    say(f"{told['rows']:,} instances written to {out}")
 
 
 def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
@@ -304,8 +304,7 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, R
     if not lake:
         rows = read_rows(Path(current), metric)
         return rows, read_rows(Path(new), rows.metric)
-    if "://" not in lake and not Path(lake).is_dir():
-        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+    check_lake(lake)
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
         raise UnavailableError(f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?")
@@ -322,9 +321,7 @@ def _tell(found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plo
         return
     show_comparison(found, metric, weighed_by)
     if jobs_in_all > len(found.jobs):
-        console.print(
-            f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest", soft_wrap=True
-        )
+        say(f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest")
 
 
 def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:

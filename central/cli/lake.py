@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central.cli._outputs import JsonOption
+from central.cli._outputs import JsonOption, check_lake, say
 from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
@@ -147,9 +147,7 @@ def compact(
 @contextlib.contextmanager
 def _opened(lake: str) -> Iterator[Lake]:
     """Open a lake that is one. What it or its store fails with meanwhile is one line."""
-    if "://" not in lake and not Path(lake).is_dir():
-        what = "is a file, no folder" if Path(lake).exists() else "no such folder"
-        raise UnavailableError(f"lake {lake}: {what}; central.lake_dir, or lake in central.state_dir")
+    check_lake(lake)
     try:
         opened = Lake(lake)
         if not opened.is_there():
@@ -177,7 +175,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
         who = f"lake {lake.name}: {holder} is building, or died while it did"
         if holder == UNREADABLE:
             who = lease_problem(lake.objects) or f"lake {lake.name}: nobody knows who is building"
-        errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True)
+        say(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", errors)
 
     if not lease.outwait(tell):
         raise UnavailableError(f"lake {lake.name}: {lease.holder() or watched[0]} is building; try again later")

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from central.cli._outputs import say
 from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import TlsError
@@ -107,10 +108,9 @@ def renew_(
     for name in names:
         before = renew(directory, name, days=days)
         path = Path(directory, f"{name}.crt")
-        console.print(
+        say(
             f"{path}: valid until {describe(path).not_after:%Y-%m-%d} (before: {before.not_after:%Y-%m-%d}, serial "
-            f"{before.serial}); goes where the one before is",
-            soft_wrap=True,
+            f"{before.serial}); goes where the one before is"
         )
 
 
@@ -131,7 +131,7 @@ def revoke_(
         is_new = revoke(certificate, file)
         serial = describe(certificate).serial
         what = "central.revoked_serials must name this file or a copy" if is_new else "it was there already"
-        console.print(f"{certificate}: serial {serial} is in {file}; {what}", soft_wrap=True)
+        say(f"{certificate}: serial {serial} is in {file}; {what}")
 
 
 @app.command("show")
@@ -164,7 +164,7 @@ def _certificates(path: Path) -> list[Path]:
 
 
 def _tell(files: TlsFiles, whom: str) -> None:
-    console.print(f"{files.certificate}, {files.key}: go to {whom}, with {files.ca}", soft_wrap=True)
+    say(f"{files.certificate}, {files.key}: go to {whom}, with {files.ca}")
 
 
 def _as_json(info: CertificateInfo) -> dict[str, object]:

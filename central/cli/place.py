@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, JsonOption, check_output
+from central.cli._outputs import PICTURES, JsonOption, check_output, grid, say
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added
@@ -108,7 +107,8 @@ def place(
         amounts=amounts,
     )
     to_place = wanted.vms(there)
-    _need_times(rule, to_place, vms)
+    if rule == "graham" and not all(vm.request.tau_s for vm in to_place):
+        raise InputError(f"{vms}: --rule graham needs the column tau_s, above 0 in every row")
     found = place_all(there, to_place, rule, top=top or None, largest_first=order == "largest")
     summary = explained(there, to_place, found, rule)
     if plot is not None:
@@ -157,21 +157,14 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
         told = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
         print_json(told | {"unmeasured": unmeasured} | times)
         return
-    table = Table(title=f"Hosts for {what}", title_justify="left")
-    for column in ("host", "dilation", *resources, "VMs"):
-        table.add_column(column, justify="left" if column == "host" else "right")
+    table = grid("host", ">dilation", *(f">{name}" for name in resources), ">VMs", title=f"Hosts for {what}")
     for row in rows:
         parts = [f"{row['by_resource'][each]:.3g}" for each in resources]
         table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]))
     console.print(table)
-    console.print(f"{len(rows)} of {found.hosts_in_all} hosts", soft_wrap=True)
+    say(f"{len(rows)} of {found.hosts_in_all} hosts")
     for each in found.unmeasured:
-        console.print(f"left out: {each.resource}: {each.why}", soft_wrap=True)
-
-
-def _need_times(rule: str, vms: list[Vm], path: Path) -> None:
-    if rule == "graham" and not all(vm.request.tau_s for vm in vms):
-        raise InputError(f"{path}: --rule graham needs the column tau_s, above 0 in every row")
+        say(f"left out: {each.resource}: {each.why}")
 
 
 def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any]:  # noqa: FBT001 - of a private function
@@ -182,15 +175,11 @@ def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any
         if rule == "graham" and not has_times:
             continue
         done = place_all(fleet, vms, rule, top=1, largest_first=largest_first)
-        found[rule] = {"added_dilation": done.added, "unplaced": _unplaced(done)}
+        found[rule] = {"added_dilation": done.added, "unplaced": sum(host == NOWHERE for host in done.host)}
         if has_times:
             found[rule]["makespan_s"] = done.makespan_s
             found[rule]["mean_dilation"] = _mean_dilation(vms, done)
     return found
-
-
-def _unplaced(done: Schedule) -> int:
-    return sum(host == NOWHERE for host in done.host)
 
 
 def _mean_dilation(vms: list[Vm], done: Schedule) -> float:
@@ -200,12 +189,9 @@ def _mean_dilation(vms: list[Vm], done: Schedule) -> float:
 
 def _print(summary: dict[str, Any]) -> None:
     for row in summary["placements"]:
-        console.print(f"{row['job']}: {row['why']}", soft_wrap=True)
+        say(f"{row['job']}: {row['why']}")
         if len(row["ranked"]) > 1:
-            table = Table(show_header=True, box=None)
-            table.add_column("host")
-            table.add_column("dilation", justify="right")
-            table.add_column("over 1")
+            table = grid("host", ">dilation", "over 1", box=None)
             most = max(host["dilation"] for host in row["ranked"]) - 1.0
             for host in row["ranked"]:
                 added = bar(host["dilation"] - 1.0, most, _BAR_WIDTH)
@@ -216,16 +202,14 @@ def _print(summary: dict[str, Any]) -> None:
     line = f"{placed} of {len(summary['placements'])} placed; {added}"
     if "makespan_s" in summary:
         line += f"; the last ends at {summary['makespan_s']:.2f} s"
-    console.print(line, soft_wrap=True)
+    say(line)
     if "compare" in summary:
         _print_compared(summary["compare"])
 
 
 def _print_compared(compare: dict[str, Any]) -> None:
-    table = Table(title="By rule", title_justify="left")
     names = list(next(iter(compare.values())))
-    for name in ("rule", *names):
-        table.add_column(name.replace("_", " "), justify="left" if name == "rule" else "right")
+    table = grid("rule", *(f">{name.replace('_', ' ')}" for name in names), title="By rule")
     for rule, row in compare.items():
         table.add_row(rule, *(f"{row[name]:.6g}" for name in names))
     console.print(table)

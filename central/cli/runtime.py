@@ -1,15 +1,22 @@
 """`whitepanda runtime`: how long a workload runs on a platform, alone or beside others, and bounds of that (Pitot)."""
 
-import hashlib
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
+from central.cli._outputs import (
+    PICTURES,
+    TABLES,
+    JsonOption,
+    check_lake,
+    check_output,
+    is_standard_output,
+    provenance,
+    say,
+)
 from central.lake.segments import Lake
 from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
@@ -25,7 +32,7 @@ from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from central.runtimes.update import update as update_model
 from central.tables.csv_files import write_table
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.errors import InputError
 
 app = typer.Typer(
     help="How long workloads run on platforms, alone or beside others, and bounds of that.", no_args_is_help=True
@@ -91,7 +98,7 @@ def fit(
             workloads,
             platforms,
             FitOptions(members=members, calibration=calibration, seed=seed, training=training),
-            _provenance(observations),
+            provenance(observations, "observations"),
             lambda share: bar.update(task, completed=share),
             checkpoint,
         )
@@ -105,7 +112,7 @@ def fit(
         f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds"
     )
     console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms")
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -140,7 +147,7 @@ def predict(
         told.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
     for count, size in found.unbounded.items():
         told.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
-    told.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}", told)
 
 
 @app.command()
@@ -168,12 +175,11 @@ def update(
             "rows_left_out": found.left_out,
         })  # fmt: skip
         return
-    console.print(
+    say(
         f"added {len(found.workloads):,} workloads and {len(found.platforms):,} platforms from {found.used:,} rows; "
-        f"{found.left_out:,} rows left out (nothing new, or beside what is not known)",
-        soft_wrap=True,
+        f"{found.left_out:,} rows left out (nothing new, or beside what is not known)"
     )
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -195,7 +201,7 @@ def evaluate(
         result = measure_model(fitted, rows, log_us, epsilons, words)
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
-    if _provenance(observations)["sha256"] == fitted.provenance.get("sha256"):
+    if provenance(observations, "observations")["sha256"] == fitted.provenance.get("sha256"):
         errors.print("warning: the model was fitted to this very file; errors of new rows are larger", style="yellow")
     if plot is not None:
         plot_measures(plot, result)
@@ -235,7 +241,7 @@ def embeddings(
         print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": told})
         return
     show_neighbours(found)
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -254,8 +260,7 @@ def observations(
     A row per busy VM and slot: its job, CPU platform, the jobs of the other busy VMs on the machine, and as the runtime
     the CPU time of 1e9 instructions, us. The tables of names have no features.
     """
-    if "://" not in lake and not Path(lake).is_dir():
-        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+    check_lake(lake)
     found = read_lake(Lake(lake), slot_s=slot_s, days=days, max_rows=max_rows)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -280,12 +285,11 @@ def observations(
     if found.share < 1:
         console.print(f"a sample: {found.share:.1%} of the machines' slots")
     if found.crowded or found.not_counted:
-        console.print(
+        say(
             f"left out: {found.not_counted:,} VMs' slots without instructions, {found.crowded:,} machines' slots "
-            "with more than 65 busy VMs",
-            soft_wrap=True,
+            "with more than 65 busy VMs"
         )
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 def _progress() -> Progress:
@@ -307,9 +311,3 @@ def _described(model: Model) -> dict[str, Any]:
         "calibration_rows": {str(count): len(pool.residuals) for count, pool in model.pools.items()},
         **model.provenance,
     }
-
-
-def _provenance(observations: Path) -> dict[str, Any]:
-    with observations.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"whitepanda": metadata.version("whitepanda"), "observations": observations.name, "sha256": digest}

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from central.cli._outputs import JsonOption
+from central.cli._outputs import JsonOption, grid, say
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import changed, knobs
 from central.traces.generator.write import synthesise
@@ -78,11 +77,10 @@ def synth(
         print_json({"out": str(out), "truth": str(truth), **dataclasses.asdict(written), "seconds": seconds})
         return
     shape = f"{settings.days} days, {settings.machines} machines, {written.jobs} jobs, {written.tasks:,} tasks"
-    console.print(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s", soft_wrap=True)
-    console.print(
+    say(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s")
+    say(
         f"written to {out}; {len(written.antagonists)} antagonists in {truth}, "
-        f"{written.antagonists_with_rows} of them ran",
-        soft_wrap=True,
+        f"{written.antagonists_with_rows} of them ran"
     )
 
 
@@ -96,10 +94,8 @@ def presets(json: JsonOption = False) -> None:
         print_json({"presets": named, "knobs": meanings})
         return
     for name, (text, _) in PRESETS.items():
-        console.print(f"{name}: {text}", soft_wrap=True)
-    table = Table(title="Knobs", title_justify="left")
-    for column in ("knob", "default", "meaning", "presets"):
-        table.add_column(column)
+        say(f"{name}: {text}")
+    table = grid("knob", "default", "meaning", "presets", title="Knobs")
     for name, default, text in knobs():
         others = ", ".join(f"{p} {v[name]}" for p, v in values.items() if v[name] != default)
         table.add_row(name, str(default), text, others)
