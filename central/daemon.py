@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -268,15 +268,20 @@ async def run(config: CentralConfig) -> None:
         loop.add_signal_handler(number, stopping.set)
     central = Central(config)
     refusals = Refusals(central.registry.refused)
-    with reading_standard_error(lambda line: _on_loop(loop, refusals.note, line)):
-        await _run(central, stopping)
+
+    def note(line: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(refusals.note, line)
+
+    with reading_standard_error(note):
+        await central.start()
+        gc_tuning.be_patient()
+        sys.setswitchinterval(_SWITCH_S)
+        sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
+        await _serve(central, stopping)
 
 
-async def _run(central: Central, stopping: asyncio.Event) -> None:
-    await central.start()
-    gc_tuning.be_patient()
-    sys.setswitchinterval(_SWITCH_S)
-    sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
+async def _serve(central: Central, stopping: asyncio.Event) -> None:
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())
     try:
@@ -289,11 +294,6 @@ async def _run(central: Central, stopping: asyncio.Event) -> None:
             task.cancel()
         await central.stop()
         log.get("central").info("stopped", accepted_rows=central.journal.stats.accepted_rows)
-
-
-def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None], line: str) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(call, line)
 
 
 async def _watchdog() -> None:

@@ -120,10 +120,15 @@ class HostTimelines:
         if summary is None and not len(lines) and not incidents:
             seen = f"nothing is known of host {host[:80]!r} in this time"
             raise unknown(f"{seen}; /v1/hosts lists those that connected", "host")
-        vms = sorted(_timelines(lines, (until - since) // step), key=_by_usage)
+        vms = _timelines(lines, (until - since) // step)
+        vms.sort(key=lambda vm: (-vm.mean_cpu_usage_cores, vm.vm))
         shown = vms[:top]
         for vm in shown:
-            self._add_statistics(vm)
+            built = self.builder.current
+            of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
+            known = next((each for each in of_job if each.platform == vm.platform), None)
+            vm.job_mean_cpi = float("nan") if known is None else known.mean_cpi
+            vm.job_std_cpi = float("nan") if known is None else known.std_cpi
         async with self.turns.turn():
             await self._add_names(shown, host)
             await self._add_events(shown, host, since, until)
@@ -137,13 +142,6 @@ class HostTimelines:
             vms_in_all=len(vms),
             incidents=incidents,
         )
-
-    def _add_statistics(self, vm: fleet_pb2.VmTimeline) -> None:
-        built = self.builder.current
-        of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
-        mine = next((each for each in of_job if each.platform == vm.platform), None)
-        vm.job_mean_cpi = float("nan") if mine is None else mine.mean_cpi
-        vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
 
     async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str) -> None:
         """Name VMs as their host does; VMs of other replicas, or gone before the start, as their incidents do."""
@@ -257,7 +255,3 @@ def _timelines(lines: pa.Table, steps: int) -> list[fleet_pb2.VmTimeline]:
         )
         first = end
     return found
-
-
-def _by_usage(vm: fleet_pb2.VmTimeline) -> tuple[float, str]:
-    return (-vm.mean_cpu_usage_cores, vm.vm)

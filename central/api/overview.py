@@ -180,8 +180,11 @@ class Overview:
         running, is_old = self.recent.known()
         if is_old and (self.refreshing is None or self.refreshing.done()):
             self.refreshing = asyncio.create_task(self._refresh(), name="who runs now")
+        built = self.builder.current
         for antagonist in totals.antagonists:
-            self._add_coefficient(antagonist)
+            known = None if built is None else built.coefficient(antagonist.job)
+            antagonist.coefficient = float("nan") if known is None else known.value
+            antagonist.standard_error = float("nan") if known is None else known.standard_error
         found = fleet_pb2.Overview(
             since_unix_ns=since,
             hosts=hosts,
@@ -209,12 +212,6 @@ class Overview:
         found.held_back.extend(held_back[:top])
         found.held_back_hosts = len(held_back)
         return found
-
-    def _add_coefficient(self, antagonist: fleet_pb2.Antagonist) -> None:
-        built = self.builder.current
-        found = None if built is None else built.coefficient(antagonist.job)
-        antagonist.coefficient = float("nan") if found is None else found.value
-        antagonist.standard_error = float("nan") if found is None else found.standard_error
 
     async def _refresh(self) -> None:
         try:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whitepanda.common.cli import console
+from whitepanda.common.cli import console, errors
 from whitepanda.common.errors import InputError, UnavailableError
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
@@ -67,12 +67,12 @@ def check_lake(lake: str) -> None:
         raise UnavailableError(f"lake {lake}: {what}; central.lake_dir, or lake in central.state_dir")
 
 
-def is_standard_output(path: Path) -> bool:
-    """Return whether a file to write is standard output; texts for people then go to standard error."""
+def people_console(out: Path | None) -> Console:
+    """Return where texts for people go: to standard error if the file to write is standard output."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError):  # it does not exist yet, or standard output is no file
-        return False
+        return errors if out and os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno())) else console
+    except (OSError, ValueError):  # the file does not exist yet, or standard output is no file
+        return console
 
 
 def check_output(

@@ -14,7 +14,7 @@ from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
 from central.degradation.rows import predict_rows, read_model, write_model
-from central.degradation.runs import Columns, Runs, Table, left_out_words, make_runs
+from central.degradation.runs import Columns, Table, left_out_words, make_runs
 from central.degradation.table import summary_tables
 from central.plotting.degradation import plot as write_plot
 from whitepanda.common.cli import console, errors, print_json
@@ -92,7 +92,9 @@ def fit(
         data = fit_model(measured, options, lambda step: status.update(f"fitting {step}"))
     write_model(out, data)
     if plot is not None:
-        _plot_fit(plot, measured, data, runs.name)
+        fitted = parse(data)
+        estimates = fitted.predict(*inputs_of(measured, fitted))
+        write_plot(plot, measured.degradation, estimates.degradation, np.array(estimates.models), runs.name)
     counts = dict(measured.counts)
     _warn_of_useless(data["choice"])
     if json:
@@ -101,7 +103,7 @@ def fit(
             "rows": counts,
             "features_without_values": list(measured.left_out_features),
             "choice": data["choice"],
-            "models": [_model_line(part) for part in data["models"]],
+            "models": [{name: part[name] for name in ("behaviour", "cpu_level", "rows")} for part in data["models"]],
         })  # fmt: skip
         return
     _print_rows(counts, measured.left_out_features)
@@ -232,17 +234,6 @@ def _default(table: Table, given: str | None, usual: str) -> str:
 
 def _rule_signals(table: Table) -> tuple[str, ...]:
     return RULE_SIGNALS if set(RULE_SIGNALS) <= set(table.columns) else ()
-
-
-def _plot_fit(path: Path, measured: Runs, data: dict[str, Any], name: str) -> None:
-    model = parse(data)
-    values, baseline = inputs_of(measured, model)
-    estimates = model.predict(values, baseline)
-    write_plot(path, measured.degradation, estimates.degradation, np.array(estimates.models), name)
-
-
-def _model_line(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: part[name] for name in ("behaviour", "cpu_level", "rows")}
 
 
 def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:

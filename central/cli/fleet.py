@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, is_standard_output, say
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, say
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
@@ -33,17 +33,16 @@ from central.upgrades.tables import (
     write_machines,
     write_rows,
 )
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 
 app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
 
-#: Below this share of CURRENT's weight a comparison says more about the jobs left out than about the fleet. The paper's
-#: clusters covered 82 to 91 %.
+#: Share of CURRENT's weight that a comparison needs; the paper's clusters covered 82 to 91 %.
 MIN_COVERAGE = 0.8
 
-#: Percents, standard errors and factors above it, or below its inverse, are slips.
+#: Percents, standard errors and factors beyond this or its inverse are refused as mistakes.
 _MOST = 1e6
 _MOST_INSTANCES = 2**53
 
@@ -190,9 +189,8 @@ def compare(
     except TooLittleCovered as error:
         raise InputError(
             f"{error.jobs} job{' has' if error.jobs == 1 else 's have'} {min_instances} instances on two machines of "
-            "both sides, "
-            f"{error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or lower "
-            "--min-coverage or --min-instances"
+            f"both sides, {error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or "
+            "lower --min-coverage or --min-instances"
         ) from error
     _tell(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
 
@@ -253,8 +251,7 @@ def make_jobs(
         print_json({"out": str(out), "metric": seen.metric, "jobs": len(jobs.job), "without_spread": flat})
         return
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
-    told = errors if is_standard_output(out) else console
-    say(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", told)
+    say(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", people_console(out))
 
 
 @app.command()
@@ -292,11 +289,11 @@ def simulate(
         seen.value,
     )
     write_rows(out, named)
-    told = {"out": str(out), "rows": len(named.job), "true_effect_percent": 100.0 * fleet.true_effect()}
     if json:
-        print_json(told)
+        effect_percent = 100.0 * fleet.true_effect()
+        print_json({"out": str(out), "rows": len(named.job), "true_effect_percent": effect_percent})
         return
-    say(f"{told['rows']:,} instances written to {out}")
+    say(f"{len(named.job):,} instances written to {out}")
 
 
 def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
@@ -316,8 +313,8 @@ def _tell(found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plo
     if plot is not None:
         plot_comparison(plot, found, metric)
     if json:
-        told = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
-        print_json(told | comparison_json(found))
+        about = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
+        print_json(about | comparison_json(found))
         return
     show_comparison(found, metric, weighed_by)
     if jobs_in_all > len(found.jobs):
@@ -330,9 +327,7 @@ def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
     costs = []
     for margin in margins:
         try:
-            changed = PlanOptions(
-                margin, options.t, options.min_instances, options.top, options.coverage, options.design_effect
-            )
+            changed = replace(options, margin_percent=margin, machine_std_percent=None)
             costs.append(make_plan(jobs, changed).solution.cost)
         except InputError:
             costs.append(math.nan)

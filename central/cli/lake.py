@@ -84,7 +84,7 @@ def show_stats(lake: _Lake, slot_s: _SlotS = None, json: JsonOption = False) -> 
         facts = dataclasses.asdict(found)
         print_json({"lake": lake, "slot_s": length, **facts, "days": [_json(day) for day in found.days]})
         return
-    # No table of rich's: that cuts numbers where they do not fit into the terminal, or into the 80 columns of a pipe.
+    # Not a table of rich, which cuts numbers that do not fit into the terminal, or into the 80 columns of a pipe.
     rows = [_COLUMNS, *(_cells(day) for day in found.days)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for day, *numbers in rows:
@@ -135,8 +135,8 @@ def compact(
         dropped = drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
     changed = {day: done for day, done in days.items() if done.written}
     if json:
-        told = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
-        print_json({"lake": lake, "compacted": told, "removed": removed, "dropped": dropped})
+        compacted = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
+        print_json({"lake": lake, "compacted": compacted, "removed": removed, "dropped": dropped})
         return
     for day, done in changed.items():
         line = f"{day}: {done.sources} segments into {done.written}, {done.rows:,} rows"
@@ -146,7 +146,7 @@ def compact(
 
 @contextlib.contextmanager
 def _opened(lake: str) -> Iterator[Lake]:
-    """Open a lake that is one. What it or its store fails with meanwhile is one line."""
+    """Open an existing lake; any failure of it or its store meanwhile is one line."""
     check_lake(lake)
     try:
         opened = Lake(lake)
@@ -166,7 +166,7 @@ def _opened(lake: str) -> Iterator[Lake]:
 
 @contextlib.contextmanager
 def _lease(lake: Lake) -> Iterator[Lease]:
-    """Hold the lake's lease. One that nobody renews is waited for, as a dead central leaves it."""
+    """Hold the lake's lease, after waiting for one that a dead central left."""
     lease = Lease(lake.objects, f"cli-{socket.gethostname()}-{os.getpid()}", _LEASE_S)
     watched = list[str]()
 
@@ -186,7 +186,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
 
 
 def _slot_length(lake: Lake, slot_s: float | None) -> float:
-    """Return the length of the lake's slots, s: another one would find none of them and say nothing."""
+    """Return the length of the lake's slots, s; with another one none would be found."""
     there = slot_lengths(lake)
     words = " and ".join(f"{each:g}" for each in there)
     if slot_s is not None and there and slot_s not in there:

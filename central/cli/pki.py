@@ -146,7 +146,11 @@ def show(
     """Show whose certificates these are, what for, and until when."""
     found = {str(path): describe(path) for given in files for path in _certificates(given)}
     if json:
-        print_json([{"file": path, **_as_json(info)} for path, info in found.items()])
+        times = ("not_before", "not_after")
+        print_json([
+            {"file": path, **dataclasses.asdict(info), **{name: getattr(info, name).isoformat() for name in times}}
+            for path, info in found.items()
+        ])  # fmt: skip
         return
     for path, info in found.items():
         console.print(path, style="bold", soft_wrap=True)
@@ -167,20 +171,12 @@ def _tell(files: TlsFiles, whom: str) -> None:
     say(f"{files.certificate}, {files.key}: go to {whom}, with {files.ca}")
 
 
-def _as_json(info: CertificateInfo) -> dict[str, object]:
-    values = dataclasses.asdict(info)
-    return values | {"not_before": info.not_before.isoformat(), "not_after": info.not_after.isoformat()}
-
-
 def _table(info: CertificateInfo) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     purposes = ["authority"] if info.is_ca else list(info.purposes)
+    left = Text(f"{info.days_left} days left", "yellow" if info.days_left < CERTIFICATE_WARN_DAYS else "")
     if info.days_left < 0:
         left = Text("expired", "bold red")
-    elif info.days_left < CERTIFICATE_WARN_DAYS:
-        left = Text(f"{info.days_left} days left", "yellow")
-    else:
-        left = Text(f"{info.days_left} days left")
     table.add_row("  names", ", ".join(info.names) or "-")
     table.add_row("  for", ", ".join(purposes) or "-")
     table.add_row("  valid", Text(f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, ") + left)

@@ -12,7 +12,7 @@ from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added
 from central.placement.requests import read_hosts, read_vms
-from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
+from central.placement.schedule import NOWHERE, Vm, place_all
 from central.placement.tables import numbers_by_name
 from central.plotting.figures import bar
 from whitepanda.common.cli import console, print_json
@@ -154,8 +154,8 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
         loading = dict(zip(resources, found.loading, strict=True))
         unmeasured = {each.resource: each.why for each in found.unmeasured}
         times = {"since_unix_ns": found.since_unix_ns, "until_unix_ns": found.until_unix_ns}
-        told = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
-        print_json(told | {"unmeasured": unmeasured} | times)
+        ranking = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
+        print_json(ranking | {"unmeasured": unmeasured} | times)
         return
     table = grid("host", ">dilation", *(f">{name}" for name in resources), ">VMs", title=f"Hosts for {what}")
     for row in rows:
@@ -168,7 +168,7 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
 
 
 def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any]:  # noqa: FBT001 - of a private function
-    """What each rule comes to."""
+    """Return the outcome of each rule."""
     has_times = all(vm.request.tau_s for vm in vms)
     found: dict[str, Any] = {}
     for rule in RULES:
@@ -178,13 +178,10 @@ def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any
         found[rule] = {"added_dilation": done.added, "unplaced": sum(host == NOWHERE for host in done.host)}
         if has_times:
             found[rule]["makespan_s"] = done.makespan_s
-            found[rule]["mean_dilation"] = _mean_dilation(vms, done)
+            ran = [k for k, host in enumerate(done.host) if host != NOWHERE]
+            dilations = [(done.end_s[k] - vms[k].start_s) / vms[k].request.tau_s for k in ran]
+            found[rule]["mean_dilation"] = float(np.mean(dilations))
     return found
-
-
-def _mean_dilation(vms: list[Vm], done: Schedule) -> float:
-    ran = [k for k, host in enumerate(done.host) if host != NOWHERE]
-    return float(np.mean([(done.end_s[k] - vms[k].start_s) / vms[k].request.tau_s for k in ran]))
 
 
 def _print(summary: dict[str, Any]) -> None:
@@ -203,11 +200,9 @@ def _print(summary: dict[str, Any]) -> None:
     if "makespan_s" in summary:
         line += f"; the last ends at {summary['makespan_s']:.2f} s"
     say(line)
-    if "compare" in summary:
-        _print_compared(summary["compare"])
-
-
-def _print_compared(compare: dict[str, Any]) -> None:
+    if "compare" not in summary:
+        return
+    compare = summary["compare"]
     names = list(next(iter(compare.values())))
     table = grid("rule", *(f">{name.replace('_', ' ')}" for name in names), title="By rule")
     for rule, row in compare.items():

@@ -7,16 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import (
-    PICTURES,
-    TABLES,
-    JsonOption,
-    check_lake,
-    check_output,
-    is_standard_output,
-    provenance,
-    say,
-)
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, provenance, say
 from central.lake.segments import Lake
 from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
@@ -141,13 +132,13 @@ def predict(
             "rows_without_bound": dict(found.unbounded),
         })  # fmt: skip
         return
-    told = errors if is_standard_output(out) else console
-    told.print(f"rows: {found.rows - found.unknown:,} predicted")
+    to = people_console(out)
+    to.print(f"rows: {found.rows - found.unknown:,} predicted")
     if found.unknown:
-        told.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
+        to.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
     for count, size in found.unbounded.items():
-        told.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
-    say(f"written to {out}", told)
+        to.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
+    say(f"written to {out}", to)
 
 
 @app.command()
@@ -237,8 +228,8 @@ def embeddings(
         maps = [Map(f"{part.kind}s (t-SNE)", project(part, seed), labels[part.kind]) for part in parts]
         plot_maps(plot, maps)
     if json:
-        told = {kind: asdict(one) for kind, one in found.items()}
-        print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": told})
+        near = {kind: asdict(one) for kind, one in found.items()}
+        print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": near})
         return
     show_neighbours(found)
     say(f"written to {out}")

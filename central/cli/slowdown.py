@@ -8,7 +8,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, is_standard_output, say
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, say
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.pairs import (
@@ -263,10 +263,10 @@ def pairs(
             "rows": None if asked is None else len(asked.slowdown),
         })  # fmt: skip
         return
-    told = errors if out is not None and is_standard_output(out) else console
-    _print_pairs(known, found, told)
+    to = people_console(out)
+    _print_pairs(known, found, to)
     if asked is not None:
-        say(f"{len(asked.slowdown):,} rows written to {out}", told)
+        say(f"{len(asked.slowdown):,} rows written to {out}", to)
 
 
 def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:

@@ -52,7 +52,6 @@ class IncidentRecorder:
         self._log = log.get("incidents")
         self.on_recorded: Callable[[], None] = lambda: None
         self.failure = ""  # why the history takes no reports now; "" while it does
-        self.recorded = 0  # reports that were new to the history, since the start
 
     async def run(self) -> None:
         """Record reports indefinitely; while the database is away, try again every few seconds."""
@@ -79,7 +78,6 @@ class IncidentRecorder:
         if waiting:
             rows = [row for _, row in waiting]
             new = await in_own_thread(self._store.take, rows, gap_ns=self.gap_ns, oldest_unix_ns=self._oldest_unix_ns())
-            self.recorded += new
             if new:
                 self.on_recorded()
             await self._journal.forget_triggers(waiting[-1][0])

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import urllib.parse
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,6 +58,7 @@ def _identity(told: str) -> dict[str, Any]:
 
 def _message(alert: dict[str, Any], incident_url: str) -> str:
     group = {key: alert["labels"][key] for key in ("alertname", "incident")}
+    page = urllib.parse.urlsplit(incident_url)
     key = ", ".join(f'{name}="{value}"' for name, value in group.items())
     message = {
         "version": "4",
@@ -69,7 +69,7 @@ def _message(alert: dict[str, Any], incident_url: str) -> str:
         "groupLabels": group,
         "commonLabels": alert["labels"],
         "commonAnnotations": alert["annotations"],
-        "externalURL": _origin(incident_url),
+        "externalURL": f"{page.scheme}://{page.netloc}" if incident_url else "",
         "alerts": [alert],
     }
     return json.dumps(message, allow_nan=False, separators=(",", ":"))
@@ -97,7 +97,8 @@ def _alert(incident: fleet_pb2.Incident, incident_url: str, status: str, ends_at
         "startsAt": _time(incident.first_unix_ns),
         "endsAt": ends_at,
         "generatorURL": incident_url.replace("{id}", str(incident.id)),
-        "fingerprint": _fingerprint(labels),
+        # As long as Alertmanager's; to receivers it is just a name.
+        "fingerprint": hashlib.sha256(json.dumps(sorted(labels.items())).encode()).hexdigest()[:16],
     }
 
 
@@ -113,8 +114,11 @@ def _description(incident: fleet_pb2.Incident) -> str:
     found = found_by(incident.found_by)
     parts = [
         f"found {found}" if found else "",
-        _listed("victims (slow-down)", map(_victim, incident.victims)),
-        _listed("suspects", map(_suspect, incident.suspects)),
+        _listed("victims (slow-down)", [_victim(vm) for vm in incident.victims]),
+        _listed(
+            "suspects",
+            [named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})") for vm in incident.suspects],
+        ),
         f"{incident.reports} report{'s' if incident.reports != 1 else ''}",
         _mean_n_cpi(incident),
         f"more: whitepanda incidents show {incident.id}",
@@ -133,21 +137,11 @@ def _victim(vm: fleet_pb2.IncidentVm) -> str:
     return f"{named(vm)} {slow_down(vm.slow_down) or '(slow-down not known)'}"
 
 
-def _suspect(vm: fleet_pb2.IncidentVm) -> str:
-    return named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})")
-
-
-def _listed(what: str, vms: Iterable[str]) -> str:
-    every = list(vms)
-    if not every:
+def _listed(what: str, vms: list[str]) -> str:
+    if not vms:
         return ""
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return f"{what}: {', '.join(every[:_SHOWN])}{more}"
-
-
-def _origin(incident_url: str) -> str:
-    parts = urllib.parse.urlsplit(incident_url)
-    return f"{parts.scheme}://{parts.netloc}" if incident_url else ""
+    more = f" and {len(vms) - _SHOWN} more" if len(vms) > _SHOWN else ""
+    return f"{what}: {', '.join(vms[:_SHOWN])}{more}"
 
 
 def _time(unix_ns: int) -> str:
@@ -155,9 +149,3 @@ def _time(unix_ns: int) -> str:
     whole, rest = divmod(unix_ns, 10**9)
     text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{rest // 10**6:03d}Z"
-
-
-def _fingerprint(labels: dict[str, str]) -> str:
-    """Return 16 hexadecimal digits, as Alertmanager's fingerprints have; receivers take them as a name."""
-    text = json.dumps(sorted(labels.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -45,7 +45,7 @@ class _Receiver:
     """One URL as this replica knows it; nothing is posted before `due_s` (monotonic)."""
 
     name: str
-    key: str
+    key: str  # in the database, which must not hold the secrets of a URL
     sender: Sender
     attempts: int = 0
     due_s: float = 0.0
@@ -95,8 +95,10 @@ class Webhooks:
         self._news: dict[str, asyncio.Event] = {}
         self._log = log.get("webhooks")
         names = receiver_names(section.urls)
+        make = partial(Sender, ca=section.ca, secret_file=section.secret_file, timeout_s=section.timeout_s)
         self._receivers = [
-            _Receiver(name, _key(url), self._sender(url)) for name, url in zip(names, section.urls, strict=True)
+            _Receiver(name, hashlib.sha256(url.encode()).hexdigest()[:32], make(url))
+            for name, url in zip(names, section.urls, strict=True)
         ]
 
     def wake(self) -> None:
@@ -131,10 +133,6 @@ class Webhooks:
             )
             for one in self._receivers
         ]
-
-    def _sender(self, url: str) -> Sender:
-        section = self._section
-        return Sender(url, ca=section.ca, secret_file=section.secret_file, timeout_s=section.timeout_s)
 
     async def _serve(self, receiver: _Receiver) -> None:
         news = self._news[receiver.key]
@@ -245,8 +243,3 @@ class Webhooks:
         elif receiver.error and not error:
             self._log.info("a webhook is told again", receiver=receiver.name)
         receiver.error = error
-
-
-def _key(url: str) -> str:
-    """Return a receiver's key in the database, which must not hold the secrets of its URL."""
-    return hashlib.sha256(url.encode()).hexdigest()[:32]

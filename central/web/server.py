@@ -99,7 +99,7 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
         ],
         exception_handlers={
             ApiError: _no_answer,
-            404: _not_found,
+            404: lambda _request, _error: _json({"error": "nothing is here; /openapi.json lists what there is"}, 404),
             405: _not_known,
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
         },
@@ -152,10 +152,6 @@ def _tagged(request: Request, value: Any) -> Response:
     if files.is_known(request, etag):
         return Response(status_code=304, headers=headers)
     return Response(text, media_type="application/json", headers=headers)
-
-
-def _not_found(_request: Request, _error: Exception) -> Response:
-    return _json({"error": "nothing is here; /openapi.json lists what there is"}, 404)
 
 
 def _not_known(request: Request, _error: Exception) -> Response:
