@@ -138,11 +138,11 @@ class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebhooksSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is told over HTTP when an incident begins and ends, as Alertmanager tells webhooks (docs/monitoring.md)."""
+    """Receivers of incidents over HTTP, in the form of Alertmanager's webhooks (docs/monitoring.md)."""
 
     urls: tuple[str, ...] = ()  # where messages are posted: https, or http on this machine
     secret_file: str = ""  # what signs messages, in a file that only central's user may read; "" = unsigned
-    ca: str = ""  # PEM file: who must have signed the receivers' certificates; "" = whom the system trusts
+    ca: str = ""  # PEM file: CAs of the receivers' certificates; "" = the system's
     incident_url: str = ""  # where people see an incident, `{id}` is its number; "" = nowhere
     timeout_s: float = 10.0  # for a receiver's answer
     retry_for_s: float = 86400.0  # what no receiver took in this time is given up

@@ -1,6 +1,7 @@
 """One job, and one host's VMs over time."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -227,30 +228,29 @@ def _hosts(vms: pa.Table) -> list[fleet_pb2.JobHost]:
 def _timelines(lines: pa.Table, steps: int) -> list[fleet_pb2.VmTimeline]:
     """Make each VM's time line, with its last job and platform."""
     names = lines.column("vm").to_pylist()
-    jobs, platforms = lines.column("job").to_pylist(), lines.column("platform").to_pylist()
-    sensitive = lines.column("latency_sensitive").to_pylist()
-    at = lines.column("bin").to_numpy()
-    values = {name: _floats(lines.column(name)) for name in ("cpi", "cpu_usage_cores")}
+    columns = [lines.column(name).to_pylist() for name in ("job", "platform", "latency_sensitive")]
+    at, cpi, usage = (
+        lines.column("bin").to_numpy(),
+        _floats(lines.column("cpi")),
+        _floats(lines.column("cpu_usage_cores")),
+    )
     found = []
     first = 0
-    while first < len(names):
-        end = first
-        while end < len(names) and names[end] == names[first]:
-            end += 1
-        rows, made = slice(first, end), {}
-        for name, column in values.items():
-            made[name] = np.full(steps, np.nan)
-            made[name][at[rows]] = column[rows]
+    for vm, group in itertools.groupby(names):
+        end = first + sum(1 for _ in group)
+        job, platform, is_sensitive = (column[end - 1] for column in columns)
+        vm_cpi, vm_usage = np.full((2, steps), np.nan)
+        vm_cpi[at[first:end]], vm_usage[at[first:end]] = cpi[first:end], usage[first:end]
         found.append(
             fleet_pb2.VmTimeline(
-                vm=names[first],
-                job=jobs[end - 1],
-                platform=platforms[end - 1],
-                latency_sensitive=sensitive[end - 1],
-                mean_cpi=_mean(made["cpi"]),
-                mean_cpu_usage_cores=_mean(made["cpu_usage_cores"]),
-                cpi=made["cpi"].tolist(),
-                cpu_usage_cores=made["cpu_usage_cores"].tolist(),
+                vm=vm,
+                job=job,
+                platform=platform,
+                latency_sensitive=is_sensitive,
+                mean_cpi=_mean(vm_cpi),
+                mean_cpu_usage_cores=_mean(vm_usage),
+                cpi=vm_cpi.tolist(),
+                cpu_usage_cores=vm_usage.tolist(),
             )
         )
         first = end

@@ -34,7 +34,7 @@ _REST = 9.0  # so totals take a tenth of a core at most
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class LakeCounts:
     """Segments and rows of the lake, in all and by day; `newest_unix_s` is the last segment's time, 0 for none."""
 
     segments: int
@@ -43,19 +43,15 @@ class _Counted:
     days: list[fleet_pb2.LakeDay]
 
 
-class LakeTotals:
+class LakeTotals(SharedAnswer[LakeCounts]):
     """Counts segments and rows of the lake, once for all callers."""
 
     def __init__(self, lake: Lake) -> None:
+        super().__init__(self._count, _REST)
         self._lake = lake
         self._rows: dict[str, int] = {}  # by segment
-        self._shared = SharedAnswer(self._count, _REST)
 
-    async def get(self) -> _Counted:
-        """Return the totals, perhaps of a moment ago."""
-        return await self._shared.get()
-
-    def _count(self) -> _Counted:
+    def _count(self) -> LakeCounts:
         """Count rows. Segments never change, so each footer is read once; unreadable ones are tried again."""
         counted: dict[str, int] = {}
         days: dict[date, fleet_pb2.LakeDay] = {}
@@ -72,7 +68,7 @@ class LakeTotals:
             day.rows += count or 0
             day.size_bytes += segment.size_bytes
         self._rows = counted
-        return _Counted(
+        return LakeCounts(
             segments=len(segments),
             rows=sum(counted.values()),
             newest_unix_s=max((segment.modified_unix_s for segment in segments), default=0.0),

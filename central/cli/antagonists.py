@@ -37,7 +37,7 @@ _Traces = Annotated[
 ]
 _Priority = Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")]
 _SchedulingClass = Annotated[float, typer.Option(help="... and at least this scheduling class.")]
-_MaxCpi = Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")]
+_MaxCpi = Annotated[float, typer.Option(help="A larger CPI is absurd and left out.")]
 _MemoryLimit = Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")]
 
 _SHOWN = 10
@@ -157,7 +157,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Tell how high each method ranks the true antagonists.
+    """Show how high each method ranks the true antagonists.
 
     PANDA's section 5.2: at machine slots where mnCPI is above the machine's own 99th percentile and a victim is there
     for the third slot in a row, the mean percentile of the true antagonists among the tasks that may be blamed.

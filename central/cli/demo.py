@@ -38,7 +38,7 @@ def demo(
     ] = None,
     *,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at.")
+        bool, typer.Option("--stay", help="Continue until Ctrl-C, with the fleet page, top and incidents to look at.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

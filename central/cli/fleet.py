@@ -82,14 +82,14 @@ def plan(
     ] = None,
     metric: _Metric = "",
     machine_std_percent: Annotated[
-        float | None, typer.Option(min=0.0, help="Of machines' means: tells what the baseline would need.")
+        float | None, typer.Option(min=0.0, help="Of machines' means: shows what the baseline would need.")
     ] = None,
     central: _Central = "",
     operator: Operator = OPERATOR,
     plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
-    """Say how many instances of which jobs to observe for a margin, at the least cost.
+    """Plan how many instances of which jobs to observe for a margin, at the least cost.
 
     The integer optimum, proven. With --observed it is held against the margin (by machines), and planned again with
     the larger of the old and new variances. Without a column cost, an instance costs its share of all weight.
@@ -147,7 +147,7 @@ def compare(
     plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell whether the fleet became faster: the weighted metric of the jobs that both sides have.
+    """Compare two sides of a fleet: the weighted metric of the jobs that both have.
 
     Files: CSV or Parquet with machine, job, the metric; and weight (the job's) or quota (the instance's), of CURRENT.
     With --lake or --central, a side is keys with commas between: hosts=FILE, platform=NAME, from=TIME, until=TIME, rest
@@ -171,7 +171,7 @@ def compare(
         )
         with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("CompareSides", request)
-        _tell(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
+        _show_comparison(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
         return
     if not lake and Path(current).exists() and Path(new).exists() and Path(current).samefile(new):
         errors.print("warning: CURRENT and NEW are the same file", style="yellow")
@@ -192,7 +192,7 @@ def compare(
             f"both sides, {error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or "
             "lower --min-coverage or --min-instances"
         ) from error
-    _tell(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
+    _show_comparison(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
 
 
 @app.command()
@@ -308,7 +308,9 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, R
     return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
 
 
-def _tell(found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool) -> None:
+def _show_comparison(
+    found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool
+) -> None:
     """Draw and print a comparison."""
     if plot is not None:
         plot_comparison(plot, found, metric)
@@ -318,7 +320,7 @@ def _tell(found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plo
         return
     show_comparison(found, metric, weighed_by)
     if jobs_in_all > len(found.jobs):
-        say(f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest")
+        say(f"{jobs_in_all:,} jobs in all, of which central sends the {len(found.jobs):,} heaviest")
 
 
 def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:

@@ -22,7 +22,9 @@ from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-app = typer.Typer(help="VMs that suffer in the fleet: where, when, by how much, whom to suspect.", no_args_is_help=True)
+app = typer.Typer(
+    help="VMs that suffer in the fleet: where, when, by how much, and the suspects.", no_args_is_help=True
+)
 
 _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
@@ -51,9 +53,8 @@ def list_(
 ) -> None:
     """List incidents, the last that began first. Times are UTC.
 
-    SLOW-DOWN is that of the victim that is named, the slowest one, with its interval, and "CPI" where it is of CPI
-    rather than of latency: of an open incident now, else at
-    its worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
+    SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" where it
+    is of CPI rather than of latency. FOUND BY: the host's own baselines, or the fleet's statistics.
     """
     request = fleet_pb2.ListIncidentsRequest(
         host=host,

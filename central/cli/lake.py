@@ -174,7 +174,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
         watched.append(holder)
         who = f"lake {lake.name}: {holder} is building, or died while it did"
         if holder == UNREADABLE:
-            who = lease_problem(lake.objects) or f"lake {lake.name}: nobody knows who is building"
+            who = lease_problem(lake.objects) or f"lake {lake.name}: it is not known who is building"
         say(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", errors)
 
     if not lease.outwait(tell):

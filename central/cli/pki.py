@@ -55,7 +55,7 @@ def central(
     first, *others = name
     addresses = [*others, *(address or ())]
     files = issue(directory, first, server=True, addresses=addresses, days=days, force=force)
-    _tell(files, "central")
+    _say_issued(files, "central")
 
 
 @app.command("host")
@@ -68,7 +68,7 @@ def host(
 ) -> None:
     """Issue certificates of hosts. A host speaks for the name in its certificate only."""
     for name in names:
-        _tell(issue(directory, name, days=days, force=force), f"host {name}")
+        _say_issued(issue(directory, name, days=days, force=force), f"host {name}")
 
 
 @app.command("operator")
@@ -80,7 +80,7 @@ def operator(
     force: Force = False,
 ) -> None:
     """Issue the certificate of people and tools that ask the fleet API."""
-    _tell(issue(directory, name, days=days, force=force), "whoever asks the fleet API")
+    _say_issued(issue(directory, name, days=days, force=force), "users of the fleet API")
 
 
 @app.command("importer")
@@ -92,7 +92,7 @@ def importer(
     force: Force = False,
 ) -> None:
     """Issue the certificate of `whitepanda replay`, which may submit rows of any machine."""
-    _tell(issue(directory, name, days=days, force=force), "whoever replays traces")
+    _say_issued(issue(directory, name, days=days, force=force), "users of `whitepanda replay`")
 
 
 @app.command("renew")
@@ -167,8 +167,8 @@ def _certificates(path: Path) -> list[Path]:
     return found
 
 
-def _tell(files: TlsFiles, whom: str) -> None:
-    say(f"{files.certificate}, {files.key}: go to {whom}, with {files.ca}")
+def _say_issued(files: TlsFiles, to: str) -> None:
+    say(f"{files.certificate}, {files.key}: go to {to}, with {files.ca}")
 
 
 def _table(info: CertificateInfo) -> Table:

@@ -63,8 +63,8 @@ def fit(
     """Fit a model to measured runtimes.
 
     An interferer that is empty means alone; several are columns interferer_1, interferer_2 and so on, or one column
-    interferers with a list or names between semicolons. A fit that was stopped goes on where it was, if it is asked for
-    again: until the model is written, MODEL.partial keeps what is trained.
+    interferers with a list or names between semicolons. A fit that was stopped continues when it is
+    started again: until the model is written, MODEL.partial keeps what is trained.
     """
     check_output(
         out,

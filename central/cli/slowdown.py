@@ -57,7 +57,7 @@ def estimate(
 
     A job's row has the share of its time alone that it spends at each resource; what is missing to 1 it idles. Its
     dilation, with all of them there, is 1 + p . P - p . p, where P is the sum of all rows and a resource of c units
-    counts as c elements of p / c. tau_s is its time alone: then completion times are told, by events, as jobs arrive
+    counts as c elements of p / c. tau_s is its time alone: then completion times are shown, as jobs arrive
     (start_s, default 0) and end.
     """
     if plot is not None:
@@ -165,7 +165,7 @@ def profile(
 
 
 def _refuse_without_vectors(path: Path, found: Profiles) -> None:
-    """Let the command fail, once all is told, where copies of a job gave no vector."""
+    """Fail, after all output, where copies of a job gave no vector."""
     without = [job for job in found.jobs if job.loading is None and not job.candidates]
     if without:
         more = f" and {len(without) - 1:,} more" if len(without) > 1 else ""

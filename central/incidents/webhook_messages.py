@@ -22,37 +22,37 @@ _NOT_OVER = "0001-01-01T00:00:00Z"  # Go's zero time: what Alertmanager writes f
 _SHOWN = 5  # VMs of each kind by name; the incident has all
 
 
-def firing(incident: fleet_pb2.Incident, incident_url: str, told: str = "") -> str:
+def firing(incident: fleet_pb2.Incident, incident_url: str, before: str = "") -> str:
     """Return the message of an ongoing incident, one line of JSON.
 
     Args:
         incident: with its VMs, the worst first.
         incident_url: where people see it, `{id}` is its number; "" for nowhere.
-        told: the previous message from here, whose labels and beginning stay; "" where there was none.
+        before: the previous message from here, whose labels and beginning stay; "" where there was none.
     """
     alert = _alert(incident, incident_url, "firing", _NOT_OVER)
-    return _message(alert | (_identity(told) if told else {}), incident_url)
+    return _message(alert | (_identity(before) if before else {}), incident_url)
 
 
-def resolved(incident: fleet_pb2.Incident | None, told: str, incident_url: str, *, ended_unix_ns: int) -> str:
+def resolved(incident: fleet_pb2.Incident | None, before: str, incident_url: str, *, ended_unix_ns: int) -> str:
     """Return the message that an incident is over, one line of JSON.
 
     Args:
         incident: as it is now; None where it is gone: forgotten, or part of an earlier one.
-        told: the message from `firing`, whose labels and beginning stay.
+        before: the message from `firing`, whose labels and beginning stay.
         incident_url: as there.
         ended_unix_ns: when an incident that is gone ended.
     """
     if incident is None:
-        alert = json.loads(told)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
+        alert = json.loads(before)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
     else:
-        alert = _alert(incident, incident_url, "resolved", _time(incident.last_unix_ns)) | _identity(told)
+        alert = _alert(incident, incident_url, "resolved", _time(incident.last_unix_ns)) | _identity(before)
     return _message(alert, incident_url)
 
 
-def _identity(told: str) -> dict[str, Any]:
+def _identity(before: str) -> dict[str, Any]:
     """Return the parts by which receivers recognise the alert of a message."""
-    first = json.loads(told)["alerts"][0]
+    first = json.loads(before)["alerts"][0]
     return {key: first[key] for key in ("labels", "startsAt", "fingerprint")}
 
 

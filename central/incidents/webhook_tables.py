@@ -32,7 +32,7 @@ notices = Table(
     sqlite_autoincrement=True,  # a number is never used twice
 )
 #: Incidents that the receiver knows as ongoing, or will by a notice that waits.
-told = Table(
+sent = Table(
     "webhook_told",
     METADATA,
     Column("receiver", Text, primary_key=True),
@@ -110,22 +110,22 @@ def change(
     Returns:
         How many were dropped.
     """
-    mine = told.c.receiver == receiver
+    mine = sent.c.receiver == receiver
     i = incidents.c
-    is_new = told.c.incident.is_(None)
-    has_suspect_now = (told.c.suspect_vm == "") & (i.suspect_vm != "")
+    is_new = sent.c.incident.is_(None)
+    has_suspect_now = (sent.c.suspect_vm == "") & (i.suspect_vm != "")
     begun = connection.execute(
-        select(incidents, told.c.message.label("told"))
-        .outerjoin(told, mine & (told.c.incident == i.id))
+        select(incidents, sent.c.message.label("before"))
+        .outerjoin(sent, mine & (sent.c.incident == i.id))
         .where(is_open(open_since_unix_ns), is_new | has_suspect_now)
         .order_by(i.first_unix_ns, i.id)
         .limit(_AT_ONCE)
     ).all()
     over = connection.execute(
-        select(told.c.incident, told.c.message, i.id)
-        .outerjoin(incidents, i.id == told.c.incident)
+        select(sent.c.incident, sent.c.message, i.id)
+        .outerjoin(incidents, i.id == sent.c.incident)
         .where(mine, i.id.is_(None) | (i.last_unix_ns < open_since_unix_ns))
-        .order_by(told.c.incident)
+        .order_by(sent.c.incident)
         .limit(_AT_ONCE)
     ).all()
     if not begun and not over:
@@ -137,10 +137,10 @@ def change(
         new.append(
             webhook_messages.resolved(known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns)
         )
-        connection.execute(delete(told).where(mine, told.c.incident == row.incident))
+        connection.execute(delete(sent).where(mine, sent.c.incident == row.incident))
     for row in begun:
-        new.append(webhook_messages.firing(known[row.id], incident_url, row.told or ""))
-        statement = insert_into(connection, told).values(
+        new.append(webhook_messages.firing(known[row.id], incident_url, row.before or ""))
+        statement = insert_into(connection, sent).values(
             receiver=receiver, incident=row.id, message=new[-1], suspect_vm=row.suspect_vm
         )
         said = {"message": statement.excluded.message, "suspect_vm": statement.excluded.suspect_vm}
@@ -188,6 +188,6 @@ def forget_receivers(connection: Connection, *, unclaimed_for_ns: int, now_unix_
     before = _now(connection, now_unix_ns) - unclaimed_for_ns
     gone = select(receivers.c.receiver).where(receivers.c.until_unix_ns < before)
     names = list(connection.scalars(gone))
-    for table in (notices, told, receivers):
+    for table in (notices, sent, receivers):
         connection.execute(delete(table).where(table.c.receiver.in_(names)))
     return len(names)

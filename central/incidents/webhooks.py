@@ -142,12 +142,12 @@ class Webhooks:
                 pause_s = await self._turn(receiver)
             except StoreError as error:
                 receiver.is_leased = False  # by the time that the database answers another may have it
-                self._tell(receiver, f"incident history does not answer: {error}")
+                self._set_error(receiver, f"incident history does not answer: {error}")
                 pause_s = self._timing.poll_s
             except Exception as error:  # noqa: BLE001 - one receiver must not end the others or central
                 receiver.is_leased = False
                 receiver.failed += 1
-                self._tell(receiver, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                self._set_error(receiver, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
                 await asyncio.sleep(self._timing.last_retry_s)
                 continue
             if pause_s > 0:
@@ -161,7 +161,7 @@ class Webhooks:
         """Make new notices and post the next one, if it is due; return how long to wait before the next turn."""
         notice = await in_own_thread(self._look, receiver)
         if notice is None:
-            self._tell(receiver, "")
+            self._set_error(receiver, "")
             return self._timing.poll_s
         early_s = receiver.due_s - time.monotonic()
         if early_s > 0:
@@ -175,9 +175,9 @@ class Webhooks:
             else:
                 await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
                 receiver.delivered += 1
-            self._tell(receiver, "")
+            self._set_error(receiver, "")
             return 0.0
-        self._tell(receiver, answer.why)
+        self._set_error(receiver, answer.why)
         receiver.due_s = time.monotonic() + self._delay_s(receiver, answer)
         receiver.attempts += 1
         if self._clock() - notice.created_unix_ns > self._section.retry_for_s * 1e9:
@@ -237,9 +237,9 @@ class Webhooks:
                 self._log.info("webhooks that are configured no more are forgotten", receivers=gone)
             await asyncio.sleep(_DAY_S)
 
-    def _tell(self, receiver: _Receiver, error: str) -> None:
+    def _set_error(self, receiver: _Receiver, error: str) -> None:
         if error and not receiver.error:
-            self._log.error("a webhook cannot be told; notices wait", receiver=receiver.name, why=error)
+            self._log.error("a webhook does not take notices; they wait", receiver=receiver.name, why=error)
         elif receiver.error and not error:
-            self._log.info("a webhook is told again", receiver=receiver.name)
+            self._log.info("a webhook takes notices again", receiver=receiver.name)
         receiver.error = error

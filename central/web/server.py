@@ -116,10 +116,8 @@ class _OwnNameOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = Headers(scope=scope).get("host", "")
-        app = self.app
-        if not is_own_name(name, ()):
-            error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
-            app = _json({"error": error}, 400)
+        error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
+        app = self.app if is_own_name(name, ()) else _json({"error": error}, 400)
         await app(scope, receive, send)
 
 
@@ -140,8 +138,8 @@ def _no_answer(_request: Request, error: Exception) -> Response:
     return _json({"error": str(error), **given}, _STATUS.get(error.code, 500))
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(value, allow_nan=False), status, headers, media_type="application/json")
 
 
 def _tagged(request: Request, value: Any) -> Response:
@@ -160,7 +158,7 @@ def _not_known(request: Request, _error: Exception) -> Response:
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=allow)
     error = f"{request.method[:20]} is not known here; known: {allow['Allow']}"
-    return Response(json.dumps({"error": error}), 405, allow, media_type="application/json")
+    return _json({"error": error}, 405, allow)
 
 
 class HttpApi:

@@ -178,7 +178,7 @@ async def test_what_waits_is_told_by_the_next_start(store, receiver):
         connection.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=NOW - 31 * 86_400 * S))
     async with running(webhooks(store)):  # no URL any more
         await until(lambda: store.write(lambda c: c.scalar(sa.func.count(webhook_tables.receivers.c.receiver))) == 0)
-    assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.told))) == 0
+    assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.sent))) == 0
 
 
 async def test_that_notices_what_is_forgotten_before_it_was_taken(store, receiver, monkeypatch):
