@@ -39,18 +39,7 @@ _AT_ONCE = 4  # questions; fewer than asyncio's own pool has threads
 class Fleet:
     """Answers the methods of `whitepanda.v1.Fleet`, asked by gRPC or HTTP. Lists are in a stable order.
 
-    Args:
-        journal: totals, hosts and events.
-        registry: which hosts are connected.
-        lake: windows.
-        builder: the version in force, and how the last build went.
-        incidents: their history.
-        placement: how loading vectors are made of windows.
-        runtime: where the model of runtimes is.
-        importers: certificate names that send traces.
-        gap_ns: an incident without a report for so long is over.
-        parts: the rest of central.
-        clock_unix_ns: the time.
+    `importers` are certificate names that send traces. An incident is over after `gap_ns` without a report.
     """
 
     def __init__(
@@ -113,15 +102,9 @@ class Fleet:
         }
 
     async def answer(self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None) -> Any:
-        """Answer a request of an authorised caller, when its turn comes.
+        """Answer an authorised caller's request, when its turn comes; raises ApiError where there is no answer.
 
-        Args:
-            method: its name in fleet.proto.
-            request: the message.
-            has_left: returns whether the client left while it waited; then nothing is asked.
-
-        Raises:
-            ApiError: there is no answer; CANCELLED: the client left.
+        `has_left` returns whether the client left while it waited; then nothing is asked (CANCELLED).
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):

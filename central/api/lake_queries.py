@@ -73,12 +73,7 @@ class RecentVms:
         return last, not self._is_good(last) and not 0 < wait_ns <= _FAILED_NS
 
     def read(self) -> Running:
-        """Return which VMs run now, or did at most `refresh_s` ago.
-
-        Raises:
-            SlowError: it takes longer than 20 s.
-            LakeError, OSError: the lake cannot be read.
-        """
+        """Return which VMs run now, or did at most `refresh_s` ago; raises as `read_lines` does."""
         with self._lock:
             last = self._last
             if last is None or not self._is_good(last):

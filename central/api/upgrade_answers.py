@@ -34,13 +34,7 @@ _MOST_NAMED = 3  # unknown hosts in one message
 
 
 def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
-    """Answer PlanObservation.
-
-    Raises:
-        ApiError: the request is wrong, or the lake has no such samples.
-        InputError: the margin is out of reach.
-        LakeError: the lake is damaged or newer than this program.
-    """
+    """Answer PlanObservation; raises ApiError, InputError where the margin is out of reach, and LakeError."""
     options, metric = _plan_options(request), _metric(request.metric)
     side = _side(_JOBS, request, "", (), now_ns)
     rows = _read(lake, side, metric)
@@ -65,17 +59,9 @@ def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_
 def compare_sides(
     lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known_hosts: Collection[str] = ()
 ) -> fleet_pb2.SideComparison:
-    """Answer CompareSides.
+    """Answer CompareSides; raises ApiError and LakeError.
 
-    Args:
-        lake: where samples are read.
-        request: the question.
-        now_ns: now, in ns since 1970.
-        known_hosts: that ever connected; other ones are refused unless the lake has samples of them.
-
-    Raises:
-        ApiError: the request is wrong, a side has no samples, a host is unknown, or the sides share too few jobs.
-        LakeError: the lake is damaged or newer than this program.
+    `known_hosts` ever connected; other hosts are refused unless the lake has samples of them.
     """
     metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
     current, new = (_read(lake, side, metric, known_hosts) for side in sides)

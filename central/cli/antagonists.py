@@ -56,9 +56,7 @@ def fit(
     until_day: Annotated[
         int | None, typer.Option(min=1, max=_MAX_DAY, help="Only the days before this one; the first is 0.")
     ] = None,
-    slot_s: Annotated[
-        float, typer.Option(help="Length of a time slot, in seconds of the trace's clock; panda only.")
-    ] = 300.0,
+    slot_s: Annotated[float, typer.Option(help="Length of a time slot, s of the trace's clock; panda only.")] = 300.0,
     priority: _Priority = 120.0,
     scheduling_class: _SchedulingClass = 2.0,
     max_cpi: _MaxCpi = 100.0,
@@ -141,12 +139,8 @@ def _print_fit(summary: dict[str, Any]) -> None:
 @app.command()
 def evaluate(
     traces: _Traces,
-    truth: Annotated[
-        Path, typer.Option(metavar="TRUTH.json", help='The antagonists: JSON with "antagonists", a list of job ids.')
-    ],
-    methods: Annotated[
-        str | None, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
-    ] = None,
+    truth: Annotated[Path, typer.Option(metavar="TRUTH.json", help='JSON with "antagonists", a list of job ids.')],
+    methods: Annotated[str | None, typer.Option(help="Names (a,b,c): panda, panda_local, ...; default: all.")] = None,
     from_day: Annotated[int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")] = 20,
     engine: MergerOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",

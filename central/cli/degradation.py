@@ -45,15 +45,11 @@ def fit(
     memory_bound_from: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of stalls on memory of a memory-bound VM.")
     ] = 0.5,
-    min_baseline_rows: Annotated[
-        int, typer.Option(min=0, help="Fewer make a baseline too young; 0: from the runs.")
-    ] = 0,
+    min_baseline_rows: Annotated[int, typer.Option(min=0, help="Fewer: baseline too young; 0: from the runs.")] = 0,
     calibrate_by: Annotated[
         str, typer.Option(metavar="run|scenario", help="Intervals cover new runs, or new scenarios.")
     ] = "run",
-    baseline_rows: Annotated[
-        bool, typer.Option(help="Fit to the baseline rows too, whose degradation is about 1.")
-    ] = True,
+    baseline_rows: Annotated[bool, typer.Option(help="Fit to the baseline rows too (degradation about 1).")] = True,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -158,9 +154,7 @@ def evaluate(
     folds: Annotated[int, typer.Option(min=0, help="Re-fit in so many folds of rows; 0: as it is.")] = 0,
     method: Annotated[str, typer.Option(metavar="NAME", help="Re-fit this one; default: the model's.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the folds and fits.")] = 0,
-    scenario: Annotated[
-        str | None, typer.Option(metavar="COL", help="Default: the model's column of scenarios.")
-    ] = None,
+    scenario: Annotated[str | None, typer.Option(metavar="COL", help="Default: the model's scenario column.")] = None,
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
     json: JsonOption = False,

@@ -30,12 +30,8 @@ _MAX_SHORT = 60  # bytes of a path that leaves room for a folder's and a socket'
 
 
 def demo(
-    seed: Annotated[
-        int, typer.Option(min=0, max=_MAX_SEED, help="Makes another fleet, with another antagonist.")
-    ] = _DEFAULT_SEED,
-    keep: Annotated[
-        Path | None, typer.Option(help="Work in this new folder and keep it: configurations, logs, truth.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=_MAX_SEED, help="Of the fleet and its antagonist.")] = _DEFAULT_SEED,
+    keep: Annotated[Path | None, typer.Option(help="Folder to make and keep: configurations, logs, truth.")] = None,
     *,
     stay: Annotated[
         bool, typer.Option("--stay", help="Continue until Ctrl-C, with the fleet page, top and incidents to look at.")

@@ -71,15 +71,11 @@ def plan(
     t: Annotated[float, typer.Option(help="Standard errors in it; 2: about 95 %.")] = 2.0,
     min_instances: _MinInstances = MIN_INSTANCES,
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
-    coverage: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest with this share of the weight.")
-    ] = None,
+    coverage: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest, of this weight.")] = None,
     design_effect: Annotated[
         float, typer.Option(min=1.0, help="Multiplies variances: instances of a machine are not independent.")
     ] = 1.0,
-    observed: Annotated[
-        Path | None, typer.Option(metavar="ROWS", help="What was observed by then: is it enough, what more.")
-    ] = None,
+    observed: Annotated[Path | None, typer.Option(metavar="ROWS", help="What was observed: is it enough?")] = None,
     metric: _Metric = "",
     machine_std_percent: Annotated[
         float | None, typer.Option(min=0.0, help="Of machines' means: shows what the baseline would need.")
@@ -197,9 +193,7 @@ def compare(
 
 @app.command()
 def draw(
-    rows: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="Every instance of the fleet: machine, job; any metric.")
-    ],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Instances of the fleet: machine, job; any metric.")],
     machines: Annotated[int | None, typer.Option(help="So many; default: what the plan needs.")] = None,
     plan: Annotated[  # noqa: A002, RUF100 - the option's name
         Path | None, typer.Option(metavar="PLAN.json", help="From `fleet plan --json`.")
@@ -262,9 +256,7 @@ def simulate(
     instances: Annotated[int, typer.Option(min=50, help="Their instances, about.")] = 20_000,
     effect_percent: Annotated[float, typer.Option(help="By how much the upgrade raises the metric.")] = 7.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the fleet.")] = 0,
-    upgraded: Annotated[
-        Path | None, typer.Option(metavar="MACHINES", help="Only these machines, after the upgrade.")
-    ] = None,
+    upgraded: Annotated[Path | None, typer.Option(metavar="MACHINES", help="Only these machines, upgraded.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write the instances of a simulated fleet, to try the other commands on."""

@@ -44,9 +44,7 @@ def list_(
     suspect_job: Annotated[str, typer.Option(help="Only where some report suspects this job first.")] = "",
     victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
-    hours: Annotated[
-        float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only those of the last so many hours.")
-    ] = None,
+    hours: Annotated[float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only of the last so many hours.")] = None,
     open_only: Annotated[bool, typer.Option("--open", help="Only where VMs suffer now.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     json: JsonOption = False,

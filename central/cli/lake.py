@@ -106,12 +106,8 @@ def compact(
         int | None,
         typer.Option(help="Also delete samples of days so much older than the newest; slots stay.", min=1, max=36_500),
     ] = None,
-    min_segments: Annotated[
-        int, typer.Option(help="Leave fewer segments of one journal and day alone.", min=2)
-    ] = MIN_SOURCES,
-    grace_s: Annotated[
-        float, typer.Option(help="Keep merged segments so long, for readers that listed them before.", min=0)
-    ] = GRACE_S,
+    min_segments: Annotated[int, typer.Option(help="Merge from so many of a journal and day.", min=2)] = MIN_SOURCES,
+    grace_s: Annotated[float, typer.Option(help="Keep merged segments so long, for earlier readers.", min=0)] = GRACE_S,
     json: JsonOption = False,
 ) -> None:
     """Merge the small segments of each day; the rows stay the same."""

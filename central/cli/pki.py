@@ -98,9 +98,7 @@ def importer(
 @app.command("renew")
 def renew_(
     directory: Folder,
-    names: Annotated[
-        list[str], typer.Argument(help="Names that certificates were issued to, NAME.crt there.", show_default=False)
-    ],
+    names: Annotated[list[str], typer.Argument(help="Names of certificates, NAME.crt there.", show_default=False)],
     *,
     days: Days = LEAF_DAYS,
 ) -> None:
@@ -116,9 +114,7 @@ def renew_(
 
 @app.command("revoke")
 def revoke_(
-    certificates: Annotated[
-        list[Path], typer.Argument(help="Certificates, PEM, that are no longer to count.", show_default=False)
-    ],
+    certificates: Annotated[list[Path], typer.Argument(help="Certificates (PEM) to revoke.", show_default=False)],
     *,
     into: Annotated[
         Path | None,

@@ -68,9 +68,7 @@ def place(
     order: Annotated[str, typer.Option(help="Of VMs that arrive at one moment: given, or largest first.")] = "given",
     top: Annotated[int, typer.Option(min=0, help="Hosts to list per VM; 0: all with room.")] = _TOP,
     compare: Annotated[bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: what each resource adds; per VM placed, or live host.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what resources add, by VM or host.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Rank hosts for new VMs by what they would suffer there.

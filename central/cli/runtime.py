@@ -43,20 +43,12 @@ _EPSILONS = "0.1,0.05,0.01"
 @app.command()
 def fit(
     observations: _Observations,
-    workload_features: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV or Parquet: workload, and columns of numbers.")
-    ],
-    platform_features: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV or Parquet: platform, and columns of numbers.")
-    ],
+    workload_features: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet: workload, numeric columns.")],
+    platform_features: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet: platform, numeric columns.")],
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
     members: Annotated[int, typer.Option(min=1, max=64, help="Models that are averaged.")] = 8,
-    calibration: Annotated[
-        float, typer.Option(min=0.02, max=0.5, help="Share of rows that only calibrate the bounds.")
-    ] = 0.1,
-    steps: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Steps of training per member; 0: by the number of rows.")
-    ] = 0,
+    calibration: Annotated[float, typer.Option(min=0.02, max=0.5, help="Share of rows for calibrating bounds.")] = 0.1,
+    steps: Annotated[int, typer.Option(min=0, max=1_000_000, help="Training steps per member; 0: by the rows.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of all randomness.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -112,9 +104,7 @@ def predict(
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     epsilon: _Epsilon = _EPSILONS,
-    skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Rows with unknown names stay empty, and are counted.")
-    ] = False,
+    skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="Leave rows with unknown names empty.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict runtimes, and bounds that a share of runs does not exceed.
@@ -240,9 +230,7 @@ def observations(
     lake: Annotated[str, typer.Argument(metavar="LAKE", help="Central's, a folder or s3://bucket/prefix.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write three tables to.")],
     days: Annotated[int, typer.Option(min=1, max=3660, help="So many of the newest days of slots.")] = 7,
-    max_rows: Annotated[
-        int, typer.Option(min=100, max=1_000_000, help="About so many at most, of more a sample.")
-    ] = 200_000,
+    max_rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Sample down to about so many.")] = 200_000,
     slot_s: Annotated[float, typer.Option(min=1, max=86_400, help="As build.slot_s of central.")] = 300.0,
     json: JsonOption = False,
 ) -> None:

@@ -129,12 +129,10 @@ def _print(found: dict[str, Any], jobs: Jobs) -> None:
 @app.command()
 def profile(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Runs or samples of jobs; its columns say which.")],
-    rest: Annotated[
-        str, typer.Option(metavar="NAME", help="Resource of what the other shares of busy jobs leave.")
-    ] = "",
+    rest: Annotated[str, typer.Option(metavar="NAME", help="Resource that gets the rest of busy jobs' time.")] = "",
     larger: Annotated[str, typer.Option(metavar="NAME", help="Of copies: the resource with the larger share.")] = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="LOADINGS.csv", help="Write what `estimate` and `place` read.")
+        Path | None, typer.Option(metavar="LOADINGS.csv", help="To write: input of `estimate`, `place`.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what was measured, with intervals.")] = None,
     json: JsonOption = False,
@@ -213,15 +211,9 @@ def pairs(
             metavar="MEASURED", help="CSV, Parquet: workload, platform, interferer, runtime_us or slowdown."
         ),
     ],
-    rows: Annotated[
-        Path | None, typer.Option(metavar="ROWS", help="Predict these: workload, platform, interferer.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: ROWS with a column slowdown.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: the held-out pairs, measured and predicted.")
-    ] = None,
+    rows: Annotated[Path | None, typer.Option(metavar="ROWS", help="Predict: workload, platform, interferer.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: ROWS and their slowdown.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: held-out pairs, measured, predicted.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the held-out fifth, and of fits.")] = 0,
     json: JsonOption = False,
 ) -> None:

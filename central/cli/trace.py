@@ -27,13 +27,9 @@ def synth(
     machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
     batch_jobs: Annotated[int | None, typer.Option(help="Ordinary batch jobs.")] = None,
     antagonists: Annotated[int | None, typer.Option(help="Antagonist batch jobs.")] = None,
-    strength: Annotated[
-        float | None, typer.Option(help="antagonist_effect: contention by one antagonist's task.")
-    ] = None,
+    strength: Annotated[float | None, typer.Option(help="antagonist_effect: contention per antagonist's task.")] = None,
     noise: Annotated[float | None, typer.Option(help="cpi_noise: spread of CPI from slot to slot.")] = None,
-    companions: Annotated[
-        int | None, typer.Option(help="Confounding: innocent jobs that ride along with antagonists.")
-    ] = None,
+    companions: Annotated[int | None, typer.Option(help="Confounding: innocent jobs beside antagonists.")] = None,
     burners: Annotated[int | None, typer.Option(help="CPU burners that hurt nobody.")] = None,
     platforms: Annotated[int | None, typer.Option(help="CPU platforms, whose CPI differs.")] = None,
     corrupted: Annotated[float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")] = None,

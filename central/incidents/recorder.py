@@ -24,11 +24,7 @@ _PRUNE_INTERVAL_S = 3600.0
 class IncidentRecorder:
     """One central's way from journal to history.
 
-    Args:
-        section: gap and retention.
-        slot_s: hosts report once per slot, so a gap is at least two.
-        journal: where reports wait.
-        store: where they go.
+    Hosts report once per slot (`slot_s`), so a gap is at least two.
 
     Attributes:
         gap_ns: reports of one incident are no further apart.

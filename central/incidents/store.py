@@ -58,8 +58,8 @@ class IncidentStore:
     Every method raises StoreError where the database does not answer; then nothing was written.
 
     Args:
-        url: `postgresql://user:password@host/database`, or "" for SQLite.
-        folder: where SQLite's file is, `incidents.sqlite`.
+        url: `postgresql://user:password@host/database`, or "" for SQLite in `folder`.
+        folder: of SQLite's file, `incidents.sqlite`.
 
     Raises:
         UnavailableError: it cannot be opened; says why and the remedy, never the password.

@@ -60,14 +60,8 @@ class _Receiver:
 class Webhooks:
     """All receivers of one central.
 
-    Args:
-        section: who they are.
-        store: incident history.
-        holder: this central's own name, its journal's `origin`: after a restart with it, leases still hold.
-        gap_ns: an incident is over without a report for so long.
-        clock_unix_ns: central's clock.
-        timing: for tests.
-        rng: for the jitter.
+    `holder` is this central's own name, its journal's `origin`: after a restart with it, leases still hold. An incident
+    is over after `gap_ns` without a report. `timing` and `rng` (jitter) are for tests.
 
     Raises:
         ConfigError: `webhooks.secret_file` cannot be used.

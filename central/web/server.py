@@ -169,7 +169,7 @@ class HttpApi:
         listen: host:port; port 0 takes a free one, `port` has it once started.
         tls: used where `listen` is not loopback.
         access: who may ask there.
-        section: how many connections, and how long a client may take.
+        section: limits of connections.
         refused: counts refusals by reason.
     """
 
