@@ -136,15 +136,11 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> "Certif
     anew = f"`whitepanda pki {'central' if 'server' in info.purposes else 'host'} --force`"
     revoked = directory / REVOKED
     if revoked.exists() and info.serial in read_serials(revoked):
-        raise TlsError(
-            f"{path}: revoked (its serial is in {revoked}), and its key may be stolen; make a new key with {anew}"
-        )
+        raise TlsError(f"{path}: revoked in {revoked}, and its key may be stolen; make a new key with {anew}")
     try:
         before.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise TlsError(
-            f"{path}: not issued by the CA in {directory / 'ca.crt'}; issue a new one with {anew}"
-        ) from error
+        raise TlsError(f"{path}: not issued by {directory / 'ca.crt'}; issue a new one with {anew}") from error
     builder = _valid_from_now(directory, ca, days).subject_name(before.subject).public_key(before.public_key())
     for extension in before.extensions:
         builder = builder.add_extension(extension.value, extension.critical)

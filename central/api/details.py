@@ -209,9 +209,8 @@ def _distributions(vms: pa.Table, bins: int) -> list[fleet_pb2.CpiDistribution]:
 
 
 def _hosts(vms: pa.Table) -> list[fleet_pb2.JobHost]:
-    sums = vms.group_by(["machine", "platform"]).aggregate(
-        [("vm", "count"), ("cpi", "mean"), ("cpu_usage_cores", "sum")]
-    )
+    totals = [("vm", "count"), ("cpi", "mean"), ("cpu_usage_cores", "sum")]
+    sums = vms.group_by(["machine", "platform"]).aggregate(totals)
     found = [
         fleet_pb2.JobHost(
             host=row["machine"],
@@ -229,11 +228,8 @@ def _timelines(lines: pa.Table, steps: int) -> list[fleet_pb2.VmTimeline]:
     """Make each VM's time line, with its last job and platform."""
     names = lines.column("vm").to_pylist()
     columns = [lines.column(name).to_pylist() for name in ("job", "platform", "latency_sensitive")]
-    at, cpi, usage = (
-        lines.column("bin").to_numpy(),
-        _floats(lines.column("cpi")),
-        _floats(lines.column("cpu_usage_cores")),
-    )
+    at = lines.column("bin").to_numpy()
+    cpi, usage = _floats(lines.column("cpi")), _floats(lines.column("cpu_usage_cores"))
     found = []
     first = 0
     for vm, group in itertools.groupby(names):

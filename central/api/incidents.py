@@ -114,9 +114,8 @@ class Incidents:
         """Jobs that were suspected first, by name: how often, and on how many hosts."""
         page = read_page(request, SuspectJobsToken, request.job)
         after = page.token.after
-        found = await self.history.ask(
-            self.history.store.suspect_jobs, limit=page.size + 1, after=after, job=request.job
-        )
+        read = self.history.store.suspect_jobs
+        found = await self.history.ask(read, limit=page.size + 1, after=after, job=request.job)
         if not found and not after:
             await self.names.check(request, "job")
         shown, token = page.cut(found, lambda last: {"after": last.job})

@@ -78,6 +78,5 @@ class Revoked:
             message = "the list of revoked serials cannot be used; the last good one stays in force"
             log.get("central").error(message, problem=self.problem, serials=len(self.serials))
         else:
-            log.get("central").info(
-                "the list of revoked serials is in force", file=self._path, serials=len(self.serials)
-            )
+            message = "the list of revoked serials is in force"
+            log.get("central").info(message, file=self._path, serials=len(self.serials))

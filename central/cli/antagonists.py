@@ -23,9 +23,7 @@ from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import fleet_pb2
 
-app = typer.Typer(
-    help="Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True
-)
+app = typer.Typer(help="Jobs that hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True)
 
 EngineOption = Annotated[str, typer.Option(help="What it runs on: duckdb or spark.")]
 MergerOption = Annotated[str, typer.Option(help="What merges records into slots: duckdb or spark.")]
@@ -110,10 +108,16 @@ def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str,
 
 def _print_fit(summary: dict[str, Any]) -> None:
     is_wide = console.width >= _WIDE_COLUMNS
-    names = ("job", "coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive")[
-        : 7 if is_wide else 6
+    titles = [
+        ">coefficient",
+        ">std. error",
+        ">task slots",
+        ">mean CPI",
+        ">std CPI",
+        *([">sensitive"] if is_wide else []),
     ]
-    table = grid("job", *(f">{name}" for name in names[1:]), title="Largest coefficients", whole=names)
+    names = ["job", *(title[1:] for title in titles)]
+    table = grid("job", *titles, title="Largest coefficients", whole=names)
     for row in summary["top"]:
         cells = (
             f"{row['coefficient']:.4g}",

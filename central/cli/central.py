@@ -11,9 +11,7 @@ from central import daemon
 from central.config import load
 from whitepanda.common import log
 
-app = typer.Typer(
-    help="The central aggregator: takes what agents measure, learns, and sends it back.", no_args_is_help=True
-)
+app = typer.Typer(help="The central aggregator: learns from what all agents measure.", no_args_is_help=True)
 
 
 @app.callback()

@@ -240,9 +240,8 @@ def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:
 
 def _print_choice(choice: dict[str, Any]) -> None:
     titles = ("method", ">mean", ">median", ">cannot tell", "")
-    table = grid(
-        *titles, title=f"Error, held out by {choice['held_out_by']}", whole=("method", "mean", "median", "cannot tell")
-    )
+    whole = ("method", "mean", "median", "cannot tell")
+    table = grid(*titles, title=f"Error, held out by {choice['held_out_by']}", whole=whole)
     for row in choice["errors"]:
         if "failed" in row:
             table.add_row(row["method"], "-", "-", "-", row["failed"])

@@ -153,9 +153,8 @@ def compare(
     is_live = bool(central or operator.fleet)
     if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
-    check_output(
-        plot, "--plot", PICTURES, others={} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
-    )
+    files = {} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
+    check_output(plot, "--plot", PICTURES, others=files)
     if is_live:
         request = comparison_request(
             parse_sides(current, new),
@@ -340,9 +339,8 @@ def _read_plan(path: Path) -> dict[str, int]:
         raise InputError(f"{path}: is no plan; make one with whitepanda fleet plan --json") from error
     for job, observe in rows:
         if type(observe) is not int or not 1 <= observe <= _MOST_INSTANCES:
-            raise InputError(
-                f"{path}: is no plan: job {job}: observe must be a whole number above 0 (value {str(observe)[:30]})"
-            )
+            problem = f"observe must be a whole number above 0 (value {str(observe)[:30]})"
+            raise InputError(f"{path}: is no plan: job {job}: {problem}")
         if job in planned:
             raise InputError(f"{path}: is no plan: job {job} is there twice")
         planned[job] = observe

@@ -22,9 +22,7 @@ from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-app = typer.Typer(
-    help="VMs that suffer in the fleet: where, when, by how much, and the suspects.", no_args_is_help=True
-)
+app = typer.Typer(help="VMs that suffer in the fleet: where, when, how much, and the suspects.", no_args_is_help=True)
 
 _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
@@ -130,13 +128,12 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
 
 def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     one = detail.incident
+    state = "over"
+    if one.open:
+        suffer = "suffers" if one.victims_now == 1 else "suffer"
+        state = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
-    suffer = "suffers" if one.victims_now == 1 else "suffer"
-    now = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
-    say(
-        f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, "
-        f"{now if one.open else 'over'}"
-    )
+    say(f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, {state}")
     suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "nobody is suspected"
     found = found_by(one.found_by)
     say(f"{suspect}{f'; found {found}' if found else ''}")
@@ -146,11 +143,8 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     console.print(reported)
     if detail.HasField("recurrence"):
         again = detail.recurrence
-        say(
-            f"job {again.job} was suspected first in {_count(again.incidents, 'incident')} on "
-            f"{_count(again.hosts, 'host')} since "
-            f"{_time(again.first_unix_ns)} UTC"
-        )
+        counts = f"{_count(again.incidents, 'incident')} on {_count(again.hosts, 'host')}"
+        say(f"job {again.job} was suspected first in {counts} since {_time(again.first_unix_ns)} UTC")
     _print(_victims(detail))
     _print(_suspects(detail))
     titles = ("REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD")

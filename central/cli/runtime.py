@@ -26,16 +26,14 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 
 app = typer.Typer(
-    help="How long workloads run on platforms, alone or beside others, and bounds of that.", no_args_is_help=True
+    help="How long workloads run on platforms, alone or beside others, with bounds.", no_args_is_help=True
 )
 
 _Observations = Annotated[
     Path, typer.Argument(metavar="OBSERVATIONS", help="CSV or Parquet: workload, platform, interferer(s), runtime_us.")
 ]
 _ModelOption = Annotated[Path, typer.Option(metavar="MODEL", help="Model file, from `runtime fit`.")]
-_Epsilon = Annotated[
-    str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may take longer than the bound.")
-]
+_Epsilon = Annotated[str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may exceed the bound.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 _EPSILONS = "0.1,0.05,0.01"
 
@@ -91,9 +89,8 @@ def fit(
         print_json({"out": str(out), **_described(model)})
         return
     counts = model.provenance["rows"]
-    console.print(
-        f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds"
-    )
+    calibrated = f"{counts['calibrated']:,} calibrate bounds"
+    console.print(f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {calibrated}")
     console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms")
     say(f"written to {out}")
 

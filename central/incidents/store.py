@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -94,13 +95,11 @@ class IncidentStore:
 
     def take(self, rows: Sequence[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
         """Put reports into their incidents in one transaction; see `tables.take`."""
-        return self.write(
-            lambda connection: tables.take(connection, rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns)
-        )
+        return self.write(partial(tables.take, rows=rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns))
 
     def prune(self, oldest_unix_ns: int) -> int:
         """Delete some of what was over before a time; call it again until it returns 0."""
-        return self.write(lambda connection: tables.prune(connection, oldest_unix_ns))
+        return self.write(partial(tables.prune, oldest_unix_ns=oldest_unix_ns))
 
     def write(self, work: Callable[[sa.Connection], Answer]) -> Answer:
         """Do some work in one transaction."""
@@ -252,10 +251,8 @@ def _find(connection: sa.Connection, query: IncidentQuery, limit: int, after: Pl
     if query.victim_job:
         conditions.append(_has(connection, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)))
     if query.vm:
-        named = sa.union_all(
-            sa.select(v.incident).where(v.vm == query.vm), sa.select(v.incident).where(v.name == query.vm)
-        )
-        conditions.append(i.id.in_(named))
+        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm) for column in (v.vm, v.name))
+        conditions.append(i.id.in_(sa.union_all(by_uuid, by_name)))
     if query.open_since_unix_ns:
         conditions.append(tables.is_open(query.open_since_unix_ns))
     if query.until_unix_ns:
@@ -269,10 +266,8 @@ def _find(connection: sa.Connection, query: IncidentQuery, limit: int, after: Pl
         conditions += [i.last_unix_ns >= since, i.first_unix_ns >= begun]
     if after is not None:
         conditions.append(sa.tuple_(i.first_unix_ns, i.id) < sa.tuple_(*after))
-    statement = (
-        sa.select(tables.incidents).where(*conditions).order_by(i.first_unix_ns.desc(), i.id.desc()).limit(limit)
-    )
-    return connection.execute(statement).all()
+    found = sa.select(tables.incidents).where(*conditions).order_by(i.first_unix_ns.desc(), i.id.desc())
+    return connection.execute(found.limit(limit)).all()
 
 
 def _has(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:

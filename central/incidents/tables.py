@@ -355,9 +355,8 @@ def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
         tuple_(*(func.coalesce(columns[f"slow_{part}"], least) for part, least in _SLOW.items()))
         for columns in (new, old)
     )
-    slow = {
-        name: case((new_rank > old_rank, new[name]), else_=old[name]) for name in (f"slow_{part}" for part in _SLOW)
-    }
+    names = [f"slow_{part}" for part in _SLOW]
+    slow = {name: case((new_rank > old_rank, new[name]), else_=old[name]) for name in names}
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["incident", "role", "vm"],

@@ -134,9 +134,8 @@ def change(
     known = {one.id: one for one in incident_messages(connection, [*ended, *begun])}
     new = []
     for row in over:
-        new.append(
-            webhook_messages.resolved(known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns)
-        )
+        incident = known.get(row.incident)
+        new.append(webhook_messages.resolved(incident, row.message, incident_url, ended_unix_ns=now_unix_ns))
         connection.execute(delete(sent).where(mine, sent.c.incident == row.incident))
     for row in begun:
         new.append(webhook_messages.firing(known[row.id], incident_url, row.before or ""))
@@ -152,9 +151,8 @@ def change(
 
 def _cut(connection: Connection, receiver: str, at_most: int) -> int:
     mine = notices.c.receiver == receiver
-    last_kept = connection.scalar(
-        select(notices.c.id).where(mine).order_by(notices.c.id.desc()).offset(at_most - 1).limit(1)
-    )
+    newest = select(notices.c.id).where(mine).order_by(notices.c.id.desc())
+    last_kept = connection.scalar(newest.offset(at_most - 1).limit(1))
     if last_kept is None:
         return 0
     return connection.execute(delete(notices).where(mine, notices.c.id < last_kept)).rowcount
@@ -163,9 +161,8 @@ def _cut(connection: Connection, receiver: str, at_most: int) -> int:
 def first(connection: Connection, receiver: str) -> Notice | None:
     """Return a receiver's next notice; None where none waits."""
     n = notices.c
-    row = connection.execute(
-        select(n.id, n.created_unix_ns, n.message).where(n.receiver == receiver).order_by(n.id).limit(1)
-    ).first()
+    waiting_ones = select(n.id, n.created_unix_ns, n.message).where(n.receiver == receiver)
+    row = connection.execute(waiting_ones.order_by(n.id).limit(1)).first()
     return None if row is None else Notice(row.id, row.created_unix_ns, row.message)
 
 
@@ -177,9 +174,8 @@ def forget(connection: Connection, notice: Notice) -> None:
 def waiting(connection: Connection, receiver: str) -> Waiting:
     """Count what waits for a receiver."""
     n = notices.c
-    count, oldest = connection.execute(
-        select(func.count(), func.min(n.created_unix_ns)).where(n.receiver == receiver)
-    ).one()
+    counted = select(func.count(), func.min(n.created_unix_ns)).where(n.receiver == receiver)
+    count, oldest = connection.execute(counted).one()
     return Waiting(int(count), int(oldest or 0))
 
 

@@ -213,16 +213,14 @@ class Webhooks:
     async def _give_up(self, receiver: _Receiver, notice: webhook_tables.Notice, reason: str, why: str) -> None:
         await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
         receiver.dropped[reason] += 1
-        self._log.error(
-            "a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice.id
-        )
+        message = "a webhook's notice is given up"
+        self._log.error(message, receiver=receiver.name, reason=reason, why=why, notice=notice.id)
 
     async def _tidy(self) -> None:
         """Forget receivers that no central has claimed for a month, now and daily."""
         while True:
-            forget = partial(
-                webhook_tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=self._clock()
-            )
+            now = self._clock()
+            forget = partial(webhook_tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=now)
             try:
                 gone = await in_own_thread(self._store.write, forget)
             except StoreError:

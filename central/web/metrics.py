@@ -141,9 +141,8 @@ def _times(times: fleet_pb2.AcknowledgementTimes) -> Metric:
     bounds = [*(f"{bound:g}" for bound in times.bound_s), "+Inf"]
     buckets = list(zip(bounds, accumulate(times.batches), strict=False))
     text = "from a batch's arrival until it was on disk, since central's start"
-    return HistogramMetricFamily(
-        _PREFIX + ACKNOWLEDGEMENT, text, buckets=buckets or [("+Inf", 0)], sum_value=times.sum_s
-    )
+    buckets = buckets or [("+Inf", 0)]
+    return HistogramMetricFamily(_PREFIX + ACKNOWLEDGEMENT, text, buckets=buckets, sum_value=times.sum_s)
 
 
 def render(status: fleet_pb2.FleetStatus) -> bytes:

@@ -210,9 +210,7 @@ class HttpApi:
         try:
             config.load()
         except OSError as error:  # ssl.SSLError is one
-            raise UnavailableError(
-                f"central.http_listen {self._listen}: central.tls cannot be used: {error}"
-            ) from error
+            raise UnavailableError(f"central.http_listen {self._listen}: cannot use central.tls: {error}") from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
             self._reloading = asyncio.create_task(self._reload(config.ssl), name="http certificates")
