@@ -138,9 +138,9 @@ def handlers(
         for method in fleet_service.methods
     }
     checked = _unary(door, health_pb2.HealthCheckRequest, servicer.Check, _SMALL_BYTES, "health checks")
-    watched = grpc.stream_stream_rpc_method_handler(_watch(door, servicer))
+    watched: Any = grpc.stream_stream_rpc_method_handler(_watch(door, servicer))
     names = (*services, health_service.full_name, reflection.SERVICE_NAME)
-    reflected = grpc.stream_stream_rpc_method_handler(_reflect(door, names))
+    reflected: Any = grpc.stream_stream_rpc_method_handler(_reflect(door, names))
     by_name = grpc.method_handlers_generic_handler
     return (
         by_name(fleet_service.full_name, asked),
