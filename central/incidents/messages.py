@@ -38,6 +38,7 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
     for number, last in slowest.items():
         known = (one.reports for one in vms[number, tables.ROLE_VICTIM] if one.vm == last.vm)
         last.reports = next(known, 0)
+    victims = {row.id: sorted(vms[row.id, tables.ROLE_VICTIM], key=_slowest_first) for row in rows}
     suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
     return [
         fleet_pb2.Incident(
@@ -49,7 +50,7 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
             reports=row.reports,
             peak_mn_cpi=or_nan(row.peak_mn_cpi),
             peak_threshold=or_nan(row.peak_threshold),
-            victims=sorted(vms[row.id, tables.ROLE_VICTIM], key=_slowest_first),
+            victims=victims[row.id],
             suspects=suspects[row.id],
             found_by=tables.analyses(row.found_by),
             suspect=suspects[row.id][0] if row.suspect_vm else None,
