@@ -607,7 +607,7 @@ async def test_what_cannot_be_listened_on_is_one_line(served, local):
     with pytest.raises(UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"):
         await taken.start()
     wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), Access(()))
-    with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*central\.tls cannot be used"):
+    with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*cannot use central\.tls"):
         await wrong.start()
 
 
