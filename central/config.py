@@ -98,11 +98,11 @@ class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebhooksSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is told over HTTP when an incident begins and ends, as Alertmanager tells webhooks (docs/monitoring.md)."""
+    """Receivers of incidents over HTTP, in the form of Alertmanager's webhooks (docs/monitoring.md)."""
 
     urls: tuple[str, ...] = ()  # where messages are posted: https, or http on this machine
     secret_file: str = ""  # what signs messages, in a file that only central's user may read; "" = unsigned
-    ca: str = ""  # PEM file: who must have signed the receivers' certificates; "" = whom the system trusts
+    ca: str = ""  # PEM file: CAs of the receivers' certificates; "" = the system's
     incident_url: str = ""  # where people see an incident, `{id}` is its number; "" = nowhere
     timeout_s: Annotated[float, Meta(ge=0.1, le=300)] = 10.0  # for a receiver's answer
     # what no receiver took in this time is given up
@@ -182,7 +182,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime: RuntimeSection = RuntimeSection()
 
     def file_problems(self) -> list[str]:
-        """Say why central would not start with the files that are named here: of TLS, and the revoked serials."""
+        """Return why central would not start with the TLS files and the revoked serials that are named here."""
         tls, prefix, found = self.central.tls, "central.tls", list[str]()
         if tls != TlsFiles():
             doubts = warnings(tls, server=True, prefix=prefix)
@@ -205,10 +205,7 @@ def load(path: Path) -> CentralConfig:
 
 
 def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
-    """Tell what central could not start with, as far as the file alone shows it.
-
-    `wrong`: keys of which something is said already.
-    """
+    """Yield problems that the file alone shows, beside those of the keys in `wrong`."""
     central = config.central
     for key, address in (("listen", central.listen), ("http_listen", central.http_listen)):
         problem = address_problem(f"central.{key}", address, min_port=0)
@@ -227,7 +224,7 @@ def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
     yield from _place_problems(central)
     kind, colon, _ = config.incidents.url.partition("://")
     if config.incidents.url and not (colon and kind.partition("+")[0] == "postgresql"):
-        # The rest may hold a password.
+        # The rest may hold a password
         begins = f"begins with {kind[:20]!r}" if colon else "is no URL"
         yield f'incidents.url must be postgresql://user:password@host/database, or "" for SQLite (value {begins})'
     yield from _webhook_problems(config.webhooks)
@@ -239,7 +236,7 @@ def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
 
 
 def _webhook_problems(webhooks: WebhooksSection) -> Iterator[str]:
-    """Tell of URLs that cannot be posted to, without what may be a secret in them."""
+    """Yield problems of URLs, without what may be a secret in them."""
     known = set()
     for number, url in enumerate(webhooks.urls):
         key = f"webhooks.urls[{number}]"
@@ -269,7 +266,7 @@ def _scheme_and_host(url: str) -> tuple[str, str]:
 
 
 def _place_problems(central: CentralSection) -> Iterator[str]:
-    """Tell of places that can hold nothing. A folder that is not there yet is made at the start."""
+    """Yield problems of folders; missing ones are made at the start."""
     places = [("state_dir", central.state_dir)]
     if "://" not in central.lake_dir:
         places.append(("lake_dir", central.lake_dir))

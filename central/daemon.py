@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,12 @@ from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
 
 _SPOOL_MARGIN_DAYS = 31  # for clocks that were wrong
 _STOP_GRACE_S = 3.0
-_SWITCH_S = 0.001  # that a busy thread keeps Python's lock from the loop; 5 ms by default
+_SWITCH_S = 0.001  # how long a busy thread keeps the GIL from the loop; 5 ms by default
 _SERVICES = ("whitepanda.v1.AgentStream", "whitepanda.v1.Fleet")
 
 
 class Central:
-    """All of central's parts, started and stopped in order.
-
-    Args:
-        config: as `central.config.load` returns it.
-
-    """
+    """All of central's parts, started and stopped in order."""
 
     def __init__(self, config: CentralConfig) -> None:
         self.config = config
@@ -75,9 +70,8 @@ class Central:
         """Open the journal, listen, and start the loops.
 
         Raises:
-            UnavailableError: a folder is not writable, another central is at work on it, or the port is taken.
+            UnavailableError: a folder is not writable or another central's, or the port is taken.
             TlsError: a certificate, a key or the list of revoked serials is missing or wrong.
-
         """
         config = self.config
         self.revoked = Revoked(config.central.revoked_serials)
@@ -146,22 +140,22 @@ class Central:
         await self.warn_of_replicas()
 
     async def warn_of_replicas(self) -> None:
-        """Warn where others write into the lake under this replica's name, or incidents are each one's own."""
+        """Warn if others write into the lake under this replica's name, or replicas do not share incidents."""
         name, own = self.config.central.replica, self.journal.origin
         try:
             found = await in_own_thread(other_journals, self.lake, own)
-        except OSError:  # whoever builds or rolls tells of it
+        except OSError:  # reported by builds and rolls
             return
         if namesakes := [each for each in found if replica_of(each) == name]:
-            told = (
+            message = (
                 "another central writes into this lake under the name of this one; set a central.replica of its own "
                 "for each (if it was this one with a journal that is gone, nothing is to be done)"
             )
-            self._log.warning(told, replica=name, journal=own, others=namesakes, lake=self.lake.name)
+            self._log.warning(message, replica=name, journal=own, others=namesakes, lake=self.lake.name)
         others = sorted({replica_of(each) for each in found} - {name})
         if others and not self.config.incidents.url:
-            told = "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
-            self._log.warning(told, replicas=others)
+            message = "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
+            self._log.warning(message, replicas=others)
 
     async def stop(self) -> None:
         """Stop taking batches, commit and acknowledge what was taken, and close everything."""
@@ -177,16 +171,10 @@ class Central:
         self.incidents.close()
 
     async def wait(self) -> None:
-        """Return never, unless a part of central ends, which it must not.
-
-        Raises:
-            UnavailableError: the journal cannot go on.
-            Exception: what a loop ended with.
-
-        """
+        """Wait until a part of central fails, and raise its error; UnavailableError if it is the journal."""
         fatal = self.journal.fatal
         if fatal is None:
-            raise RuntimeError("central is waited for before it was started")
+            raise RuntimeError("central was not started")
         parts: set[asyncio.Future[Any]] = {fatal, *self._tasks}
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         if fatal in done:
@@ -196,8 +184,7 @@ class Central:
 
     def _tls_changed(self, problem: str) -> None:
         if problem:
-            told = "changed certificate files cannot be used; the ones before stay in force"
-            self._log.error(told, problem=problem)
+            self._log.error("changed certificate files cannot be used; the ones before stay in force", problem=problem)
         else:
             self._log.info("changed certificate files are in force", certificate=self.config.central.tls.certificate)
 
@@ -206,18 +193,16 @@ class Central:
             await asyncio.sleep(LOOK_S)
             await in_own_thread(self.revoked.look)
             for stream in self.registry.close_revoked(self.revoked):
-                told = "stream closed: its certificate is revoked"
-                self._log.warning(told, host=stream.host, certificate_serial=stream.serial)
+                message = "stream closed: its certificate is revoked"
+                self._log.warning(message, host=stream.host, certificate_serial=stream.serial)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _listen(self, credentials: grpc.ServerCredentials, access: Access) -> None:
         config = self.config
-        # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us.
-        # Beyond this one gRPC itself ends the stream, with RESOURCE_EXHAUSTED and both sizes at the client. To us
-        # that looks as if the client had ended it (EOF, no status), so it can be neither counted nor logged here;
-        # some limit there must be, for memory's sake, so raising this one would not help.
+        # gRPC's limit, for memory's sake, is above central's, which counts and answers oversized messages. Beyond it
+        # gRPC ends the stream itself (RESOURCE_EXHAUSTED), which central sees as an end by the client.
         options = (
             *SERVER_CHANNEL_OPTIONS,
             *channel_options(config),
@@ -251,10 +236,8 @@ class Central:
         try:
             self.port = self._server.add_secure_port(config.central.listen, credentials)
         except RuntimeError as error:
-            raise UnavailableError(
-                f"central.listen {config.central.listen}: cannot listen there: {error}; is it an address of this "
-                "machine?"
-            ) from error
+            where = f"central.listen {config.central.listen}"
+            raise UnavailableError(f"{where}: cannot listen: {error}; is it an address of this machine?") from error
         await self._server.start()
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -278,27 +261,27 @@ class Central:
 
 
 async def run(config: CentralConfig) -> None:
-    """Run central until SIGTERM or SIGINT.
-
-    Raises:
-        UnavailableError, TlsError: it cannot start, or cannot go on; one line says why and the remedy.
-
-    """
+    """Run central until SIGTERM or SIGINT; raises UnavailableError or TlsError where it cannot start or continue."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     central = Central(config)
     refusals = Refusals(central.registry.refused)
-    with reading_standard_error(lambda told: _on_loop(loop, refusals.note, told)):
-        await _run(central, stopping)
+
+    def note(line: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(refusals.note, line)
+
+    with reading_standard_error(note):
+        await central.start()
+        gc_tuning.be_patient()
+        sys.setswitchinterval(_SWITCH_S)
+        sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
+        await _serve(central, stopping)
 
 
-async def _run(central: Central, stopping: asyncio.Event) -> None:
-    await central.start()
-    gc_tuning.be_patient()
-    sys.setswitchinterval(_SWITCH_S)
-    sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
+async def _serve(central: Central, stopping: asyncio.Event) -> None:
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())
     try:
@@ -313,13 +296,8 @@ async def _run(central: Central, stopping: asyncio.Event) -> None:
         log.get("central").info("stopped", accepted_rows=central.journal.stats.accepted_rows)
 
 
-def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None], told: str) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended; nobody counts any more
-        loop.call_soon_threadsafe(call, told)
-
-
 async def _watchdog() -> None:
-    """Tell systemd that the loop turns, as often as it asks for."""
+    """Notify systemd's watchdog that the loop turns, as often as the unit asks for."""
     interval_s = sdnotify.watchdog_interval_s()
     while True:
         if interval_s is not None:
@@ -328,7 +306,7 @@ async def _watchdog() -> None:
 
 
 def _check_free(listen: str) -> None:
-    """Say who is in the way. gRPC would be content with one free address of several (::1 and 127.0.0.1)."""
+    """Refuse an address that is taken: gRPC is content with one free address of several (::1 and 127.0.0.1)."""
     host, _, port = listen.rpartition(":")
     if int(port) == 0:
         return
@@ -350,7 +328,7 @@ def _check_free(listen: str) -> None:
 
 
 def _make_writable(folder: Path, setting: str) -> None:
-    """Make a folder that nobody else reads, and try to write there."""
+    """Make a private folder, and check that it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe = folder / ".writable"

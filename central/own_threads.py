@@ -1,7 +1,4 @@
-"""Threads of what central must do by itself: rolls, builds, revocation, totals for /metrics.
-
-Questions, however many, cannot use them up.
-"""
+"""Threads for central's own work (rolls, builds, revocation, totals for /metrics), which questions cannot use up."""
 
 import asyncio
 import contextvars
@@ -14,24 +11,23 @@ from typing import Generic, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_FREE_S = 0.01  # of CPU time that an answer may take
+_FREE_S = 0.01  # CPU time that an answer may take
 
-_threads = ThreadPoolExecutor(16, "own")  # more than there are such works
+_threads = ThreadPoolExecutor(16, "own")  # more than such tasks exist
 
 
 async def in_own_thread(call: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Do as `asyncio.to_thread` does, in these threads."""
+    """Run a call as `asyncio.to_thread` does, in these threads."""
     work = partial(contextvars.copy_context().run, call, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 class SharedAnswer(Generic[_T]):
-    """What a call returns, for many who ask: it runs once at a time, and who asks meanwhile gets the same answer.
+    """The result of a call, shared by all who ask while it runs.
 
     Args:
         call: runs in an own thread.
-        rest: an answer is good for so many times the CPU time that it took beyond 10 ms.
-
+        rest: an answer holds for so many times the CPU time that it took beyond 10 ms.
     """
 
     def __init__(self, call: Callable[[], _T], rest: float = 0.0) -> None:

@@ -1,15 +1,17 @@
 """A small certificate authority for sites that have none: ECDSA P-256, one CA, certificates for servers and clients.
 
-A name in a certificate is a DNS subject alternative name, and central takes it as the peer's identity: a host's name
-for an agent, `operator` and `importer` for tools. Keys are readable by their owner only; nothing is overwritten
-unless told so.
+A DNS subject alternative name is the peer's identity to central: a host's name for an agent, `operator` and `importer`
+for tools. Keys are readable by their owner only; nothing is overwritten without `force`.
+
+Every function raises TlsError: an option or file is wrong, missing, unreadable or cannot be written.
 """
 
+import contextlib
 import datetime as dt
 import ipaddress
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,46 +30,32 @@ CA_DAYS = 3650
 LEAF_DAYS = 825
 REVOKED = "revoked.txt"  # the list of revoked serials, beside the certificates
 
-# A certificate made now must be good on a host whose clock is a little behind.
-_BACKDATE = dt.timedelta(hours=1)
+_BACKDATE = dt.timedelta(hours=1)  # for hosts whose clock is a little behind
 _MAX_COMMON_NAME = 64
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _RESERVED = ("ca",)
 _NAMED = 10  # names that an error lists
+_PURPOSES = {ExtendedKeyUsageOID.SERVER_AUTH: "server", ExtendedKeyUsageOID.CLIENT_AUTH: "client"}
+_USAGES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 def make_ca(directory: Path | str, *, days: int = CA_DAYS, force: bool = False) -> Path:
-    """Make a CA: `ca.crt` and `ca.key` in `directory` (made with mode 0700 where it is missing).
+    """Make a CA, `ca.crt` and `ca.key`, and return the path of `ca.crt`.
 
     Args:
-        directory: where the files go.
+        directory: of the files; made with mode 0700 where it is missing.
         days: how long the CA is valid, from now.
         force: replace an existing CA; every certificate that it issued is then worthless.
-
-    Returns:
-        The path of `ca.crt`.
-
-    Raises:
-        TlsError: the files exist, or cannot be written.
-
     """
     directory = Path(directory)
     _check_days(days)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A CA made anew must not be confused with its predecessor: subjects differ.
+    # Subjects differ, so that a new CA is not confused with its predecessor.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"whitepanda CA {secrets.token_hex(4)}")])
     now = dt.datetime.now(dt.UTC)
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -77,7 +65,7 @@ def make_ca(directory: Path | str, *, days: int = CA_DAYS, force: bool = False) 
         .not_valid_before(now - _BACKDATE)
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -93,22 +81,15 @@ def issue(
     days: int = LEAF_DAYS,
     force: bool = False,
 ) -> TlsFiles:
-    """Issue `NAME.crt` and `NAME.key` beside the CA in `directory`.
+    """Issue `NAME.crt` and `NAME.key` beside the CA, and return the paths of the three files that this peer needs.
 
     Args:
         directory: where `ca.crt` and `ca.key` are.
-        name: the peer's name; becomes the first DNS subject alternative name and the files' name.
+        name: the peer's name: the first DNS subject alternative name, and the files' name.
         server: for central (serverAuth); else for a client (clientAuth).
         addresses: more subject alternative names, DNS names or IP addresses, by which clients reach a server.
         days: how long it is valid, from now; never longer than the CA.
         force: replace existing files.
-
-    Returns:
-        The paths of the three files that this peer needs.
-
-    Raises:
-        TlsError: a bad name, no CA here, an expired or unreadable CA, existing files, an unwritable folder.
-
     """
     directory = Path(directory)
     _check_days(days)
@@ -116,26 +97,14 @@ def issue(
     ca, ca_key = _load_ca(directory)
     builder = _valid_from_now(directory, ca, days)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A common name holds 64 characters at most; a longer name is in the alternative names alone, which are then
-    # critical (RFC 5280, 4.2.1.6).
+    # A name above 64 characters is no common name; the alternative names are then critical (RFC 5280, 4.2.1.6).
     subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _MAX_COMMON_NAME else []
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
     certificate = (
         builder.subject_name(x509.Name(subject))
         .public_key(key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_key_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=not subject)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -147,20 +116,14 @@ def issue(
 
 
 def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> "CertificateInfo":
-    """Replace `NAME.crt` by one that is valid from now on: of the same names, purpose and key, so `NAME.key` stays.
+    """Replace `NAME.crt` by one that is valid from now on, and return the certificate before.
+
+    Names, purpose and key are the same, so `NAME.key` stays. Revoked certificates and those of another CA are refused.
 
     Args:
         directory: where `ca.crt`, `ca.key` and `NAME.crt` are.
         name: as it was issued to.
         days: how long the new one is valid, from now; never longer than the CA.
-
-    Returns:
-        The certificate before.
-
-    Raises:
-        TlsError: a bad name, no CA here, no such certificate, a revoked one or one of another CA, an expired CA, an
-            unwritable file.
-
     """
     directory = Path(directory)
     _check_days(days)
@@ -169,29 +132,22 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> "Certif
     ca, ca_key = _load_ca(directory)
     if not path.exists():
         raise TlsError(_none_of_that_name(directory, name))
-    before, told = _read_certificate(path), describe(path)
-    anew = f"`whitepanda pki {'central' if 'server' in told.purposes else 'host'} --force`"
+    before, info = _read_certificate(path), describe(path)
+    anew = f"`whitepanda pki {'central' if 'server' in info.purposes else 'host'} --force`"
     revoked = directory / REVOKED
-    if revoked.exists() and told.serial in read_serials(revoked):
-        raise TlsError(
-            f"{path}: revoked (its serial is in {revoked}), and its key may be stolen; make a new key with {anew}"
-        )
+    if revoked.exists() and info.serial in read_serials(revoked):
+        raise TlsError(f"{path}: revoked in {revoked}, and its key may be stolen; make a new key with {anew}")
     try:
         before.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise TlsError(
-            f"{path}: not issued by the CA in {directory / 'ca.crt'}; issue a new one with {anew}"
-        ) from error
+        raise TlsError(f"{path}: not issued by {directory / 'ca.crt'}; issue a new one with {anew}") from error
     builder = _valid_from_now(directory, ca, days).subject_name(before.subject).public_key(before.public_key())
     for extension in before.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     pem = builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    try:
-        with replacing(path, mode=0o644) as file:
-            file.write(pem)
-    except OSError as error:
-        raise TlsError(f"{error.filename or path}: cannot write: {error.strerror}") from error
-    return told
+    with _writing(path), replacing(path, mode=0o644) as file:
+        file.write(pem)
+    return info
 
 
 def _none_of_that_name(directory: Path, name: str) -> str:
@@ -204,7 +160,7 @@ def _none_of_that_name(directory: Path, name: str) -> str:
 
 
 def _valid_from_now(directory: Path, ca: x509.Certificate, days: int) -> x509.CertificateBuilder:
-    """Begin a certificate of this CA, which it never outlives."""
+    """Begin a certificate that this CA issues and that never outlives it."""
     now = dt.datetime.now(dt.UTC)
     if ca.not_valid_after_utc <= now:
         raise TlsError(
@@ -224,36 +180,32 @@ def revoke(certificate: Path, into: Path) -> bool:
     """Append a certificate's serial number to a list that central reads (`central.revoked_serials`).
 
     Args:
-        certificate: PEM file.
+        certificate: PEM file, not of a CA.
         into: the list; made where it is missing.
 
     Returns:
         Whether it was not there yet.
-
-    Raises:
-        TlsError: no certificate, a CA's, or the list cannot be read or written.
-
     """
     if certificate.is_dir():
         raise TlsError(f"{certificate}: a folder; give a certificate file, as in {certificate / 'NAME.crt'}")
-    told = describe(certificate)
-    if told.is_ca:
+    info = describe(certificate)
+    if info.is_ca:
         raise TlsError(f"{certificate}: a CA; make a new one with `whitepanda pki init --force`, and new certificates")
-    try:
+    with _writing(into):
         before = into.read_text(encoding="utf-8") if into.exists() else ""
-        if before and told.serial in read_serials(into):
+        if before and info.serial in read_serials(into):
             return False
-        line = f"{told.serial}  # {', '.join(told.names)}, valid until {told.not_after:%Y-%m-%d}\n"
+        if before and not before.endswith("\n"):
+            before += "\n"
+        line = f"{info.serial}  # {', '.join(info.names)}, valid until {info.not_after:%Y-%m-%d}\n"
         with replacing(into, mode=0o644) as file:
-            file.write((before if not before or before.endswith("\n") else before + "\n").encode() + line.encode())
-    except OSError as error:
-        raise TlsError(f"{error.filename or into}: cannot write: {error.strerror}") from error
+            file.write((before + line).encode())
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """What `whitepanda pki show` tells of one certificate. `days_left` is negative after its end."""
+    """One certificate as `whitepanda pki show` prints it. `days_left` is negative after its end."""
 
     subject: str
     issuer: str
@@ -268,26 +220,17 @@ class CertificateInfo:
 
 
 def describe(path: Path | str) -> CertificateInfo:
-    """Read the first certificate of a PEM file.
-
-    Raises:
-        TlsError: the file cannot be read, or has no certificate.
-
-    """
+    """Read the first certificate of a PEM file."""
     certificate = _read_certificate(Path(path))
-    extensions = certificate.extensions
     names: list[str] = []
     purposes: list[str] = []
     is_ca = False
-    for extension in extensions:
+    for extension in certificate.extensions:
         value = extension.value
         if isinstance(value, x509.SubjectAlternativeName):
             names = [str(name.value) for name in value]
         elif isinstance(value, x509.ExtendedKeyUsage):
-            purposes = [
-                {"1.3.6.1.5.5.7.3.1": "server", "1.3.6.1.5.5.7.3.2": "client"}.get(o.dotted_string, o.dotted_string)
-                for o in value
-            ]
+            purposes = [_PURPOSES.get(purpose, purpose.dotted_string) for purpose in value]
         elif isinstance(value, x509.BasicConstraints):
             is_ca = value.ca
     return CertificateInfo(
@@ -302,6 +245,18 @@ def describe(path: Path | str) -> CertificateInfo:
         serial=serial_text(certificate.serial_number),
         sha256=certificate.fingerprint(hashes.SHA256()).hex(),
     )
+
+
+def _key_usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES})
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TlsError(f"{error.filename or path}: cannot write: {error.strerror}") from error
 
 
 def _check_days(days: int) -> None:
@@ -363,12 +318,10 @@ def _store(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     crt_pem = certificate.public_bytes(serialization.Encoding.PEM)
-    try:
+    with _writing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(crt_path, mode=0o644) as crt_file, replacing(key_path, mode=0o600) as key_file:
             key_file.write(key_pem)
             crt_file.write(crt_pem)
             crt_file.flush()  # before the key takes its place
-    except OSError as error:
-        raise TlsError(f"{error.filename or directory}: cannot write: {error.strerror}") from error
     return crt_path, key_path

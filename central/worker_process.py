@@ -1,7 +1,7 @@
-"""What central's helper processes have in common: they end with central, and wait for it wherever cores are short.
+"""Central's helper processes: they end with central, and run at lower priority.
 
-What asks central to stop often goes to all of its processes: the terminal's SIGINT, and systemd's SIGTERM. Helpers
-leave it to central, which ends them once it has done with them; else their ends would look to it like crashes.
+A terminal's SIGINT and systemd's SIGTERM often go to all of its processes. Helpers ignore them: central ends them when
+it is done, and would take an earlier end for a crash.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-#: In the environment of a helper whose memory is bounded: one BLAS thread, and no allocator that takes address space
-#: ahead, as all of it counts.
+#: Environment of a helper whose memory is bounded: one BLAS thread, and no allocator that reserves address space.
 FRUGAL = {"OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 
 _PR_SET_PDEATHSIG = 1
@@ -22,17 +21,13 @@ _CENTRALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a helper, which must call `begin`. To be called by the main thread: the process ends with the caller.
+    """Start a helper, which must call `begin`. Call this from the main thread: the helper ends with its caller.
 
-    The signals are held back from its first moment on: it is not at `begin` before it has loaded its modules.
+    Signals are blocked from the start, as the helper reaches `begin` only after its imports.
 
     Args:
         command: of the process.
-        options: of `subprocess.Popen`.
-
-    Raises:
-        OSError: it cannot be started.
-
+        options: of `subprocess.Popen`, which may raise OSError.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _CENTRALS)
     try:
@@ -50,12 +45,12 @@ def close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def begin(parent: int, *, nice: int) -> bool:
-    """Tie this process to `parent`, its process id, so much `nice`r than it; False where that has ended already.
+    """Tie this process to its parent (a process id), at a higher niceness; return False if that has ended already.
 
-    The process ends with the thread that started it: the parent's main thread should.
+    The process ends with the thread that started it, which should be the parent's main thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before that was in force
+    if os.getppid() != parent:  # the parent ended before the prctl
         return False
     for number in _CENTRALS:
         signal.signal(number, signal.SIG_IGN)
@@ -68,6 +63,6 @@ def begin(parent: int, *, nice: int) -> bool:
 
 
 def bound_memory(size_bytes: int) -> None:
-    """Have what is more fail in this process with MemoryError: the machine and central do not run out of memory."""
+    """Limit this process's memory: beyond it, allocations raise MemoryError."""
     with contextlib.suppress(OSError, ValueError):  # the system allows less already
         resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))

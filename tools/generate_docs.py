@@ -292,7 +292,8 @@ serves). How to reach it: [operating](operate.md#the-fleet-api).
 Times are integers, nanoseconds since 1970. In JSON a number that is not known is `null` (in gRPC NaN); only
 location and scale of log CPI are both 0 where neither is known. Words are in lower case. Lists come in pages of
 `page_size` rows (100, at most 1000): `next_page_token` of one answer is the `page_token` of the next request,
-with the same filters; it is empty on the last page. An error is `{"error": "one line"}` with status 400 (the
+with the same filters; it is empty on the last page. An error is `{"error": "one line"}`, perhaps with the `field`
+that it is about and, without the name of that, the `problem`; with status 400 (the
 request), 403 (the certificate), 404 (nothing there), 405 (a method other than GET, HEAD and OPTIONS), 408 (the
 request did not come in time), 410 (a version that is no longer kept, or no model of runtimes), 429 (too many long
 questions wait), 431 (the request is too long), 500 (central failed), 503 (try again later).

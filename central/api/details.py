@@ -1,6 +1,7 @@
 """One job, and one host's VMs over time."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from central.api.admission import Turns, Worker
 from central.api.hosts import Hosts
 from central.api.incidents import IncidentHistory
+from central.api.lake_queries import RecentVms, read_lines
 from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
-from central.api.recent import RecentVms, read_lines
-from central.api.requests import at_most, read_span, read_top, unknown, wrong
-from central.api.work import Turns, Worker
+from central.api.requests import at_most, read_span, read_top, unknown, wrong_field
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.incidents.store import IncidentQuery
@@ -30,7 +31,7 @@ _BINS = 40
 _POINTS = 120
 _MAX_LISTED = 1000  # incidents of a host
 _MAX_VALUES = 100_000  # of an answer's lines
-_HIGHEST = 0.995  # share of VMs that bins are spread over; so one absurd value does not squeeze the others
+_HIGHEST = 0.995  # share of VMs that the bins span, so that one absurd value does not squeeze the others
 
 
 @dataclass(eq=False)
@@ -45,11 +46,11 @@ class Jobs:
     turns: Turns
 
     async def get(self, request: fleet_pb2.GetJobRequest) -> fleet_pb2.JobDetail:
-        """What is known of a job: its CPI by platform, its coefficient then and now, where it runs."""
+        """A job's CPI by platform, its coefficient then and now, and where it runs."""
         job, top = request.job, read_top(request.top, 100)
         bins = request.bins or _BINS
         if not job:
-            raise wrong("job is missing: name one, as /v1/job-statistics has them", "job")
+            raise wrong_field("job", "is missing: name one, as /v1/job-statistics has them")
         at_most("bins", bins, MAX_BINS)
         built = self.builder.current
         async with self.turns.turn():
@@ -100,13 +101,13 @@ class HostTimelines:
         host, top = request.host, read_top(request.top, 100)
         points = request.points or min(_POINTS, _MAX_VALUES // top)
         if not host:
-            raise wrong("host is missing: name one, as /v1/hosts has them", "host")
+            raise wrong_field("host", "is missing: name one, as /v1/hosts has them")
         if points > MAX_POINTS or points * top > _MAX_VALUES:
-            most = f"points must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
-            raise wrong(f"{most} (values {points}, {top})", "points")
+            most = f"must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
+            raise wrong_field("points", f"{most} (values {points}, {top})")
         since, until = read_span(request, self.clock_unix_ns(), least_ns=1)
         step = -(-(until - since) // points)
-        # On a grid, so that the same steps come again a moment later.
+        # On a grid, so that a later request has the same steps.
         since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
         query = IncidentQuery(host=host, since_unix_ns=since, until_unix_ns=until)
         async with self.turns.turn():
@@ -120,10 +121,15 @@ class HostTimelines:
         if summary is None and not len(lines) and not incidents:
             seen = f"nothing is known of host {host[:80]!r} in this time"
             raise unknown(f"{seen}; /v1/hosts lists those that connected", "host")
-        vms = sorted(_timelines(lines, (until - since) // step), key=_by_usage)
+        vms = _timelines(lines, (until - since) // step)
+        vms.sort(key=lambda vm: (-vm.mean_cpu_usage_cores, vm.vm))
         shown = vms[:top]
         for vm in shown:
-            self._add_statistics(vm)
+            built = self.builder.current
+            of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
+            known = next((each for each in of_job if each.platform == vm.platform), None)
+            vm.job_mean_cpi = float("nan") if known is None else known.mean_cpi
+            vm.job_std_cpi = float("nan") if known is None else known.std_cpi
         async with self.turns.turn():
             await self._add_names(shown, host)
             await self._add_events(shown, host, since, until)
@@ -138,15 +144,8 @@ class HostTimelines:
             incidents=incidents,
         )
 
-    def _add_statistics(self, vm: fleet_pb2.VmTimeline) -> None:
-        built = self.builder.current
-        of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
-        mine = next((each for each in of_job if each.platform == vm.platform), None)
-        vm.job_mean_cpi = float("nan") if mine is None else mine.mean_cpi
-        vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
-
     async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str) -> None:
-        """Name VMs as their host does; those of another replica, or gone before this start, as its incidents did."""
+        """Name VMs as their host does; VMs of other replicas, or gone before the start, as their incidents do."""
         for vm in vms:
             vm.name = self.vm_names.get(vm.vm, host)
         nameless = [vm for vm in vms if not vm.name]
@@ -156,7 +155,7 @@ class HostTimelines:
                 vm.name = names.get(vm.vm, {}).get(host, "")
 
     async def _add_events(self, vms: list[fleet_pb2.VmTimeline], host: str, since: int, until: int) -> None:
-        """Note the last change of behaviour that the host found of each VM in this time."""
+        """Add each VM's last change of behaviour in this time."""
         found = await asyncio.to_thread(
             self.journal.read_events,
             before_id=MAX_TIME_UNIX_NS,
@@ -173,7 +172,7 @@ class HostTimelines:
 
 
 def _floats(column: Any) -> Floats:
-    """Return a column's values, NaN where there is none."""
+    """Return a column's values, NaN for null."""
     found: Floats = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
     return found
 
@@ -184,7 +183,7 @@ def _mean(values: Floats) -> float:
 
 
 def _distributions(vms: pa.Table, bins: int) -> list[fleet_pb2.CpiDistribution]:
-    """Count VMs by mean CPI: bins of equal width, the same ones for all platforms."""
+    """Count VMs by mean CPI, in the same bins of equal width for all platforms."""
     cpi = _floats(vms.column("cpi"))
     platforms = np.array(vms.column("platform").to_pylist(), dtype=object)
     known = cpi[np.isfinite(cpi)]
@@ -210,9 +209,8 @@ def _distributions(vms: pa.Table, bins: int) -> list[fleet_pb2.CpiDistribution]:
 
 
 def _hosts(vms: pa.Table) -> list[fleet_pb2.JobHost]:
-    sums = vms.group_by(["machine", "platform"]).aggregate(
-        [("vm", "count"), ("cpi", "mean"), ("cpu_usage_cores", "sum")]
-    )
+    totals = [("vm", "count"), ("cpi", "mean"), ("cpu_usage_cores", "sum")]
+    sums = vms.group_by(["machine", "platform"]).aggregate(totals)
     found = [
         fleet_pb2.JobHost(
             host=row["machine"],
@@ -227,37 +225,29 @@ def _hosts(vms: pa.Table) -> list[fleet_pb2.JobHost]:
 
 
 def _timelines(lines: pa.Table, steps: int) -> list[fleet_pb2.VmTimeline]:
-    """Make a line of each VM; one that changed its job or platform has the last ones."""
+    """Make each VM's time line, with its last job and platform."""
     names = lines.column("vm").to_pylist()
-    jobs, platforms = lines.column("job").to_pylist(), lines.column("platform").to_pylist()
-    sensitive = lines.column("latency_sensitive").to_pylist()
+    columns = [lines.column(name).to_pylist() for name in ("job", "platform", "latency_sensitive")]
     at = lines.column("bin").to_numpy()
-    values = {name: _floats(lines.column(name)) for name in ("cpi", "cpu_usage_cores")}
+    cpi, usage = _floats(lines.column("cpi")), _floats(lines.column("cpu_usage_cores"))
     found = []
     first = 0
-    while first < len(names):
-        end = first
-        while end < len(names) and names[end] == names[first]:
-            end += 1
-        rows, made = slice(first, end), {}
-        for name, column in values.items():
-            made[name] = np.full(steps, np.nan)
-            made[name][at[rows]] = column[rows]
+    for vm, group in itertools.groupby(names):
+        end = first + sum(1 for _ in group)
+        job, platform, is_sensitive = (column[end - 1] for column in columns)
+        vm_cpi, vm_usage = np.full((2, steps), np.nan)
+        vm_cpi[at[first:end]], vm_usage[at[first:end]] = cpi[first:end], usage[first:end]
         found.append(
             fleet_pb2.VmTimeline(
-                vm=names[first],
-                job=jobs[end - 1],
-                platform=platforms[end - 1],
-                latency_sensitive=sensitive[end - 1],
-                mean_cpi=_mean(made["cpi"]),
-                mean_cpu_usage_cores=_mean(made["cpu_usage_cores"]),
-                cpi=made["cpi"].tolist(),
-                cpu_usage_cores=made["cpu_usage_cores"].tolist(),
+                vm=vm,
+                job=job,
+                platform=platform,
+                latency_sensitive=is_sensitive,
+                mean_cpi=_mean(vm_cpi),
+                mean_cpu_usage_cores=_mean(vm_usage),
+                cpi=vm_cpi.tolist(),
+                cpu_usage_cores=vm_usage.tolist(),
             )
         )
         first = end
     return found
-
-
-def _by_usage(vm: fleet_pb2.VmTimeline) -> tuple[float, str]:
-    return (-vm.mean_cpu_usage_cores, vm.vm)

@@ -7,19 +7,19 @@ from typing import Any
 
 import grpc
 
+from central.api.admission import Turns, Worker
 from central.api.details import HostTimelines, Jobs
 from central.api.hosts import Hosts
 from central.api.incidents import Events, IncidentHistory, Incidents, VmHistories
+from central.api.lake_queries import RecentVms
 from central.api.limits import QUEUED
 from central.api.names import KnownNames
 from central.api.overview import LakeTotals, Overview, Parts, Status
 from central.api.placement import Placement
-from central.api.recent import RecentVms
 from central.api.requests import ApiError, check
 from central.api.runtimes import ModelFile, Runtimes
 from central.api.upgrades import Upgrades
 from central.api.versions import Versions
-from central.api.work import Turns, Worker
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.config import PlacementSection, RuntimeSection
@@ -37,21 +37,9 @@ _AT_ONCE = 4  # questions; fewer than asyncio's own pool has threads
 
 
 class Fleet:
-    """Answers the methods of `whitepanda.v1.Fleet`, by whatever way they are asked. Lists are in a stable order.
+    """Answers the methods of `whitepanda.v1.Fleet`, asked by gRPC or HTTP. Lists are in a stable order.
 
-    Args:
-        journal: totals, hosts and events.
-        registry: which hosts are connected.
-        lake: what was measured.
-        builder: the version in force, and how the last build went.
-        incidents: their history.
-        placement: how loading vectors are made of windows.
-        runtime: where the model of runtimes is.
-        importers: certificate names that send traces.
-        gap_ns: an incident without a report for so long is over.
-        parts: the rest of central.
-        clock_unix_ns: the time.
-
+    `importers` are certificate names that send traces. An incident is over after `gap_ns` without a report.
     """
 
     def __init__(
@@ -114,16 +102,9 @@ class Fleet:
         }
 
     async def answer(self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None) -> Any:
-        """Answer a request of whoever may ask, when its turn comes.
+        """Answer an authorised caller's request, when its turn comes; raises ApiError where there is no answer.
 
-        Args:
-            method: its name in fleet.proto.
-            request: the message.
-            has_left: says whether the client left while it waited; then nothing is asked.
-
-        Raises:
-            ApiError: there is no answer; CANCELLED: nobody waits for one.
-
+        `has_left` returns whether the client left while it waited; then nothing is asked (CANCELLED).
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from central.api.requests import read_page
+from central.api.requests import Token, read_page
 from central.ingest.handshake import HEARTBEAT_MS
 from central.ingest.sessions import StreamRegistry
 from central.journal.tables import HostRecord
@@ -14,29 +14,24 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 _LATE_NS = HEARTBEAT_MS * 10**6 + 60 * 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """Hosts that send nothing now, the longest silent first, and how many there are of each kind."""
+class HostsToken(Token, frozen=True, array_like=True, tag="hosts"):
+    """Place in the list of hosts: after a name."""
 
-    hosts: list[fleet_pb2.SilentHost]
-    late: int
-    gone: int
-    spooled_batches: int
-    dropped_batches: int
+    after: str = ""
 
 
 @dataclass(eq=False)
 class Hosts:
-    """All hosts that ever connected."""
+    """Answers on all hosts that ever connected."""
 
     journal: Journal
     registry: StreamRegistry
-    importers: frozenset[str]  # they send traces: no hosts, so they are never late or gone
+    importers: frozenset[str]  # they send traces and are never late or gone
     over_quota: Callable[[], Mapping[str, Mapping[str, int]]]  # what was refused, by host and budget
 
     async def list_hosts(self, request: fleet_pb2.ListHostsRequest) -> fleet_pb2.ListHostsResponse:
         """Every host that ever connected, by name."""
-        page = read_page(request, "hosts")
+        page = read_page(request, HostsToken)
         names = sorted(name for name in self.journal.hosts if name > page.token.after)
         shown, token = page.cut(names, lambda name: {"after": name})
         over_quota = self.over_quota()
@@ -80,7 +75,7 @@ class Hosts:
         )
 
     def paced(self) -> dict[str, int]:
-        """Return the time between batches that hosts are asked for, in milliseconds; without those that are not."""
+        """Return the interval between batches, ms, by host that is asked for one."""
         return {
             stream.host: stream.min_batch_interval_ms
             for stream in self.registry.connected()
@@ -101,29 +96,29 @@ class Hosts:
             for host in sorted(over_quota.keys() | paced.keys(), key=order)
         ]
 
-    def silence(self, now_unix_ns: int) -> Silence:
-        """Return which hosts send nothing."""
-        found, late, gone, spooled, dropped = [], 0, 0, 0, 0
+    def silence(self, now_unix_ns: int) -> fleet_pb2.DataHealth:
+        """Return the hosts that send nothing, the longest silent first, their counts, and all hosts' batches."""
+        found = fleet_pb2.DataHealth()
         for record in self.journal.hosts.values():
             stream = self.registry.get(record.host)
             latest = stream or record
-            spooled, dropped = spooled + latest.spooled_batches, dropped + latest.dropped_batches
+            found.spooled_batches += latest.spooled_batches
+            found.dropped_batches += latest.dropped_batches
             if record.host in self.importers:
                 continue  # it comes with a trace and leaves
             if stream is not None and now_unix_ns - record.last_seen_unix_ns < _LATE_NS:
                 continue
-            late, gone = late + (stream is not None), gone + (stream is None)
-            found.append(
-                fleet_pb2.SilentHost(
-                    host=record.host,
-                    connected=stream is not None,
-                    last_seen_unix_ns=record.last_seen_unix_ns,
-                    spooled_batches=latest.spooled_batches,
-                    dropped_batches=latest.dropped_batches,
-                )
+            found.late_hosts += stream is not None
+            found.gone_hosts += stream is None
+            found.silent.add(
+                host=record.host,
+                connected=stream is not None,
+                last_seen_unix_ns=record.last_seen_unix_ns,
+                spooled_batches=latest.spooled_batches,
+                dropped_batches=latest.dropped_batches,
             )
-        found.sort(key=lambda host: (host.last_seen_unix_ns, host.host))
-        return Silence(found, late, gone, spooled, dropped)
+        found.silent.sort(key=lambda host: (host.last_seen_unix_ns, host.host))
+        return found
 
 
 def by_reason(counts: Mapping[str, int]) -> list[agent_pb2.RejectedRows]:

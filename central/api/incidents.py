@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from central.api.admission import Turns, Worker
 from central.api.limits import MAX_TIME_UNIX_NS, MAX_WINDOWS
 from central.api.names import KnownNames
-from central.api.requests import at_most, away, check_times, read_page, read_span, unknown, wrong
-from central.api.work import Turns, Worker
+from central.api.requests import Token, at_most, away, check_times, read_page, read_span, unknown, wrong, wrong_field
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(eq=False)
 class IncidentHistory:
-    """The history that questions are asked of."""
+    """Incident history, off the event loop."""
 
     store: IncidentStore
     gap_ns: int  # an incident without a report for so long is over
@@ -60,6 +60,25 @@ class IncidentHistory:
             return None
 
 
+class IncidentsToken(Token, frozen=True, array_like=True, tag="incidents"):
+    """Place in the list of incidents: after one that began at a time."""
+
+    first_unix_ns: int = 0
+    id: int = 0
+
+
+class SuspectJobsToken(Token, frozen=True, array_like=True, tag="suspect_jobs"):
+    """Place in the list of suspected jobs: after a name."""
+
+    after: str = ""
+
+
+class EventsToken(Token, frozen=True, array_like=True, tag="events"):
+    """Place in the list of events: before one of the journal's numbers."""
+
+    before_id: int = 0
+
+
 @dataclass(eq=False)
 class Incidents:
     """Answers on incidents."""
@@ -71,15 +90,15 @@ class Incidents:
         """When VMs of a host suffered, as hosts reported it, the last that began first."""
         check_times(request)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
-        filters = repr((query, request.open_only))  # without the time, which goes on
-        page = read_page(request, "incidents", filters)
+        filters = repr((query, request.open_only))  # without the time, which changes
+        page = read_page(request, IncidentsToken, filters)
         if request.open_only:
             query = dataclasses.replace(query, open_since_unix_ns=self.history.open_since_unix_ns)
-        after = (page.token.offset, page.token.version) if request.page_token else None
+        after = (page.token.first_unix_ns, page.token.id) if request.page_token else None
         found = await self.history.find(query, page.size + 1, after)
         if not found and after is None:
             await self.names.check(request, "host", "suspect_job", "victim_job", "vm")
-        shown, token = page.cut(found, lambda last: {"offset": last.first_unix_ns, "version": last.id})
+        shown, token = page.cut(found, lambda last: {"first_unix_ns": last.first_unix_ns, "id": last.id})
         return fleet_pb2.ListIncidentsResponse(incidents=shown, next_page_token=token)
 
     async def get(self, request: fleet_pb2.GetIncidentRequest) -> fleet_pb2.IncidentDetail:
@@ -93,11 +112,10 @@ class Incidents:
 
     async def list_suspect_jobs(self, request: fleet_pb2.ListSuspectJobsRequest) -> fleet_pb2.ListSuspectJobsResponse:
         """Jobs that were suspected first, by name: how often, and on how many hosts."""
-        page = read_page(request, "suspect_jobs", request.job)
+        page = read_page(request, SuspectJobsToken, request.job)
         after = page.token.after
-        found = await self.history.ask(
-            self.history.store.suspect_jobs, limit=page.size + 1, after=after, job=request.job
-        )
+        read = self.history.store.suspect_jobs
+        found = await self.history.ask(read, limit=page.size + 1, after=after, job=request.job)
         if not found and not after:
             await self.names.check(request, "job")
         shown, token = page.cut(found, lambda last: {"after": last.job})
@@ -114,19 +132,14 @@ class Events:
     async def list_events(self, request: fleet_pb2.ListEventsRequest) -> fleet_pb2.ListEventsResponse:
         """What hosts report of their VMs, the last that came first."""
         check_times(request)
-        wanted = {
-            "host": request.host,
-            "vm": request.vm,
-            "behaviour": request.behaviour,
-            "since_unix_ns": request.since_unix_ns,
-            "until_unix_ns": request.until_unix_ns or MAX_TIME_UNIX_NS,
-        }
-        page = read_page(request, "events", repr(sorted(wanted.items())))
-        before = page.token.offset or MAX_TIME_UNIX_NS
+        wanted = {name: getattr(request, name) for name in ("host", "vm", "behaviour", "since_unix_ns")}
+        wanted["until_unix_ns"] = request.until_unix_ns or MAX_TIME_UNIX_NS
+        page = read_page(request, EventsToken, repr(sorted(wanted.items())))
+        before = page.token.before_id or MAX_TIME_UNIX_NS
         found = await asyncio.to_thread(self.journal.read_events, before_id=before, limit=page.size + 1, **wanted)
         if not found:
             await self.names.check(request, "host", "vm")
-        shown, token = page.cut(found, lambda last: {"offset": last[0]})
+        shown, token = page.cut(found, lambda last: {"before_id": last[0]})
         return fleet_pb2.ListEventsResponse(events=_messages(shown), next_page_token=token)
 
 
@@ -146,7 +159,7 @@ class VmHistories:
         """Windows, events and incidents of a VM over at most a day."""
         limit = request.max_windows or _WINDOWS
         if not request.vm:
-            raise wrong("vm is missing: give the VM's UUID or name", "vm")
+            raise wrong_field("vm", "is missing: give the VM's UUID or name")
         at_most("max_windows", limit, MAX_WINDOWS)
         since, until = read_span(request, self.clock_unix_ns())
         found = self.registry.vm_names.find(request.vm)
@@ -202,7 +215,7 @@ def _messages(events: Sequence[tuple[int, EventRow]]) -> list[fleet_pb2.FleetEve
 
 
 def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[fleet_pb2.Incident]:
-    """Note in each whether VMs suffer now, as `central.incidents.tables.is_open` does."""
+    """Set in each whether VMs suffer now, as `central.incidents.tables.is_open` does."""
     for incident in incidents:
         incident.open = incident.last_unix_ns >= since_unix_ns and incident.victims_now > 0
     return incidents

@@ -1,7 +1,4 @@
-"""The fleet API's own maxima: what each field of a request may be, by its name.
-
-What parses requests, what answers them and the OpenAPI document take them from here, so that they cannot differ.
-"""
+"""Limits of requests to the fleet API by field, for parsers, answers and the OpenAPI document alike."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import FieldDescriptor
 
-MAX_TIME_UNIX_NS = 2**63 - 1  # in the year 2262; all that is kept is within 1970 and then
+MAX_TIME_UNIX_NS = 2**63 - 1  # in the year 2262
 MAX_PAGE_SIZE = 1000
 MAX_TOP = 1000  # rows of each list
 MAX_WINDOWS = 10_000
@@ -17,8 +14,8 @@ MAX_BINS = 200
 MAX_POINTS = 500
 MAX_COUNT = 1_000_000  # jobs to observe or compare, and VMs of one of them
 MAX_HOSTS = 10_000  # of a side
-MAX_HTTP_BYTES = 1 << 16  # of the line and the headers of a request by HTTP
-MAX_HTTP_ITEMS = 1000  # of a list there; with names of up to 48 characters they fit
+MAX_HTTP_BYTES = 1 << 16  # of the line and headers of an HTTP request
+MAX_HTTP_ITEMS = 1000  # of a list there; fits with names of up to 48 characters
 MAX_BESIDE = 64
 MAX_EPSILONS = 16
 MAX_EPSILON = 0.5
@@ -26,10 +23,10 @@ MAX_NAME = 512  # characters, as of the names that central takes
 MAX_LOADING = 1000  # characters
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
 
-#: Methods whose questions have a queue of their own (`central.api.work.Worker`), which may be full.
+#: Methods whose questions have a queue of their own (`central.api.admission.Worker`), which may be full.
 QUEUED = frozenset({"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime"})
 
-#: Neither control characters nor what ends a line: no name that central took has one.
+#: No control characters or line ends, which no accepted name has.
 TEXT_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*$"
 TOKEN_PATTERN = r"^[A-Za-z0-9_=-]*$"  # noqa: S105 - no password
 
@@ -54,15 +51,12 @@ _LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING}
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a number with a fraction may be: from `low` to `high`; `is_open` leaves `low` itself out.
-
-    `or_zero`: 0 is allowed too, and means the default.
-    """
+    """Range of a number with a fraction."""
 
     low: float
     high: float
-    or_zero: bool = False
-    is_open: bool = False
+    or_zero: bool = False  # 0 is allowed too, and means the default
+    is_open: bool = False  # without `low` itself
 
 
 NUMBERS: Mapping[str, Numbers] = {

@@ -1,4 +1,4 @@
-"""Names in filters of the fleet API: one that is not known here is refused, where the answer would be an empty list."""
+"""Refuses unknown names in filters of the fleet API, whose answer would be an empty list."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from central.journal.writer import Journal
 
 @dataclass(eq=False)
 class KnownNames:
-    """Looks names up before an answer says that there is nothing."""
+    """Looks names up before an answer is empty."""
 
     journal: Journal
     registry: StreamRegistry
@@ -61,7 +61,7 @@ class KnownNames:
         try:
             return bool(await asyncio.to_thread(self.incidents.find, query, limit=1))
         except StoreError:
-            return True  # nobody can say
+            return True  # not known, so not refused
 
 
 def _near(name: str, known: Iterable[str]) -> str:

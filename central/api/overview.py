@@ -1,4 +1,4 @@
-"""The whole fleet: totals of central's work, the fleet at a glance, and how whole its data is."""
+"""The whole fleet: totals of central's work, the fleet at a glance, and the health of its data."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ from importlib import metadata
 
 from central.api.hosts import Hosts, by_reason
 from central.api.incidents import IncidentHistory, mark_open
+from central.api.lake_queries import RecentVms
 from central.api.limits import MAX_TIME_UNIX_NS
-from central.api.recent import RecentVms
 from central.api.requests import read_top
 from central.authorisation.revoked import Revoked
 from central.build.status import BuildStatus
@@ -34,8 +34,8 @@ _REST = 9.0  # so totals take a tenth of a core at most
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
-    """How much the lake has, in all and by day; the last segment's time is in seconds since 1970, 0 for none."""
+class LakeCounts:
+    """Segments and rows of the lake, in all and by day; `newest_unix_s` is the last segment's time, 0 for none."""
 
     segments: int
     rows: int
@@ -43,28 +43,16 @@ class _Counted:
     days: list[fleet_pb2.LakeDay]
 
 
-class LakeTotals:
-    """Counts what the lake has, for all who ask.
-
-    Args:
-        lake: whose segments are counted.
-
-    """
+class LakeTotals(SharedAnswer[LakeCounts]):
+    """Counts segments and rows of the lake, once for all callers."""
 
     def __init__(self, lake: Lake) -> None:
+        super().__init__(self._count, _REST)
         self._lake = lake
         self._rows: dict[str, int] = {}  # by segment
-        self._shared = SharedAnswer(self._count, _REST)
 
-    async def get(self) -> _Counted:
-        """Return the totals, of now or of a moment ago."""
-        return await self._shared.get()
-
-    def _count(self) -> _Counted:
-        """Count rows. Segments never change: each footer is read once.
-
-        One whose footer cannot be read counts no rows, and is looked at again the next time.
-        """
+    def _count(self) -> LakeCounts:
+        """Count rows. Segments never change, so each footer is read once; unreadable ones are tried again."""
         counted: dict[str, int] = {}
         days: dict[date, fleet_pb2.LakeDay] = {}
         segments = self._lake.segments()
@@ -80,7 +68,7 @@ class LakeTotals:
             day.rows += count or 0
             day.size_bytes += segment.size_bytes
         self._rows = counted
-        return _Counted(
+        return LakeCounts(
             segments=len(segments),
             rows=sum(counted.values()),
             newest_unix_s=max((segment.modified_unix_s for segment in segments), default=0.0),
@@ -90,7 +78,7 @@ class LakeTotals:
 
 @dataclass
 class Parts:
-    """What the other parts of central say of themselves; an error is "" where there is none."""
+    """States of the other parts of central; an error is "" where there is none."""
 
     roll_error: Callable[[], str] = str
     incidents_error: Callable[[], str] = str
@@ -114,13 +102,13 @@ class Status:
     started_unix_ns: int
 
     def __post_init__(self) -> None:
-        """Let all who ask share one count of open incidents."""
+        """Share one count of open incidents between callers."""
         self._open_incidents = SharedAnswer(self.history.count_open, _REST)
 
     async def get(self, _request: fleet_pb2.GetFleetStatusRequest) -> fleet_pb2.FleetStatus:
         """Totals of ingest, lake and builds."""
         totals, incidents_error = await self.totals.get(), self.parts.incidents_error()
-        # A history that is known to be away keeps nobody waiting.
+        # Nobody waits for a history that is known to be away.
         open_incidents = None if incidents_error else await self._open_incidents.get()
         stats, built = self.journal.stats, self.builder.current
         times = self.journal.ack_times
@@ -176,7 +164,7 @@ class Overview:
     refreshing: asyncio.Task[None] | None = None  # which VMs run now
 
     async def get(self, request: fleet_pb2.GetOverviewRequest) -> fleet_pb2.Overview:
-        """The fleet at a glance. Nothing of the lake is waited for."""
+        """The fleet at a glance, without waiting for the lake."""
         top = read_top(request.top, 20)
         now, store = self.clock_unix_ns(), self.history.store
         since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, MAX_TIME_UNIX_NS)
@@ -188,54 +176,43 @@ class Overview:
         running, is_old = self.recent.known()
         if is_old and (self.refreshing is None or self.refreshing.done()):
             self.refreshing = asyncio.create_task(self._refresh(), name="who runs now")
+        built = self.builder.current
         for antagonist in totals.antagonists:
-            self._add_coefficient(antagonist)
-        return fleet_pb2.Overview(
+            known = None if built is None else built.coefficient(antagonist.job)
+            antagonist.coefficient = float("nan") if known is None else known.value
+            antagonist.standard_error = float("nan") if known is None else known.standard_error
+        found = fleet_pb2.Overview(
             since_unix_ns=since,
             hosts=hosts,
             connected_hosts=connected_hosts,
-            late_hosts=silence.late,
-            gone_hosts=silence.gone,
+            late_hosts=silence.late_hosts,
+            gone_hosts=silence.gone_hosts,
             is_counted=running is not None,
             vms=0 if running is None else len(running.vms),
             jobs=0 if running is None else running.jobs,
-            open_incidents=totals.open_incidents,
-            incidents=totals.incidents,
-            contended=totals.contended,
-            contended_hosts=totals.contended_hosts,
             open=is_open,
-            antagonists=totals.antagonists,
             last_incidents_error=self.parts.incidents_error(),
         )
+        found.MergeFrom(totals)
+        return found
 
     async def get_data_health(self, request: fleet_pb2.GetDataHealthRequest) -> fleet_pb2.DataHealth:
         """What the lake has by day, which hosts send nothing, and which are held back."""
         top = read_top(request.top, 100)
         totals = await self.totals.get()
-        silence = self.hosts.silence(self.clock_unix_ns())
         held_back = self.hosts.held_back()
-        return fleet_pb2.DataHealth(
-            days=totals.days,
-            last_segment_unix_ns=int(totals.newest_unix_s * _S_NS),
-            late_hosts=silence.late,
-            gone_hosts=silence.gone,
-            silent=silence.hosts[:top],
-            spooled_batches=silence.spooled_batches,
-            dropped_batches=silence.dropped_batches,
-            held_back=held_back[:top],
-            held_back_hosts=len(held_back),
-        )
-
-    def _add_coefficient(self, antagonist: fleet_pb2.Antagonist) -> None:
-        built = self.builder.current
-        found = None if built is None else built.coefficient(antagonist.job)
-        antagonist.coefficient = float("nan") if found is None else found.value
-        antagonist.standard_error = float("nan") if found is None else found.standard_error
+        found = self.hosts.silence(self.clock_unix_ns())
+        del found.silent[top:]
+        found.days.extend(totals.days)
+        found.last_segment_unix_ns = int(totals.newest_unix_s * _S_NS)
+        found.held_back.extend(held_back[:top])
+        found.held_back_hosts = len(held_back)
+        return found
 
     async def _refresh(self) -> None:
         try:
             await asyncio.to_thread(self.recent.read)
         except (SlowError, LakeError, OSError):
-            pass  # GetJob waits for it and reports the error
+            pass  # reported by GetJob, which waits for it
         except Exception as error:  # noqa: BLE001 - nobody waits for this task: logged here, or never
             log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")

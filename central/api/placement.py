@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from central.api.requests import read_page, read_top, unknown, wrong
+from central.api.requests import Token, read_page, read_top, unknown, wrong, wrong_field
 from central.models.groups import Floats
 from central.own_threads import SharedAnswer
 from central.placement.live import Snapshot
@@ -15,6 +15,12 @@ from whitepanda.v1 import fleet_pb2
 _TOP = 10
 
 
+class LoadingsToken(Token, frozen=True, array_like=True, tag="loadings"):
+    """Place in the list of loading vectors: after a job."""
+
+    after: str = ""
+
+
 @dataclass(eq=False)
 class Placement:
     """Answers on where a VM would suffer least."""
@@ -23,7 +29,7 @@ class Placement:
 
     async def list_loadings(self, request: fleet_pb2.ListJobLoadingsRequest) -> fleet_pb2.ListJobLoadingsResponse:
         """Loading vectors of the jobs that ran lately, by name."""
-        page = read_page(request, "loadings", request.job)
+        page = read_page(request, LoadingsToken, request.job)
         now = await self.snapshot.get()
         after = page.token.after
         names = [name for name in now.jobs if name > after and (not request.job or name == request.job)]
@@ -89,12 +95,12 @@ def _loading(now: Snapshot, request: fleet_pb2.RankHostsRequest) -> Floats:
             raise unknown(f"{seen}; give its loading instead", "job")
         return found.loading
     try:
-        given = numbers_by_name([request.loading], "loading", is_share=True)
+        given = numbers_by_name([request.loading], "", is_share=True)
     except InputError as error:
-        raise wrong(str(error), "loading") from error
+        raise wrong_field("loading", str(error).strip()) from error
     strange = next((name for name in given if name not in now.resources), None)
     if strange is not None:
         why = now.unmeasured.get(strange)
         then = f"it is not measured: {why}" if why else f"there are {', '.join(now.resources)}"
-        raise wrong(f"loading: no resource {strange[:80]!r} here; {then}", "loading")
+        raise wrong_field("loading", f"{strange[:80]}: no resource {strange[:80]!r} here; {then}")
     return np.array([given.get(name, 0.0) for name in now.resources])

@@ -7,7 +7,7 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import msgspec
@@ -29,13 +29,14 @@ class ApiError(Exception):
         code: gRPC's status.
         message: one line for people, with the remedy.
         field: the request's field that the message is about, if it is about one.
-
+        problem: the message without the field's name, where it begins with it.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str, field: str = "") -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, field: str = "", problem: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.field = field
+        self.problem = problem
 
 
 def wrong(message: str, field: str = "") -> ApiError:
@@ -43,9 +44,14 @@ def wrong(message: str, field: str = "") -> ApiError:
     return ApiError(grpc.StatusCode.INVALID_ARGUMENT, message, field)
 
 
-def unknown(message: str, field: str = "") -> ApiError:
+def wrong_field(field: str, problem: str) -> ApiError:
+    """Return the error of a request with a wrong value of a field; its message is "FIELD PROBLEM"."""
+    return ApiError(grpc.StatusCode.INVALID_ARGUMENT, f"{field} {problem}", field, problem)
+
+
+def unknown(message: str, field: str = "", problem: str = "") -> ApiError:
     """Return the error of a request for what does not exist."""
-    return ApiError(grpc.StatusCode.NOT_FOUND, message, field)
+    return ApiError(grpc.StatusCode.NOT_FOUND, message, field, problem)
 
 
 def away(message: str) -> ApiError:
@@ -56,7 +62,7 @@ def away(message: str) -> ApiError:
 def at_most(field: str, value: int, most: int) -> None:
     """Refuse a larger value."""
     if value > most:
-        raise wrong(f"{field} must be at most {most} (value {value})", field)
+        raise wrong_field(field, f"must be at most {most} (value {value})")
 
 
 def read_top(top: int, default: int) -> int:
@@ -66,11 +72,11 @@ def read_top(top: int, default: int) -> int:
 
 
 def check(request: Any) -> None:
-    """Refuse a request whose times, texts or lists are beyond the limits; its numbers the method itself checks."""
+    """Refuse a request whose times, texts or lists are beyond the limits; the method itself checks its numbers."""
     for field, value in request.ListFields():
         values = value if field.is_repeated else [value]
         if field.is_repeated and len(values) > limits.max_items(field):
-            raise wrong(f"{field.name} must be at most {limits.max_items(field):,} (value {len(values):,})", field.name)
+            raise wrong_field(field.name, f"must be at most {limits.max_items(field):,} (value {len(values):,})")
         for each in values:
             if isinstance(each, str):
                 _check_text(field, each)
@@ -81,16 +87,16 @@ def check(request: Any) -> None:
 def _check_text(field: FieldDescriptor, text: str) -> None:
     most, shown = limits.max_length(field), repr(text[:80])
     if len(text) > most:
-        raise wrong(f"{field.name} must be at most {most:,} characters (value {shown}, {len(text):,})", field.name)
+        raise wrong_field(field.name, f"must be at most {most:,} characters (value {shown}, {len(text):,})")
     if limits.has_control(text):
-        raise wrong(f"{field.name} must have no control characters (value {shown})", field.name)
+        raise wrong_field(field.name, f"must have no control characters (value {shown})")
 
 
 def check_times(request: Any) -> None:
     """Refuse a request whose since_unix_ns is after its until_unix_ns; 0 of the latter is now."""
     if request.until_unix_ns and request.since_unix_ns > request.until_unix_ns:
         values = f"values {request.since_unix_ns}, {request.until_unix_ns}"
-        raise wrong(f"since_unix_ns must not be after until_unix_ns ({values})", "since_unix_ns")
+        raise wrong_field("since_unix_ns", f"must not be after until_unix_ns ({values})")
 
 
 def read_span(request: Any, now_unix_ns: int, least_ns: int = 0) -> tuple[int, int]:
@@ -99,29 +105,32 @@ def read_span(request: Any, now_unix_ns: int, least_ns: int = 0) -> tuple[int, i
     since: int = request.since_unix_ns or max(0, until - _HOUR_NS)
     if not least_ns <= until - since <= _DAY_NS:
         value = f"value {(until - since) / 1e9:.0f} s"
-        raise wrong(f"until_unix_ns must be after since_unix_ns and at most a day later ({value})", "until_unix_ns")
+        raise wrong_field("until_unix_ns", f"must be after since_unix_ns and at most a day later ({value})")
     return since, until
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page begins: in which list, filtered by what, of which version, after how many rows, after whom.
+    """Where the next page of a list begins. Each list has its own type, which adds the place, and a tag."""
 
-    A list uses those of the last three that it needs.
-    """
-
-    listed: str
     filters: str
-    version: int = 0
-    offset: int = 0
-    after: str = ""
+
+    def is_valid(self, filters: str) -> bool:
+        """Whether central could have made this token for a list that is filtered by `filters`."""
+        return self.filters == filters and all(
+            limits.is_text(place) if isinstance(place, str) else 0 <= place <= limits.MAX_TIME_UNIX_NS
+            for place in msgspec.structs.astuple(self)[1:]
+        )
+
+
+Place = TypeVar("Place", bound=Token)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Page(Generic[Place]):
     """How many rows are wanted, and from where on."""
 
     size: int
-    token: Token
+    token: Place
 
     def cut(self, found: Sequence[Row], place: Callable[[Row], dict[str, Any]]) -> tuple[Sequence[Row], str]:
         """Return the page's rows, and the token of the next page, "" on the last.
@@ -129,7 +138,6 @@ class Page:
         Args:
             found: rows from the page's begin on; one more than `size` where there is a next page.
             place: returns the fields of the token that say where the rows after this one begin.
-
         """
         shown = found[: self.size]
         if len(found) <= self.size:
@@ -138,21 +146,16 @@ class Page:
         return shown, base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
 
-def read_page(request: Any, listed: str, filters: str = "") -> Page:
-    """Read a request's page_size and page_token; `filters` is all that the request filters by."""
+def read_page(request: Any, kind: type[Place], filters: str = "") -> Page[Place]:
+    """Read a request's page_size and page_token, of a list's type of tokens; `filters` is all that it filters by."""
     at_most("page_size", request.page_size, limits.MAX_PAGE_SIZE)
-    token: Token | None = Token(listed, filters)
+    token: Place | None = kind(filters)
     if request.page_token:
         try:
-            token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=Token)
+            token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=kind)
         except (binascii.Error, ValueError, msgspec.MsgspecError):
             token = None
-    if token is None or not (
-        (token.listed, token.filters) == (listed, filters)
-        and 0 <= token.offset <= limits.MAX_TIME_UNIX_NS
-        and 0 <= token.version <= limits.MAX_TIME_UNIX_NS
-        and limits.is_text(token.after)
-    ):
-        what = f"page_token is not one of this request's pages (value {request.page_token[:40]!r})"
-        raise wrong(f"{what}; begin again without it", "page_token")
+    if token is None or not token.is_valid(filters):
+        what = f"is not one of this request's pages (value {request.page_token[:40]!r})"
+        raise wrong_field("page_token", f"{what}; begin again without it")
     return Page(request.page_size or _PAGE_SIZE, token)

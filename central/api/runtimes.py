@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
+from central.api.admission import Worker
 from central.api.limits import MAX_BESIDE, MAX_EPSILON, MAX_EPSILONS
-from central.api.requests import ApiError, at_most, unknown, wrong
-from central.api.work import Worker
+from central.api.requests import ApiError, at_most, unknown, wrong, wrong_field
 from central.journal.writer import Journal
 from central.models.pitot import ALONE, Rows
 from central.own_threads import SharedAnswer
@@ -29,7 +29,7 @@ _EPSILONS = (0.1, 0.05, 0.01)
 
 
 class ModelFile:
-    """The model of runtimes that the configuration names, read again when its file is another one. Safe in threads."""
+    """The configured model of runtimes, read again when its file changes. Safe in threads."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -37,12 +37,7 @@ class ModelFile:
         self._known: tuple[tuple[int, int, int], Model] | None = None
 
     def read(self) -> Model:
-        """Return the model.
-
-        Raises:
-            InputError: none is named, or its file is no model.
-
-        """
+        """Return the model; raises InputError where none is configured, or its file is no model."""
         if not self._path:
             raise InputError(
                 "no model of runtimes: make one with `whitepanda runtime fit`, name its file as runtime.model in "
@@ -85,7 +80,7 @@ class Runtimes:
         for field, what, name, names in (
             ("job", "job", request.job, model.workloads.places),
             ("platform", "platform", platform, model.platforms.places),
-            # On a host there is what there is; whoever names jobs wants these.
+            # Unknown jobs on a host are left out; those that a request names are refused.
             *(("beside", "job", job, model.workloads.places) for job in strangers if not request.host),
         ):
             if name not in names:
@@ -102,7 +97,7 @@ class Runtimes:
             not_known=strangers,
             predicted_us=predicted,
             bounds=[
-                # What was left out may slow it down: nothing is promised then.
+                # No bound holds beside jobs that were left out.
                 fleet_pb2.RuntimeBound(epsilon=epsilon, bound_us=np.nan if strangers else bound)
                 for epsilon, bound in zip(epsilons, bounds, strict=True)
             ],
@@ -127,12 +122,12 @@ def _check(request: fleet_pb2.PredictRuntimeRequest, epsilons: Sequence[float]) 
     if bool(request.host) == bool(request.platform):
         raise wrong("name either the host, or the platform and the jobs beside", "host")
     if request.host and request.beside:
-        raise wrong("beside goes with platform; a host's VMs are known", "beside")
+        raise wrong_field("beside", "goes with platform; a host's VMs are known")
     at_most("beside", len(request.beside), MAX_BESIDE)
     at_most("epsilons", len(epsilons), MAX_EPSILONS)
     for epsilon in epsilons:
         if not 0 < epsilon <= MAX_EPSILON:
-            raise wrong(f"epsilons must be above 0 and up to {MAX_EPSILON:g} (value {epsilon:g})", "epsilons")
+            raise wrong_field("epsilons", f"must be above 0 and up to {MAX_EPSILON:g} (value {epsilon:g})")
 
 
 def _predict(

@@ -1,6 +1,6 @@
-"""WSMeter's answers: a request's fields checked, the lake read, a message made.
+"""WSMeter's answers: checks a request's fields, reads the lake and makes the message.
 
-Imported when the first such question comes: scipy and what else it needs would cost every central memory.
+Imported with the first such question, as scipy costs memory.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from central.api.limits import MAX_HOSTS, MAX_TIME_UNIX_NS, NUMBERS
-from central.api.requests import ApiError, unknown, wrong
+from central.api.requests import ApiError, unknown, wrong, wrong_field
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Interval, TooLittleCovered, compare
 from central.upgrades.lake_rows import NoTaskError, Side, metrics, read_places, read_side
@@ -34,14 +34,7 @@ _MOST_NAMED = 3  # unknown hosts in one message
 
 
 def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
-    """Answer PlanObservation.
-
-    Raises:
-        ApiError: the request is wrong, or the lake has nothing of this.
-        InputError: its margin is out of reach.
-        LakeError: the lake is damaged or newer than this program.
-
-    """
+    """Answer PlanObservation; raises ApiError, InputError where the margin is out of reach, and LakeError."""
     options, metric = _plan_options(request), _metric(request.metric)
     side = _side(_JOBS, request, "", (), now_ns)
     rows = _read(lake, side, metric)
@@ -66,19 +59,9 @@ def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_
 def compare_sides(
     lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known_hosts: Collection[str] = ()
 ) -> fleet_pb2.SideComparison:
-    """Answer CompareSides.
+    """Answer CompareSides; raises ApiError and LakeError.
 
-    Args:
-        lake: where from.
-        request: the question.
-        now_ns: now, in ns since 1970.
-        known_hosts: that ever connected; who names another one, of which the lake has nothing either, is told so.
-
-    Raises:
-        ApiError: the request is wrong, the lake has nothing of a side, a host is unknown, or the jobs that both sides
-            have are too few.
-        LakeError: the lake is damaged or newer than this program.
-
+    `known_hosts` ever connected; other hosts are refused unless the lake has samples of them.
     """
     metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
     current, new = (_read(lake, side, metric, known_hosts) for side in sides)
@@ -99,11 +82,9 @@ def compare_sides(
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
     if request.margin_percent == 0:
-        missing = "margin_percent is missing: half the width of the interval, in % of the mean"
-        raise wrong(missing, "margin_percent")
+        raise wrong_field("margin_percent", "is missing: half the width of the interval, in % of the mean")
     if not 0.0 < request.margin_percent <= NUMBERS["margin_percent"].high:
-        value = f"value {request.margin_percent:g}"
-        raise wrong(f"margin_percent must be above 0 and up to 1e+06 ({value})", "margin_percent")
+        raise wrong_field("margin_percent", f"must be above 0 and up to 1e+06 (value {request.margin_percent:g})")
     return PlanOptions(
         request.margin_percent,
         _number("t", request.t, 2.0),
@@ -128,20 +109,20 @@ def _number(name: str, value: float, default: float) -> float:
     if value == 0.0:
         return default
     if not low <= value <= high:
-        raise wrong(f"{name} must be {low:g} to {high:g}, or 0 for {default:g} (value {value:g})", name)
+        raise wrong_field(name, f"must be {low:g} to {high:g}, or 0 for {default:g} (value {value:g})")
     return value
 
 
 def _min_instances(value: int) -> int:
     if value == 1:
-        raise wrong("min_instances must be 2 or more, or 0 for 4 (value 1)", "min_instances")
+        raise wrong_field("min_instances", "must be 2 or more, or 0 for 4 (value 1)")
     return value or MIN_INSTANCES
 
 
 def _metric(name: str) -> str:
     found = name or "ipc"
     if found not in metrics():
-        raise wrong(f"metric {found[:80]!r} is not in the lake; it has {', '.join(metrics())}", "metric")
+        raise wrong_field("metric", f"{found[:80]!r} is not in the lake; it has {', '.join(metrics())}")
     return found
 
 
@@ -154,8 +135,8 @@ def _sides(request: fleet_pb2.CompareSidesRequest, now_ns: int) -> tuple[Side, S
         if getattr(request, f"{name}_rest"):
             not_hosts = tuple(getattr(request, f"{other}_hosts"))
             if not not_hosts or getattr(request, f"{name}_hosts"):
-                needs = f"{name}_rest needs {other}_hosts and no {name}_hosts: rest are the hosts not named there"
-                raise wrong(needs, f"{name}_rest")
+                needs = f"needs {other}_hosts and no {name}_hosts: rest are the hosts not named there"
+                raise wrong_field(f"{name}_rest", needs)
         made.append(_side(name, request, f"{name}_", not_hosts, now_ns))
     if replace(made[0], text="") == replace(made[1], text=""):
         raise wrong("current and new are the same samples; give hosts, platform or times of each")
@@ -165,19 +146,18 @@ def _sides(request: fleet_pb2.CompareSidesRequest, now_ns: int) -> tuple[Side, S
 def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_ns: int) -> Side:
     hosts = tuple(getattr(request, f"{prefix}hosts", ()))
     if max(len(hosts), len(not_hosts)) > MAX_HOSTS:
-        value = f"value {len(hosts or not_hosts):,}"
-        raise wrong(f"{prefix}hosts must be at most {MAX_HOSTS:,} ({value})", f"{prefix}hosts")
+        raise wrong_field(f"{prefix}hosts", f"must be at most {MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
     first, last = f"{prefix}since_unix_ns", f"{prefix}until_unix_ns"
     asked_until = min(getattr(request, last), MAX_TIME_UNIX_NS)
     until = asked_until or now_ns
     since = getattr(request, first) or max(until - _WEEK_NS, 0)
     if since >= until and not asked_until:
-        raise wrong(f"{first} is in the future: {_utc(since)} (value {since})", first)
+        raise wrong_field(first, f"is in the future: {_utc(since)} (value {since})")
     if not since < until:
-        raise wrong(f"{first} must be before {last} (values {since}, {until})", first)
+        raise wrong_field(first, f"must be before {last} (values {since}, {until})")
     days = (until - since) / (86_400 * _S_NS)
     if days > _MAX_SPAN_DAYS:
-        raise wrong(f"{last} must be at most {_MAX_SPAN_DAYS} days after {first} (value {days:.0f} days)", last)
+        raise wrong_field(last, f"must be at most {_MAX_SPAN_DAYS} days after {first} (value {days:.0f} days)")
     platform = getattr(request, f"{prefix}platform") or None
     return Side(name, hosts or None, not_hosts, platform, since, until)
 
@@ -189,7 +169,7 @@ def _read(lake: Lake, side: Side, metric: str, known_hosts: Collection[str] = ()
         raise _why_nothing(lake, side, metric, known_hosts) from error
     except InputError as error:
         raise unknown(str(error)) from error
-    # A name that is mistyped would otherwise be on the other side, among the rest.
+    # The hosts of a mistyped name would otherwise count on the other side, among the rest.
     named = [host for host in side.hosts or () if host not in known_hosts]
     strangers = set(named).difference(rows.observed.machine.tolist())
     if strangers:
@@ -207,12 +187,10 @@ def _places(lake: Lake, side: Side) -> tuple[Collection[str], Sequence[str]]:
 
 
 def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[str]) -> ApiError:
-    """Return why a side has no task, with what to do."""
+    """Return why a side has no task, and the remedy."""
     days = lake.days()
     if not days:
-        return unknown(
-            "no data yet: central's lake is empty; windows are in it a minute after an agent has measured them"
-        )
+        return unknown("no data yet: central's lake is empty; windows are in it a minute after agents measured them")
     hosts, platforms = _places(lake, side)
     when = f"from {_utc(side.from_ns or 0)} to {_utc(side.until_ns or 0)}"
     prefix = "" if side.text == _JOBS else f"{side.text}_"
@@ -220,12 +198,10 @@ def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[st
     if strange:
         return _unknown_hosts(side, strange)
     if not hosts:
-        return unknown(
-            f"nothing was measured {when}; the lake has windows of {days[0]} to {days[-1]}: take another time"
-        )
+        return unknown(f"nothing was measured {when}; the lake has {days[0]} to {days[-1]}: take another time")
     if side.platform is not None and side.platform not in platforms:
-        seen = f"no host of it was measured {when}; there are {', '.join(platforms)}"
-        return unknown(f"{prefix}platform {side.platform[:80]!r}: {seen}", f"{prefix}platform")
+        seen = f"{side.platform[:80]!r}: no host of it was measured {when}; there are {', '.join(platforms)}"
+        return unknown(f"{prefix}platform {seen}", f"{prefix}platform", seen)
     which = f"the {side.text} side" if prefix else "the fleet"
     where = " on the hosts that the other side does not name" if side.not_hosts else ""
     return unknown(
@@ -237,11 +213,11 @@ def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[st
 def _unknown_hosts(side: Side, hosts: Sequence[str]) -> ApiError:
     named = ", ".join(repr(host[:80]) for host in hosts[:_MOST_NAMED])
     more = f" and {len(hosts) - _MOST_NAMED:,} more" if len(hosts) > _MOST_NAMED else ""
-    return unknown(
-        f"{side.text}_hosts: nothing is known of host {named}{more}: it never connected, and the lake has nothing "
-        "of it in this time; mend its name, or leave it out",
-        f"{side.text}_hosts",
+    problem = (
+        f"nothing is known of host {named}{more}: it never connected, and the lake has nothing of it in this time; "
+        "mend its name, or leave it out"
     )
+    return unknown(f"{side.text}_hosts: {problem}", f"{side.text}_hosts", problem)
 
 
 def _utc(unix_ns: int) -> str:

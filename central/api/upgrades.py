@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from central.api.requests import ApiError, wrong
-from central.api.work import Worker
+from central.api.admission import Worker
+from central.api.requests import ApiError, wrong, wrong_field
 from central.journal.writer import Journal
 from central.lake.errors import LakeError
 from central.lake.segments import Lake
@@ -46,7 +46,7 @@ class Upgrades:
         try:
             return await self.worker.run(answer)
         except FieldError as error:
-            raise wrong(f"{error.field} {error.problem}", error.field) from error
+            raise wrong_field(error.field, error.problem) from error
         except InputError as error:
             raise wrong(str(error)) from error
         except LakeError as error:

@@ -3,22 +3,38 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import msgspec
 import pyarrow as pa
 
 from central.api.names import KnownNames
-from central.api.requests import ApiError, Page, Row, read_page
+from central.api.requests import ApiError, Page, Row, Token, read_page
 from central.build.status import BuildStatus
 from central.coefficients.versions import BuiltVersion
 from central.lake.errors import LakeError
 from whitepanda.v1 import fleet_pb2
 
 
+class VersionToken(Token, frozen=True, array_like=True):
+    """Place in a list of one version: after how many rows."""
+
+    version: int = 0
+    offset: int = 0
+
+
+class StatisticsToken(VersionToken, frozen=True, array_like=True, tag="statistics"):
+    """Place in the list of job statistics."""
+
+
+class CoefficientsToken(VersionToken, frozen=True, array_like=True, tag="coefficients"):
+    """Place in the list of coefficients."""
+
+
 @dataclass(eq=False)
 class Versions:
-    """What the version in force says. Pages stay with the version of the first page until that one is deleted."""
+    """Lists of the version in force. All pages of a list are of the first page's version, while that is kept."""
 
     builder: BuildStatus
     names: KnownNames
@@ -26,7 +42,7 @@ class Versions:
 
     async def list_statistics(self, request: fleet_pb2.ListJobStatisticsRequest) -> fleet_pb2.ListJobStatisticsResponse:
         """CPI statistics by job and platform; of one job where the request names one."""
-        page = read_page(request, "statistics", request.job)
+        page = read_page(request, StatisticsToken, request.job)
         built = await self._version(page)
         if built is None:
             return fleet_pb2.ListJobStatisticsResponse()
@@ -38,7 +54,7 @@ class Versions:
 
     async def list_coefficients(self, request: fleet_pb2.ListCoefficientsRequest) -> fleet_pb2.ListCoefficientsResponse:
         """Coefficients, the largest first; of one job where the request names one."""
-        page = read_page(request, "coefficients", request.job)
+        page = read_page(request, CoefficientsToken, request.job)
         built = await self._version(page)
         coefficient = built.coefficient(request.job) if built and request.job else None
         if coefficient is None:
@@ -53,8 +69,8 @@ class Versions:
         shown, token = _cut(page, built, rows)
         return fleet_pb2.ListCoefficientsResponse(version=built.version, coefficients=shown, next_page_token=token)
 
-    async def _version(self, page: Page) -> BuiltVersion | None:
-        """Return the version that the page is of: the one in force on a first page."""
+    async def _version(self, page: Page[Any]) -> BuiltVersion | None:
+        """Return the page's version, the one in force on a first page."""
         current, wanted = self.builder.current, page.token.version
         if not wanted or (current and current.version == wanted):
             return current
@@ -69,5 +85,5 @@ class Versions:
         return older
 
 
-def _cut(page: Page, built: BuiltVersion, rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
+def _cut(page: Page[Any], built: BuiltVersion, rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
     return page.cut(rows, lambda _row: {"version": built.version, "offset": page.token.offset + page.size})

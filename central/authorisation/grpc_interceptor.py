@@ -1,4 +1,4 @@
-"""Authorisation of gRPC: every RPC passes here before its method, and before anything of its requests is read."""
+"""Authorisation of gRPC: every RPC passes here before its method, and before its requests are read."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -21,10 +21,10 @@ class Door(Protocol):
 
 @dataclass
 class Authorisation(grpc.aio.ServerInterceptor):
-    """Refuses RPCs without a declared role; all others pass the door, but for hosts' streams.
+    """Refuses RPCs without a declared role; others pass the door, except hosts' streams, which `central.ingest` bounds.
 
-    These have bounds of their own (`central.ingest`). gRPC reads the whole request of a unary method before the method
-    is called: so a method of another role takes its requests as a stream, which is the same on the wire.
+    gRPC reads the whole request of a unary method before it calls the method. So these methods take their requests as
+    a stream, which is the same on the wire.
     """
 
     door: Door

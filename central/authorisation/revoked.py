@@ -1,4 +1,4 @@
-"""Certificates that no longer count: a file of their serial numbers, read again while central runs."""
+"""Revoked certificates: a file of their serial numbers, read again while central runs."""
 
 import re
 from pathlib import Path
@@ -15,9 +15,7 @@ _SERIAL = re.compile(r"[0-9A-Fa-f]{1,40}")  # RFC 5280, 4.1.2.2: at most 20 byte
 def read_serials(path: Path) -> frozenset[str]:
     """Read a list of serial numbers: one a line in hexadecimal, with or without colons; `#` begins a comment.
 
-    Raises:
-        TlsError: it cannot be read, or a line is no serial number; names the file, the line and the remedy.
-
+    Raises TlsError, with the file and the line, where it cannot be read or a line is no serial number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -40,16 +38,14 @@ def read_serials(path: Path) -> frozenset[str]:
 
 
 def revoked_text(serial: str) -> str:
-    """Return what whoever shows this certificate is told."""
+    """Return the message to the owner of a revoked certificate."""
     return f"this certificate is revoked (serial {serial}); use a new one"
 
 
 class Revoked:
-    """The serial numbers in `central.revoked_serials`. `problem` says why the file was not taken up, "" if it was.
+    """The serial numbers in the file `central.revoked_serials`, "" for none.
 
-    Args:
-        path: of the file; "" for none.
-
+    `problem` is why the file cannot be used now, "" while it can.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -61,12 +57,7 @@ class Revoked:
         return serial in self.serials
 
     def load(self) -> None:
-        """Read the file for the first time.
-
-        Raises:
-            TlsError: as of `read_serials`: without any list, central would let in whom it should not.
-
-        """
+        """Read the file; raises TlsError, as without a list central would let in revoked certificates."""
         if self._path:
             try:
                 self.serials = read_serials(Path(self._path))
@@ -74,7 +65,7 @@ class Revoked:
                 raise TlsError(f"central.revoked_serials: {error}") from error
 
     def look(self) -> None:
-        """Read the file again. What cannot be used is logged once, and the last good list stays in force."""
+        """Read the file again. A problem is logged once, and the last good list stays in force."""
         before = self.serials, self.problem
         try:
             self.load()
@@ -84,9 +75,8 @@ class Revoked:
         if (self.serials, self.problem) == before:
             return
         if self.problem:
-            told = "the list of revoked serials cannot be used; the last good one stays in force"
-            log.get("central").error(told, problem=self.problem, serials=len(self.serials))
+            message = "the list of revoked serials cannot be used; the last good one stays in force"
+            log.get("central").error(message, problem=self.problem, serials=len(self.serials))
         else:
-            log.get("central").info(
-                "the list of revoked serials is in force", file=self._path, serials=len(self.serials)
-            )
+            message = "the list of revoked serials is in force"
+            log.get("central").info(message, file=self._path, serials=len(self.serials))

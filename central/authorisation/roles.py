@@ -1,4 +1,4 @@
-"""The role that each RPC requires, and whether a certificate has it. What is not in the table is refused to all."""
+"""The role that each RPC requires, and whether a certificate has it. RPCs without a role are refused to all."""
 
 import enum
 from collections.abc import Mapping
@@ -56,13 +56,12 @@ class Access:
     revoked: Revoked = field(default_factory=Revoked)
 
     def refusal(self, role: Role, names: frozenset[str], serial: str) -> tuple[grpc.StatusCode, str] | None:
-        """Return the status and the text that a caller is refused with; None where it may call.
+        """Return the status and the text of a refusal; None where the caller may call.
 
         Args:
             role: that is required, ANYONE or OPERATOR. A HOST is checked with its Hello (`central.ingest.handshake`).
             names: DNS names of the caller's certificate.
             serial: of that certificate, as `whitepanda.common.tls.serial_text` has it.
-
         """
         if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)

@@ -7,29 +7,22 @@ from typing import Any
 import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
-from whitepanda.common.fleets import Asked
+from whitepanda.common.fleets import CentralAddress
 from whitepanda.common.protocol import ERROR_FIELD
 from whitepanda.common.tls import certificate_names, channel_credentials, is_of_another_ca, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
+
+_PAGE = 1000
 
 #: Takes a method's name and its request, and returns the answer.
 Asks = Callable[[str, Any], Any]
 
 
 @contextmanager
-def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
-    """Connect to central.
-
-    Args:
-        asked: where it is, and an operator's certificate.
-        deadline_s: of each question.
-
-    Raises:
-        TlsError: the files cannot be used.
-
-    """
-    central, files = asked.central, asked.files
-    options = [("grpc.ssl_target_name_override", asked.server_name)] if asked.server_name else []
+def asking(address: CentralAddress, deadline_s: float) -> Iterator[Asks]:
+    """Connect to central with an operator's certificate; raises TlsError. Each question has `deadline_s`."""
+    central, files = address.central, address.files
+    options = [("grpc.ssl_target_name_override", address.server_name)] if address.server_name else []
     with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
 
@@ -37,15 +30,27 @@ def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
             try:
                 return getattr(stub, method)(request, timeout=deadline_s)
             except grpc.RpcError as error:
-                raise explained(error, asked, method, deadline_s) from error
+                raise explained(error, address, method, deadline_s) from error
 
         yield ask
 
 
-def explained(error: grpc.RpcError, asked: Asked, method: str, deadline_s: float) -> WhitepandaError:
-    """Say what ended the call, where, and the remedy."""
+def ask_pages(ask: Asks, method: str, request: Any, rows: str, limit: int) -> tuple[list[Any], Any]:
+    """Return up to `limit` rows of a list, page by page, and the last page; `rows` is the answers' field."""
+    found: list[Any] = []
+    while True:
+        request.page_size = min(limit - len(found), _PAGE)
+        page = ask(method, request)
+        found += getattr(page, rows)
+        request.page_token = page.next_page_token
+        if len(found) >= limit or not page.next_page_token:
+            return found, page
+
+
+def explained(error: grpc.RpcError, address: CentralAddress, method: str, deadline_s: float) -> WhitepandaError:
+    """Return the error that people see: what ended the call, where, and the remedy."""
     code, details = error.code(), " ".join((error.details() or "no details").split())
-    where, files = f"central at {asked.central}", asked.files
+    where, files = f"central at {address.central}", address.files
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         return InputError(f"{where}: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -57,17 +62,17 @@ def explained(error: grpc.RpcError, asked: Asked, method: str, deadline_s: float
         return UnavailableError(f"{where}: {code.name}: {details}; see its log")
     if any(item.key == ERROR_FIELD for item in error.trailing_metadata() or ()):
         return UnavailableError(f"{where}: {details}")  # central is there, something that it needs is not
-    return _unavailable(asked, where, details)
+    return _unavailable(address, where, details)
 
 
-def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
-    """Say whether it is away, or which certificate does not pass."""
-    lower, files = details.lower(), asked.files
+def _unavailable(address: CentralAddress, where: str, details: str) -> WhitepandaError:
+    """Return the error of a connection that fails: central is away, or a certificate does not pass."""
+    lower, files = details.lower(), address.files
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
     if "errors resolving" in lower or "dns resolution" in lower:
         return UnavailableError(f"{where}: no address is known of that name: {details}; see --central")
-    if why := _unfit(asked, where, details):
+    if why := _unfit(address, where, details):
         return TlsError(why)
     if "socket closed" in lower or "handshake" in lower:
         doubts = warnings(files, server=False, prefix="--")
@@ -76,15 +81,15 @@ def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
     return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
 
 
-def _unfit(asked: Asked, where: str, details: str) -> str:
-    """Say why central's certificate does not pass; "" where it is not that."""
+def _unfit(address: CentralAddress, where: str, details: str) -> str:
+    """Return why central's certificate does not pass; "" where that is not the reason."""
     lower = details.lower()
     if is_of_another_ca(details):
         remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"
-        return f"the certificate of {where} is not of the CA in {asked.files.ca}; {remedy}"
+        return f"the certificate of {where} is not of the CA in {address.files.ca}; {remedy}"
     if "hostname" in lower or "peer name" in lower:
-        name = asked.server_name or asked.central.rpartition(":")[0].strip("[]")
-        has = ", ".join(certificate_names(asked.central, asked.files))
+        name = address.server_name or address.central.rpartition(":")[0].strip("[]")
+        has = ", ".join(certificate_names(address.central, address.files))
         remedy = f"give --server-name with {'one of its names: ' + has if has else 'a name in it'}"
         return f"the certificate of {where} is not for the name {name!r}; {remedy}"
     if "verif" in lower:

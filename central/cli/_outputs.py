@@ -1,14 +1,20 @@
-"""Refuses a file to write before anything is computed for it: a fit takes minutes, and measurements are dear."""
+"""What commands share: lines and tables on the terminal, and checks of files before anything is computed for them."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Collection, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from whitepanda.common.errors import InputError
+from whitepanda.common.cli import console, errors
+from whitepanda.common.errors import InputError, UnavailableError
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
 TABLES = (".csv", ".parquet", ".pq")
@@ -18,12 +24,55 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on sta
 _NONE: Mapping[str, Path | None] = {}
 
 
-def is_standard_output(path: Path) -> bool:
-    """Say whether a file to write is where results for people go too, as /dev/stdout is: these go elsewhere then."""
+def say(text: str | Text, to: Console = console) -> None:
+    """Print a line, which a terminal wraps and a pipe leaves whole."""
+    to.print(text, soft_wrap=True)
+
+
+def grid(
+    *titles: str,
+    title: str | None = None,
+    whole: Collection[str] = (),
+    overflow: Literal["ellipsis", "fold"] = "ellipsis",
+    **options: Any,
+) -> Table:
+    """Make a table.
+
+    Args:
+        titles: of the columns; a ">" in front aligns one to the right.
+        title: above the table.
+        whole: columns that are not wrapped where a terminal is narrow.
+        overflow: what happens to cells that are too long.
+        options: of `rich.table.Table`.
+    """
+    table = Table(title=title, title_justify="left", **options)
+    for each in titles:
+        name = each.removeprefix(">")
+        side: Literal["left", "right"] = "left" if name == each else "right"
+        table.add_column(name, justify=side, no_wrap=name in whole, overflow=overflow)
+    return table
+
+
+def provenance(path: Path, name: str) -> dict[str, Any]:
+    """Return what a model file says of the data that it was fitted to; `name` is the key of the file's name."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"whitepanda": metadata.version("whitepanda"), name: path.name, "sha256": digest}
+
+
+def check_lake(lake: str) -> None:
+    """Refuse a lake that is no folder (UnavailableError); object stores are not asked."""
+    if "://" not in lake and not Path(lake).is_dir():
+        what = "is a file, no folder" if Path(lake).exists() else "no such folder"
+        raise UnavailableError(f"lake {lake}: {what}; central.lake_dir, or lake in central.state_dir")
+
+
+def people_console(out: Path | None) -> Console:
+    """Return where texts for people go: to standard error if the file to write is standard output."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError):  # it is not there yet; or there is no standard output, or none of a file
-        return False
+        return errors if out and os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno())) else console
+    except (OSError, ValueError):  # the file does not exist yet, or standard output is no file
+        return console
 
 
 def check_output(
@@ -33,18 +82,13 @@ def check_output(
     *,
     others: Mapping[str, Path | None] = _NONE,
 ) -> None:
-    """Check that a file can be written, as far as that can be told without writing.
+    """Check that a file can be written, without writing; raises InputError.
 
     Args:
-        path: the file to write; None is none. What is there and is no regular file, such as /dev/stdout, may have any
-            name.
+        path: the file to write, None for none. Special files, such as /dev/stdout, may have any name.
         option: that names it.
-        suffixes: how its name may end, in lower case; a name without an end will always do.
-        others: what it must not be: what is read, or written too, each with what the command's help calls it.
-
-    Raises:
-        InputError: it is one of the others, a folder, in no folder or one that cannot be written, or named wrongly.
-
+        suffixes: how its name may end, in lower case; a name without an end is fine.
+        others: files that it must not be, as they are read or written too, by their names in the command's help.
     """
     if path is None:
         return

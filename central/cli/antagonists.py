@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from central.cli._fleet import asking
-from central.cli._outputs import JsonOption
+from central.cli._fleet import ask_pages, asking
+from central.cli._outputs import JsonOption, grid, say
 from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.traces.fit import TraceFit, TraceFitOptions, fit_trace
 from central.traces.protocol import LEAST_MACHINES
@@ -20,28 +20,23 @@ from central.traces.slots import EngineOptions, rows_json, rows_line
 from collector.traces.google import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
-from whitepanda.common.tls_options import (
-    CaOption,
-    CentralOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
-from whitepanda.v1 import agent_pb2, fleet_pb2
+from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
+from whitepanda.v1 import fleet_pb2
 
-app = typer.Typer(
-    help="Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True
-)
+app = typer.Typer(help="Jobs that hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True)
 
 EngineOption = Annotated[str, typer.Option(help="What it runs on: duckdb or spark.")]
 MergerOption = Annotated[str, typer.Option(help="What merges records into slots: duckdb or spark.")]
 SparkMasterOption = Annotated[
     str, typer.Option(metavar="URL", help="Spark's master; its workers must see TMPDIR under the same name.")
 ]
+_Traces = Annotated[
+    list[Path], typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace.")
+]
+_Priority = Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")]
+_SchedulingClass = Annotated[float, typer.Option(help="... and at least this scheduling class.")]
+_MaxCpi = Annotated[float, typer.Option(help="A larger CPI is absurd and left out.")]
+_MemoryLimit = Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")]
 
 _SHOWN = 10
 _WIDE_COLUMNS = 100  # of a screen that has room for every column
@@ -51,10 +46,7 @@ _MAX_DAY = 100_000
 
 @app.command()
 def fit(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."),
-    ],
+    traces: _Traces,
     out: Annotated[Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")],
     method: Annotated[str, typer.Option(help="whitepanda or panda.")] = "whitepanda",
     engine: EngineOption = "duckdb",
@@ -62,13 +54,11 @@ def fit(
     until_day: Annotated[
         int | None, typer.Option(min=1, max=_MAX_DAY, help="Only the days before this one; the first is 0.")
     ] = None,
-    slot_s: Annotated[
-        float, typer.Option(help="Length of a time slot, in seconds of the trace's clock; panda only.")
-    ] = 300.0,
-    priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
-    scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
-    max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
-    memory_limit_mib: Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")] = 2048,
+    slot_s: Annotated[float, typer.Option(help="Length of a time slot, s of the trace's clock; panda only.")] = 300.0,
+    priority: _Priority = 120.0,
+    scheduling_class: _SchedulingClass = 2.0,
+    max_cpi: _MaxCpi = 100.0,
+    memory_limit_mib: _MemoryLimit = 2048,
     json: JsonOption = False,
 ) -> None:
     """Fit antagonist coefficients to a trace.
@@ -118,11 +108,16 @@ def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str,
 
 def _print_fit(summary: dict[str, Any]) -> None:
     is_wide = console.width >= _WIDE_COLUMNS
-    table = Table(title="Largest coefficients", title_justify="left")
-    table.add_column("job", no_wrap=True)
-    names = ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive")
-    for name in names if is_wide else names[:-1]:
-        table.add_column(name, justify="right", no_wrap=True)
+    titles = [
+        ">coefficient",
+        ">std. error",
+        ">task slots",
+        ">mean CPI",
+        ">std CPI",
+        *([">sensitive"] if is_wide else []),
+    ]
+    names = ["job", *(title[1:] for title in titles)]
+    table = grid("job", *titles, title="Largest coefficients", whole=names)
     for row in summary["top"]:
         cells = (
             f"{row['coefficient']:.4g}",
@@ -142,32 +137,25 @@ def _print_fit(summary: dict[str, Any]) -> None:
         f"written to {summary['out']} in {summary['seconds']:.1f} s",
     )
     for line in lines:
-        console.print(line, soft_wrap=True)
+        say(line)
 
 
 @app.command()
 def evaluate(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."),
-    ],
-    truth: Annotated[
-        Path, typer.Option(metavar="TRUTH.json", help='The antagonists: JSON with "antagonists", a list of job ids.')
-    ],
-    methods: Annotated[
-        str | None, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
-    ] = None,
+    traces: _Traces,
+    truth: Annotated[Path, typer.Option(metavar="TRUTH.json", help='JSON with "antagonists", a list of job ids.')],
+    methods: Annotated[str | None, typer.Option(help="Names (a,b,c): panda, panda_local, ...; default: all.")] = None,
     from_day: Annotated[int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")] = 20,
     engine: MergerOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",
-    priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
-    scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
-    max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
-    memory_limit_mib: Annotated[int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")] = 2048,
+    priority: _Priority = 120.0,
+    scheduling_class: _SchedulingClass = 2.0,
+    max_cpi: _MaxCpi = 100.0,
+    memory_limit_mib: _MemoryLimit = 2048,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Tell how high each method ranks the true antagonists.
+    """Show how high each method ranks the true antagonists.
 
     PANDA's section 5.2: at machine slots where mnCPI is above the machine's own 99th percentile and a victim is there
     for the third slot in a row, the mean percentile of the true antagonists among the tasks that may be blamed.
@@ -192,21 +180,19 @@ def evaluate(
     if summary["events"]:
         console.print(_ranks(summary))
     else:
-        console.print(f"nothing to rank: {summary['no_event_because']}", soft_wrap=True)
+        say(f"nothing to rank: {summary['no_event_because']}")
     few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
-    console.print(
+    say(
         f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "
         f"in {summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
-        "the trace",
-        soft_wrap=True,
+        "the trace"
     )
-    console.print(rows_line(summary["rows"]), soft_wrap=True)
+    say(rows_line(summary["rows"]))
 
 
 def _ranks(summary: dict[str, Any]) -> Table:
-    table = Table(title="Rank of the true antagonists", title_justify="left")
-    for name in ("method", "mean percentile", "95 % interval", "consistency", "first is antagonist"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    titles = ("method", ">mean percentile", ">95 % interval", ">consistency", ">first is antagonist")
+    table = grid(*titles, title="Rank of the true antagonists")
     for name, found in summary["methods"].items():
         if name == "default":
             continue
@@ -237,33 +223,19 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @app.command()
+@operator_options
 def show(
     central: CentralOption = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List the coefficients that central holds."""
-    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
-    version, rows = 0, list[agent_pb2.Coefficient]()
-    with asking(asked, _DEADLINE_S) as ask:
-        token = ""
-        while len(rows) < limit:
-            request = fleet_pb2.ListCoefficientsRequest(
-                page_size=min(limit - len(rows), 1000), page_token=token, job=job
-            )
-            page = ask("ListCoefficients", request)
-            version, token = page.version, page.next_page_token
-            rows.extend(page.coefficients)
-            if not token:
-                break
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        request = fleet_pb2.ListCoefficientsRequest(job=job)
+        rows, page = ask_pages(ask, "ListCoefficients", request, "coefficients", limit)
+    version = page.version
     if json:
         coefficients = [
             {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error}
@@ -275,12 +247,10 @@ def show(
         console.print("central has built no coefficients yet")
         return
     if job and not rows:
-        console.print(f"version {version} has no coefficient of job {job}", soft_wrap=True)
+        say(f"version {version} has no coefficient of job {job}")
         return
-    table = Table(title=f"Version {version}", title_justify="left")
-    table.add_column("job", no_wrap=True)
-    for column in ("coefficient", "std. error", "task slots"):
-        table.add_column(column, justify="right")
+    titles = ("job", ">coefficient", ">std. error", ">task slots")
+    table = grid(*titles, title=f"Version {version}", whole=("job",))
     for row in rows:
         error = None if math.isnan(row.standard_error) else row.standard_error
         table.add_row(row.job, f"{row.value:.4g}", _number(error), f"{row.samples:,}")

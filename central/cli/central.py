@@ -11,9 +11,7 @@ from central import daemon
 from central.config import load
 from whitepanda.common import log
 
-app = typer.Typer(
-    help="The central aggregator: takes what agents measure, learns, and tells them.", no_args_is_help=True
-)
+app = typer.Typer(help="The central aggregator: learns from what all agents measure.", no_args_is_help=True)
 
 
 @app.callback()
@@ -29,6 +27,6 @@ def run(
 ) -> None:
     """Run the aggregator in the foreground, until SIGTERM."""
     settings = load(config)
-    os.umask(0o077)  # what central writes is nobody else's to read, also when no unit says so
+    os.umask(0o077)  # central's files are private, also without its unit
     log.configure(settings.central.log_level)
     asyncio.run(daemon.run(settings))

@@ -1,23 +1,20 @@
 """`whitepanda degradation`: fit models of how much slower VMs become, apply them to rows, and measure their error."""
 
-import hashlib
 import math
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table as Grid
 from rich.text import Text
 
 from agent.analysis.degradation.model import parse
-from central.cli._outputs import JsonOption, check_output
+from central.cli._outputs import JsonOption, check_output, grid, provenance, say
 from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
 from central.degradation.rows import predict_rows, read_model, write_model
-from central.degradation.runs import Columns, Runs, Table, left_out_words, make_runs
+from central.degradation.runs import Columns, Table, left_out_words, make_runs
 from central.degradation.table import summary_tables
 from central.plotting.degradation import plot as write_plot
 from whitepanda.common.cli import console, errors, print_json
@@ -48,15 +45,11 @@ def fit(
     memory_bound_from: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of stalls on memory of a memory-bound VM.")
     ] = 0.5,
-    min_baseline_rows: Annotated[
-        int, typer.Option(min=0, help="Fewer make a baseline too young; 0: from the runs.")
-    ] = 0,
+    min_baseline_rows: Annotated[int, typer.Option(min=0, help="Fewer: baseline too young; 0: from the runs.")] = 0,
     calibrate_by: Annotated[
         str, typer.Option(metavar="run|scenario", help="Intervals cover new runs, or new scenarios.")
     ] = "run",
-    baseline_rows: Annotated[
-        bool, typer.Option(help="Fit to the baseline rows too, whose degradation is about 1.")
-    ] = True,
+    baseline_rows: Annotated[bool, typer.Option(help="Fit to the baseline rows too (degradation about 1).")] = True,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -89,13 +82,15 @@ def fit(
         baseline_rows=baseline_rows,
         min_baseline_rows=min_baseline_rows,
         calibrate_by=calibrate_by,
-        provenance=_provenance(runs),
+        provenance=provenance(runs, "runs"),
     )
     with errors.status("fitting") as status:
         data = fit_model(measured, options, lambda step: status.update(f"fitting {step}"))
     write_model(out, data)
     if plot is not None:
-        _plot_fit(plot, measured, data, runs.name)
+        fitted = parse(data)
+        estimates = fitted.predict(*inputs_of(measured, fitted))
+        write_plot(plot, measured.degradation, estimates.degradation, np.array(estimates.models), runs.name)
     counts = dict(measured.counts)
     _warn_of_useless(data["choice"])
     if json:
@@ -104,15 +99,15 @@ def fit(
             "rows": counts,
             "features_without_values": list(measured.left_out_features),
             "choice": data["choice"],
-            "models": [_model_line(part) for part in data["models"]],
+            "models": [{name: part[name] for name in ("behaviour", "cpu_level", "rows")} for part in data["models"]],
         })  # fmt: skip
         return
     _print_rows(counts, measured.left_out_features)
     _print_choice(data["choice"])
     tables = summary_tables(data)
     if tables:
-        console.print(tables, soft_wrap=True)
-    console.print(f"written to {out}", soft_wrap=True)
+        say(tables)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -148,7 +143,7 @@ def predict(
     console.print(f"rows: {predicted.rows:,} read, {predicted.estimated:,} estimated")
     for reason, count in predicted.reasons.items():
         console.print(f"cannot tell, {reason}: {count:,}")
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -159,9 +154,7 @@ def evaluate(
     folds: Annotated[int, typer.Option(min=0, help="Re-fit in so many folds of rows; 0: as it is.")] = 0,
     method: Annotated[str, typer.Option(metavar="NAME", help="Re-fit this one; default: the model's.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the folds and fits.")] = 0,
-    scenario: Annotated[
-        str | None, typer.Option(metavar="COL", help="Default: the model's column of scenarios.")
-    ] = None,
+    scenario: Annotated[str | None, typer.Option(metavar="COL", help="Default: the model's scenario column.")] = None,
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
     json: JsonOption = False,
@@ -178,16 +171,16 @@ def evaluate(
     check_output(plot, "--plot", others={"RUNS": runs, "--model": model})
     fitted, data = read_model(model)
     table = Table(runs)
-    provenance = data.get("provenance", {})
+    fitted_with = data.get("provenance", {})
     table.require(fitted.inputs, "the model's inputs")
     columns = Columns(
         target=fitted.target,
         baseline_where=fitted.baseline_where,
         group_by=fitted.group_by,
         features=fitted.features,
-        scenario=_default(table, scenario, str(provenance.get("scenario", ""))),
-        time=_default(table, None, str(provenance.get("time", ""))),
-        where=where or str(provenance.get("where", "")),
+        scenario=_default(table, scenario, str(fitted_with.get("scenario", ""))),
+        time=_default(table, None, str(fitted_with.get("time", ""))),
+        where=where or str(fitted_with.get("where", "")),
         extra_inputs=_rule_signals(table),
     )
     measured = make_runs(table, columns)
@@ -195,7 +188,7 @@ def evaluate(
         options = FitOptions(
             nominal=fitted.nominal,
             seed=seed,
-            baseline_rows=bool(provenance.get("baseline_rows", True)),
+            baseline_rows=bool(fitted_with.get("baseline_rows", True)),
             min_baseline_rows=fitted.min_baseline_rows,
             memory_bound_from=fitted.rule.memory_bound_from if fitted.rule else 0.5,
         )
@@ -237,71 +230,49 @@ def _rule_signals(table: Table) -> tuple[str, ...]:
     return RULE_SIGNALS if set(RULE_SIGNALS) <= set(table.columns) else ()
 
 
-def _provenance(runs: Path) -> dict[str, Any]:
-    with runs.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"whitepanda": metadata.version("whitepanda"), "runs": runs.name, "sha256": digest}
-
-
-def _plot_fit(path: Path, measured: Runs, data: dict[str, Any], name: str) -> None:
-    model = parse(data)
-    values, baseline = inputs_of(measured, model)
-    estimates = model.predict(values, baseline)
-    write_plot(path, measured.degradation, estimates.degradation, np.array(estimates.models), name)
-
-
-def _model_line(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: part[name] for name in ("behaviour", "cpu_level", "rows")}
-
-
 def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:
     words = left_out_words(counts)
     missing = f", {words}" if words else ""
-    console.print(f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}", soft_wrap=True)
+    say(f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}")
     if left_out:
-        console.print(f"no row has a value of: {', '.join(left_out)}", soft_wrap=True)
+        say(f"no row has a value of: {', '.join(left_out)}")
 
 
 def _print_choice(choice: dict[str, Any]) -> None:
-    grid = Grid(title=f"Error, held out by {choice['held_out_by']}", title_justify="left")
-    grid.add_column("method", no_wrap=True)
-    for name in ("mean", "median", "cannot tell"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("", no_wrap=False)
+    titles = ("method", ">mean", ">median", ">cannot tell", "")
+    whole = ("method", "mean", "median", "cannot tell")
+    table = grid(*titles, title=f"Error, held out by {choice['held_out_by']}", whole=whole)
     for row in choice["errors"]:
         if "failed" in row:
-            grid.add_row(row["method"], "-", "-", "-", row["failed"])
+            table.add_row(row["method"], "-", "-", "-", row["failed"])
             continue
         mark = "chosen" if row["method"] == choice["method"] else ""
-        told = f"{row['cannot_tell']:,}"
-        grid.add_row(row["method"], _percent(row["mean_ape"]), _percent(row["median_ape"]), told, mark)
+        cannot_tell = f"{row['cannot_tell']:,}"
+        table.add_row(row["method"], _percent(row["mean_ape"]), _percent(row["median_ape"]), cannot_tell, mark)
     constant = choice["constant"]
-    grid.add_row("(a constant)", _percent(constant["mean_ape"]), _percent(constant["median_ape"]), "0", "")
-    console.print(grid)
+    table.add_row("(a constant)", _percent(constant["mean_ape"]), _percent(constant["median_ape"]), "0", "")
+    console.print(table)
 
 
 def _warn_of_useless(choice: dict[str, Any]) -> None:
     chosen = next(row for row in choice["errors"] if row["method"] == choice["method"])
     if chosen["mean_ape"] >= choice["constant"]["mean_ape"]:
         text = "held out, the model is no better than a constant: an agent should not use it"
-        errors.print(Text.assemble(("warning:", "bold yellow"), " ", text), soft_wrap=True)
+        say(Text.assemble(("warning:", "bold yellow"), " ", text), errors)
 
 
 def _print_evaluation(result: dict[str, Any]) -> None:
-    grid = Grid(title=f"Held out: {result['held_out_by']}", title_justify="left")
-    grid.add_column("scenario")
-    for name in ("rows", "overall", "with scatter", "dynamic", "mean", "median", "covered"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    names = ("rows", "overall", "with scatter", "dynamic", "mean", "median", "covered")
+    table = grid("scenario", *(f">{name}" for name in names), title=f"Held out: {result['held_out_by']}", whole=names)
     keys = ("overall_error", "overall_error_with_scatter", "dynamic_error", "mean_ape", "median_ape")
     for name, line in {**result["by_scenario"], "all": result}.items():
         numbers = [_percent(line[key]) for key in (*keys, "coverage")]
-        grid.add_row(name, f"{line['rows']:,}", *numbers)
+        table.add_row(name, f"{line['rows']:,}", *numbers)
     constant = [_percent(result["constant"][key]) for key in keys]
-    grid.add_row("(a constant)", f"{result['rows']:,}", *constant, "-")
-    console.print(grid)
+    table.add_row("(a constant)", f"{result['rows']:,}", *constant, "-")
+    console.print(table)
     if not math.isnan(result["coverage"]):
-        width = f"intervals: {result['nominal']:.0%} nominal, median width {result['median_width']:.3g}"
-        console.print(width)
+        console.print(f"intervals: {result['nominal']:.0%} nominal, median width {result['median_width']:.3g}")
     for reason, count in result["reasons"].items():
         console.print(f"cannot tell, {reason}: {count:,}")
 

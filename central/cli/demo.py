@@ -25,20 +25,16 @@ from whitepanda.common.errors import InputError, UnavailableError
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _DEFAULT_SEED = 1
 _MAX_SEED = 2**31
-_SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - folders of our own are made in them, closed to others
-_MAX_SHORT = 60  # bytes of a folder in which ours and a socket's name still fit
+_SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - private folders are made in them
+_MAX_SHORT = 60  # bytes of a path that leaves room for a folder's and a socket's name
 
 
 def demo(
-    seed: Annotated[
-        int, typer.Option(min=0, max=_MAX_SEED, help="Makes another fleet, with another antagonist.")
-    ] = _DEFAULT_SEED,
-    keep: Annotated[
-        Path | None, typer.Option(help="Work in this new folder and keep it: configurations, logs, truth.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=_MAX_SEED, help="Of the fleet and its antagonist.")] = _DEFAULT_SEED,
+    keep: Annotated[Path | None, typer.Option(help="Folder to make and keep: configurations, logs, truth.")] = None,
     *,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at.")
+        bool, typer.Option("--stay", help="Continue until Ctrl-C, with the fleet page, top and incidents to look at.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -66,19 +62,20 @@ def demo(
                 elif not json:
                     print_next_step(console)
             finally:
-                # From here on nothing may interrupt: it is a matter of seconds, and then all processes are gone.
+                # Nothing may interrupt the end of all processes, which takes seconds.
                 for number in _SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
                 show.close()
                 running.close()
     except SystemExit:  # a signal; by now all processes and folders are gone
         errors.print("stopped")
-        if not is_staying:  # which is how a run that goes on ends, and no failure
+        if not is_staying:  # a signal is how --stay ends, and no failure
             raise
 
 
 def _print_where(to: Console, running: Demo, outcome: Outcome) -> None:
-    program = _program()
+    # After `make demo` this program is on nobody's PATH.
+    program = "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
     print_where(
         to,
         page=running.page(),
@@ -86,11 +83,6 @@ def _print_where(to: Console, running: Demo, outcome: Outcome) -> None:
         top=shlex.join([program, "top", "--socket", str(running.socket())]),
         incidents=shlex.join([program, "incidents", "list", *running.asking()]),
     )
-
-
-def _program() -> str:
-    """Return how this program is called from any folder: by `make demo` its own is on nobody's PATH."""
-    return "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
 
 
 def _tell(outcome: Outcome, *, as_json: bool) -> None:
@@ -107,7 +99,7 @@ def _tell(outcome: Outcome, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _signals_as_exit() -> Iterator[None]:
-    """Turn the signals that end a program into an exception, so that everything is cleaned up on the way."""
+    """Turn the signals that end a program into an exception, so that everything is cleaned up."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -135,7 +127,7 @@ def _folders(keep: Path | None) -> Iterator[tuple[Path, Path]]:
         if keep is None:
             temporary.append(_temporary_folder([tempfile.gettempdir()]))
         work = keep.resolve() if keep is not None else temporary[0]
-        # TMPDIR may be longer than a socket's path may be.
+        # TMPDIR may be too long for a socket's path.
         short = [parent for parent in (tempfile.gettempdir(), *_SHORT) if len(os.fsencode(parent)) <= _MAX_SHORT]
         temporary.append(_temporary_folder(short))
         yield work, temporary[-1]
@@ -145,7 +137,7 @@ def _folders(keep: Path | None) -> Iterator[tuple[Path, Path]]:
 
 
 def _temporary_folder(parents: list[str]) -> Path:
-    """Make a folder that only we can enter, in the first of `parents` that lets us."""
+    """Make a private folder in the first of `parents` that allows it."""
     why = ""
     for parent in parents:
         try:

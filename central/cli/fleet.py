@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, say
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
@@ -33,26 +33,16 @@ from central.upgrades.tables import (
     write_machines,
     write_rows,
 )
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
-from whitepanda.common.tls_options import (
-    CaOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 
 app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
 
-#: Below this share of CURRENT's weight a comparison says more about the jobs left out than about the fleet. The paper's
-#: clusters covered 82 to 91 %.
+#: Share of CURRENT's weight that a comparison needs; the paper's clusters covered 82 to 91 %.
 MIN_COVERAGE = 0.8
 
-#: Percents, standard errors and factors above it, or below its inverse, are slips.
+#: Percents, standard errors and factors beyond this or its inverse are refused as mistakes.
 _MOST = 1e6
 _MOST_INSTANCES = 2**53
 
@@ -67,6 +57,7 @@ _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write."
 
 
 @app.command()
+@operator_options
 def plan(
     margin_percent: Annotated[float, typer.Option(help="Half width of the interval wanted, % of the metric.")],
     jobs: Annotated[
@@ -80,31 +71,21 @@ def plan(
     t: Annotated[float, typer.Option(help="Standard errors in it; 2: about 95 %.")] = 2.0,
     min_instances: _MinInstances = MIN_INSTANCES,
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
-    coverage: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest with this share of the weight.")
-    ] = None,
+    coverage: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest, of this weight.")] = None,
     design_effect: Annotated[
         float, typer.Option(min=1.0, help="Multiplies variances: instances of a machine are not independent.")
     ] = 1.0,
-    observed: Annotated[
-        Path | None, typer.Option(metavar="ROWS", help="What was observed by then: is it enough, what more.")
-    ] = None,
+    observed: Annotated[Path | None, typer.Option(metavar="ROWS", help="What was observed: is it enough?")] = None,
     metric: _Metric = "",
     machine_std_percent: Annotated[
-        float | None, typer.Option(min=0.0, help="Of machines' means: tells what the baseline would need.")
+        float | None, typer.Option(min=0.0, help="Of machines' means: shows what the baseline would need.")
     ] = None,
     central: _Central = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
-    """Say how many instances of which jobs to observe for a margin, at the least cost.
+    """Plan how many instances of which jobs to observe for a margin, at the least cost.
 
     The integer optimum, proven. With --observed it is held against the margin (by machines), and planned again with
     the larger of the old and new variances. Without a column cost, an instance costs its share of all weight.
@@ -120,7 +101,7 @@ def plan(
     for option, value in (("--design-effect", design_effect), ("--machine-std-percent", machine_std_percent or 0.0)):
         if not value <= _MOST:
             raise InputError(f"{option}: must be at most {_MOST:g} (value {value:g})")
-    is_live = bool(central or fleet)
+    is_live = bool(central or operator.fleet)
     if not (jobs or is_live):
         raise InputError("JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake")
     file = None if is_live else Path(jobs)
@@ -128,9 +109,8 @@ def plan(
     options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
     seen = None if observed is None else read_rows(observed, metric).observed
     if file is None:
-        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         request = plan_request(parse_side(jobs), metric, options)
-        with asking(asked, _DEADLINE_S) as ask:
+        with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("PlanObservation", request)
         table, made = jobs_of_plan(answer), plan_of(answer, options, seen)
         options = replace(options, top=None, coverage=None)  # central has chosen the jobs
@@ -146,6 +126,7 @@ def plan(
 
 
 @app.command()
+@operator_options
 def compare(
     current: Annotated[
         str, typer.Argument(metavar="CURRENT", help="File of instances; with --lake or --central a side, see below.")
@@ -158,31 +139,23 @@ def compare(
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the intervals.")] = 0.95,
     central: _Central = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell whether the fleet became faster: the weighted metric of the jobs that both sides have.
+    """Compare two sides of a fleet: the weighted metric of the jobs that both have.
 
     Files: CSV or Parquet with machine, job, the metric; and weight (the job's) or quota (the instance's), of CURRENT.
     With --lake or --central, a side is keys with commas between: hosts=FILE, platform=NAME, from=TIME, until=TIME, rest
     (the hosts that the other side's file does not name); central takes the week before its end for a side without a
     beginning. Intervals know that instances of one machine are alike; a machine on both sides is compared with itself.
     """
-    is_live = bool(central or fleet)
+    is_live = bool(central or operator.fleet)
     if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
-    check_output(
-        plot, "--plot", PICTURES, others={} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
-    )
+    files = {} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
+    check_output(plot, "--plot", PICTURES, others=files)
     if is_live:
-        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         request = comparison_request(
             parse_sides(current, new),
             metric,
@@ -191,9 +164,9 @@ def compare(
             top=top,
             confidence=confidence,
         )
-        with asking(asked, _DEADLINE_S) as ask:
+        with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("CompareSides", request)
-        _tell(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
+        _show_comparison(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
         return
     if not lake and Path(current).exists() and Path(new).exists() and Path(current).samefile(new):
         errors.print("warning: CURRENT and NEW are the same file", style="yellow")
@@ -211,18 +184,15 @@ def compare(
     except TooLittleCovered as error:
         raise InputError(
             f"{error.jobs} job{' has' if error.jobs == 1 else 's have'} {min_instances} instances on two machines of "
-            "both sides, "
-            f"{error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or lower "
-            "--min-coverage or --min-instances"
+            f"both sides, {error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or "
+            "lower --min-coverage or --min-instances"
         ) from error
-    _tell(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
+    _show_comparison(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
 
 
 @app.command()
 def draw(
-    rows: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="Every instance of the fleet: machine, job; any metric.")
-    ],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Instances of the fleet: machine, job; any metric.")],
     machines: Annotated[int | None, typer.Option(help="So many; default: what the plan needs.")] = None,
     plan: Annotated[  # noqa: A002, RUF100 - the option's name
         Path | None, typer.Option(metavar="PLAN.json", help="From `fleet plan --json`.")
@@ -274,8 +244,7 @@ def make_jobs(
         print_json({"out": str(out), "metric": seen.metric, "jobs": len(jobs.job), "without_spread": flat})
         return
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
-    told = errors if is_standard_output(out) else console
-    told.print(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True)
+    say(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", people_console(out))
 
 
 @app.command()
@@ -286,9 +255,7 @@ def simulate(
     instances: Annotated[int, typer.Option(min=50, help="Their instances, about.")] = 20_000,
     effect_percent: Annotated[float, typer.Option(help="By how much the upgrade raises the metric.")] = 7.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the fleet.")] = 0,
-    upgraded: Annotated[
-        Path | None, typer.Option(metavar="MACHINES", help="Only these machines, after the upgrade.")
-    ] = None,
+    upgraded: Annotated[Path | None, typer.Option(metavar="MACHINES", help="Only these machines, upgraded.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write the instances of a simulated fleet, to try the other commands on."""
@@ -313,11 +280,11 @@ def simulate(
         seen.value,
     )
     write_rows(out, named)
-    told = {"out": str(out), "rows": len(named.job), "true_effect_percent": 100.0 * fleet.true_effect()}
     if json:
-        print_json(told)
+        effect_percent = 100.0 * fleet.true_effect()
+        print_json({"out": str(out), "rows": len(named.job), "true_effect_percent": effect_percent})
         return
-    console.print(f"{told['rows']:,} instances written to {out}", soft_wrap=True)
+    say(f"{len(named.job):,} instances written to {out}")
 
 
 def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
@@ -325,27 +292,26 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, R
     if not lake:
         rows = read_rows(Path(current), metric)
         return rows, read_rows(Path(new), rows.metric)
-    if "://" not in lake and not Path(lake).is_dir():
-        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+    check_lake(lake)
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
         raise UnavailableError(f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?")
     return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
 
 
-def _tell(found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool) -> None:
+def _show_comparison(
+    found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool
+) -> None:
     """Draw and print a comparison."""
     if plot is not None:
         plot_comparison(plot, found, metric)
     if json:
-        told = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
-        print_json(told | comparison_json(found))
+        about = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
+        print_json(about | comparison_json(found))
         return
     show_comparison(found, metric, weighed_by)
     if jobs_in_all > len(found.jobs):
-        console.print(
-            f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest", soft_wrap=True
-        )
+        say(f"{jobs_in_all:,} jobs in all, of which central sends the {len(found.jobs):,} heaviest")
 
 
 def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
@@ -354,9 +320,7 @@ def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
     costs = []
     for margin in margins:
         try:
-            changed = PlanOptions(
-                margin, options.t, options.min_instances, options.top, options.coverage, options.design_effect
-            )
+            changed = replace(options, margin_percent=margin, machine_std_percent=None)
             costs.append(make_plan(jobs, changed).solution.cost)
         except InputError:
             costs.append(math.nan)
@@ -375,9 +339,8 @@ def _read_plan(path: Path) -> dict[str, int]:
         raise InputError(f"{path}: is no plan; make one with whitepanda fleet plan --json") from error
     for job, observe in rows:
         if type(observe) is not int or not 1 <= observe <= _MOST_INSTANCES:
-            raise InputError(
-                f"{path}: is no plan: job {job}: observe must be a whole number above 0 (value {str(observe)[:30]})"
-            )
+            problem = f"observe must be a whole number above 0 (value {str(observe)[:30]})"
+            raise InputError(f"{path}: is no plan: job {job}: {problem}")
         if job in planned:
             raise InputError(f"{path}: is no plan: job {job} is there twice")
         planned[job] = observe

@@ -4,93 +4,65 @@ import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.contention.normalised_cpi import is_cut
-from central.cli._fleet import asking
-from central.cli._outputs import JsonOption
+from central.cli._fleet import ask_pages, asking
+from central.cli._outputs import JsonOption, grid, say
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
 from central.web.openapi import to_json
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.recommendations import recommendation_lines
-from whitepanda.common.tls_options import (
-    CaOption,
-    CentralOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-app = typer.Typer(help="VMs that suffer in the fleet: where, when, by how much, whom to suspect.", no_args_is_help=True)
+app = typer.Typer(help="VMs that suffer in the fleet: where, when, how much, and the suspects.", no_args_is_help=True)
 
 _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
-_PAGE = 1000
 _SHOWN_REPORTS = 12
 _MAX_WIDTH = 1_000_000
+_LAYOUT: dict[str, Any] = {"overflow": "fold", "box": None, "pad_edge": False}
 _NS = 10**9
 
 
 @app.command("list")
+@operator_options
 def list_(
     central: CentralOption = "",
     *,
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
     suspect_job: Annotated[str, typer.Option(help="Only where some report suspects this job first.")] = "",
     victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
-    hours: Annotated[
-        float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only those of the last so many hours.")
-    ] = None,
+    hours: Annotated[float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only of the last so many hours.")] = None,
     open_only: Annotated[bool, typer.Option("--open", help="Only where VMs suffer now.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List incidents, the last that began first. Times are UTC.
 
-    SLOW-DOWN is that of the victim that is named, the slowest one, with its interval, and "CPI" where it is of CPI
-    rather than of latency: of an open incident now, else at
-    its worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
+    SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" where it
+    is of CPI rather than of latency. FOUND BY: the host's own baselines, or the fleet's statistics.
     """
-    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
-    since = 0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS)
-    found: list[fleet_pb2.Incident] = []
-    token = ""
-    with asking(asked, _DEADLINE_S) as ask:
-        while len(found) < limit:
-            request = fleet_pb2.ListIncidentsRequest(
-                page_size=min(limit - len(found), _PAGE),
-                page_token=token,
-                host=host,
-                suspect_job=suspect_job,
-                victim_job=victim_job,
-                vm=vm,
-                since_unix_ns=since,
-                open_only=open_only,
-            )
-            page = ask("ListIncidents", request)
-            found.extend(page.incidents)
-            token = page.next_page_token
-            if not token:
-                break
+    request = fleet_pb2.ListIncidentsRequest(
+        host=host,
+        suspect_job=suspect_job,
+        victim_job=victim_job,
+        vm=vm,
+        since_unix_ns=0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS),
+        open_only=open_only,
+    )
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        found, last = ask_pages(ask, "ListIncidents", request, "incidents", limit)
+    token = last.next_page_token
     if json:
         print_json({"incidents": [to_json(one) for one in found], "more": bool(token)})
         return
@@ -103,24 +75,18 @@ def list_(
 
 
 @app.command("show")
+@operator_options
 def show(
     number: Annotated[str, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")],
     central: CentralOption = "",
     *,
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     json: JsonOption = False,
 ) -> None:
     """Show one incident: victims by slow-down, suspects, each report, and where else the suspect was one."""
     if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
         raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
-    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
-    with asking(asked, _DEADLINE_S) as ask:
+    with asking(operator.address(central), _DEADLINE_S) as ask:
         detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
     if json:
         print_json(to_json(detail))
@@ -129,7 +95,7 @@ def show(
 
 
 def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
-    table = _table(
+    table = grid(
         ">NO",
         "HOST",
         "STATE",
@@ -140,6 +106,7 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
         "SUSPECT",
         "FOUND BY",
         whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"),
+        **_LAYOUT,
     )
     for one in found:
         worst, victims = one.victims[0] if one.victims else fleet_pb2.IncidentVm(), len(one.victims)
@@ -161,32 +128,27 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
 
 def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     one = detail.incident
+    state = "over"
+    if one.open:
+        suffer = "suffers" if one.victims_now == 1 else "suffer"
+        state = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
-    suffer = "suffers" if one.victims_now == 1 else "suffer"
-    now = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
-    console.print(
-        f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, "
-        f"{now if one.open else 'over'}",
-        soft_wrap=True,
-    )
+    say(f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, {state}")
     suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "nobody is suspected"
     found = found_by(one.found_by)
-    console.print(f"{suspect}{f'; found {found}' if found else ''}", soft_wrap=True)
+    say(f"{suspect}{f'; found {found}' if found else ''}")
     reported = f"reported {_count(one.reports, 'time')}"
     if not math.isnan(one.peak_mn_cpi):
         reported += f"; mnCPI up to {_number(one.peak_mn_cpi)}, threshold {_number(one.peak_threshold)}"
     console.print(reported)
     if detail.HasField("recurrence"):
         again = detail.recurrence
-        console.print(
-            f"job {again.job} was suspected first in {_count(again.incidents, 'incident')} on "
-            f"{_count(again.hosts, 'host')} since "
-            f"{_time(again.first_unix_ns)} UTC",
-            soft_wrap=True,
-        )
+        counts = f"{_count(again.incidents, 'incident')} on {_count(again.hosts, 'host')}"
+        say(f"job {again.job} was suspected first in {counts} since {_time(again.first_unix_ns)} UTC")
     _print(_victims(detail))
     _print(_suspects(detail))
-    table = _table("REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD")
+    titles = ("REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD")
+    table = grid(*titles, **_LAYOUT)
     for report in detail.reports[-_SHOWN_REPORTS:]:
         first = first_suspect(report)
         slowest = report.victims[0] if report.victims else agent_pb2.TriggerVictim()
@@ -205,15 +167,15 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     if one.recommendations:
         console.print("what could be done, the best first:")
         for line in recommendation_lines(one.recommendations):
-            console.print(Text(line), soft_wrap=True)
+            say(Text(line))
 
 
 def _victims(detail: fleet_pb2.IncidentDetail) -> Table:
-    """Return the victims, the slowest at its worst first; of an open incident with what the last report says."""
+    """Return the victims, the slowest at its worst first; those of an open incident with the last report."""
     one = detail.incident
     now = {vm.vm: vm for vm in detail.reports[-1].victims} if one.open and detail.reports else {}
     more = ("NOW", ">CPI", ">THRESHOLD") if one.open else ()
-    table = _table("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS", *more)
+    table = grid("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS", *more, **_LAYOUT)
     for vm in one.victims:
         shown: tuple[str, ...] = ("-",) * len(more)
         if (last := now.get(vm.vm)) is not None:
@@ -224,11 +186,11 @@ def _victims(detail: fleet_pb2.IncidentDetail) -> Table:
 
 
 def _suspects(detail: fleet_pb2.IncidentDetail) -> Table:
-    """Return the suspects, the first one first; of an open incident with what the last report says."""
+    """Return the suspects, the first one first; those of an open incident with the last report."""
     one = detail.incident
     now = {vm.vm: vm for vm in detail.reports[-1].suspects} if one.open and detail.reports else {}
     more = ("INFLICTS", ">COEFFICIENT", ">CORES") if one.open else ()
-    table = _table("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE", *more)
+    table = grid("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE", *more, **_LAYOUT)
     for vm in one.suspects:
         shown: tuple[str, ...] = ("-",) * len(more)
         if (last := now.get(vm.vm)) is not None:
@@ -245,39 +207,25 @@ def _analyses(found: Sequence[int]) -> str:
     return ", ".join(words) or "-"
 
 
-def _table(*titles: str, whole: Sequence[str] = ()) -> Table:
-    """Make a table; titles that begin with ">" are of columns to the right.
-
-    Where a terminal is narrow, columns that are not `whole` are wrapped first.
-    """
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        name = title.removeprefix(">")
-        side: Literal["left", "right"] = "left" if name == title else "right"
-        table.add_column(name, justify=side, no_wrap=name in whole, overflow="fold")
-    return table
-
-
 def _print(table: Table) -> None:
-    """Print a table; where nobody looks at a terminal each row is one line, whole, for grep."""
+    """Print a table; beyond a terminal each row is one whole line, for grep."""
     if console.is_terminal:
         console.print(table)
         return
     width = console.measure(table, options=console.options.update(max_width=_MAX_WIDTH)).maximum
     for line in console.render_lines(table, console.options.update(width=width, max_width=width), pad=False):
-        console.print("".join(part.text for part in line).rstrip(), soft_wrap=True)
+        say("".join(part.text for part in line).rstrip())
 
 
 def _n_cpi(value: float) -> str:
-    """Return a nCPI; of one that was cut nobody knows how much more it is."""
+    """Return a nCPI; how much larger one was that is cut is not known."""
     return f"{_number(value)} (cut)" if is_cut(value) else _number(value)
 
 
 def _time(unix_ns: int) -> str:
-    """Return a time in UTC."""
     try:
         return datetime.fromtimestamp(unix_ns // _NS, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):  # of an importer
+    except (OverflowError, ValueError):  # importers may send any time
         return f"{unix_ns} ns"
 
 

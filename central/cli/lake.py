@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central.cli._outputs import JsonOption
+from central.cli._outputs import JsonOption, check_lake, say
 from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
@@ -83,7 +83,7 @@ def show_stats(lake: _Lake, slot_s: _SlotS = None, json: JsonOption = False) -> 
         facts = dataclasses.asdict(found)
         print_json({"lake": lake, "slot_s": length, **facts, "days": [_json(day) for day in found.days]})
         return
-    # No table of rich's: that cuts numbers where they do not fit into the terminal, or into the 80 columns of a pipe.
+    # Not a table of rich, which cuts numbers that do not fit into the terminal, or into the 80 columns of a pipe.
     rows = [_COLUMNS, *(_cells(day) for day in found.days)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for day, *numbers in rows:
@@ -105,12 +105,8 @@ def compact(
         int | None,
         typer.Option(help="Also delete samples of days so much older than the newest; slots stay.", min=1, max=36_500),
     ] = None,
-    min_segments: Annotated[
-        int, typer.Option(help="Leave fewer segments of one journal and day alone.", min=2)
-    ] = MIN_SOURCES,
-    grace_s: Annotated[
-        float, typer.Option(help="Keep merged segments so long, for readers that listed them before.", min=0)
-    ] = GRACE_S,
+    min_segments: Annotated[int, typer.Option(help="Merge from so many of a journal and day.", min=2)] = MIN_SOURCES,
+    grace_s: Annotated[float, typer.Option(help="Keep merged segments so long, for earlier readers.", min=0)] = GRACE_S,
     json: JsonOption = False,
 ) -> None:
     """Merge the small segments of each day; the rows stay the same."""
@@ -134,8 +130,8 @@ def compact(
         dropped = drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
     changed = {day: done for day, done in days.items() if done.written}
     if json:
-        told = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
-        print_json({"lake": lake, "compacted": told, "removed": removed, "dropped": dropped})
+        compacted = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
+        print_json({"lake": lake, "compacted": compacted, "removed": removed, "dropped": dropped})
         return
     for day, done in changed.items():
         line = f"{day}: {done.sources} segments into {done.written}, {done.rows:,} rows"
@@ -145,10 +141,8 @@ def compact(
 
 @contextlib.contextmanager
 def _opened(lake: str) -> Iterator[Lake]:
-    """Open a lake that is one. What it or its store fails with meanwhile is one line."""
-    if "://" not in lake and not Path(lake).is_dir():
-        what = "is a file, no folder" if Path(lake).exists() else "no such folder"
-        raise UnavailableError(f"lake {lake}: {what}; central.lake_dir, or lake in central.state_dir")
+    """Open an existing lake; any failure of it or its store meanwhile is one line."""
+    check_lake(lake)
     try:
         opened = Lake(lake)
         if not opened.is_there():
@@ -167,7 +161,7 @@ def _opened(lake: str) -> Iterator[Lake]:
 
 @contextlib.contextmanager
 def _lease(lake: Lake) -> Iterator[Lease]:
-    """Hold the lake's lease. One that nobody renews is waited for, as a dead central leaves it."""
+    """Hold the lake's lease, after waiting for one that a dead central left."""
     lease = Lease(lake.objects, f"cli-{socket.gethostname()}-{os.getpid()}", _LEASE_S)
     watched = list[str]()
 
@@ -175,8 +169,8 @@ def _lease(lake: Lake) -> Iterator[Lease]:
         watched.append(holder)
         who = f"lake {lake.name}: {holder} is building, or died while it did"
         if holder == UNREADABLE:
-            who = lease_problem(lake.objects) or f"lake {lake.name}: nobody knows who is building"
-        errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True)
+            who = lease_problem(lake.objects) or f"lake {lake.name}: it is not known who is building"
+        say(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", errors)
 
     if not lease.outwait(tell):
         raise UnavailableError(f"lake {lake.name}: {lease.holder() or watched[0]} is building; try again later")
@@ -187,7 +181,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
 
 
 def _slot_length(lake: Lake, slot_s: float | None) -> float:
-    """Return the length of the lake's slots, s: another one would find none of them and say nothing."""
+    """Return the length of the lake's slots, s; with another one none would be found."""
     there = slot_lengths(lake)
     words = " and ".join(f"{each:g}" for each in there)
     if slot_s is not None and there and slot_s not in there:

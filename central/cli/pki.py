@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from central.cli._outputs import say
 from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import TlsError
@@ -54,7 +55,7 @@ def central(
     first, *others = name
     addresses = [*others, *(address or ())]
     files = issue(directory, first, server=True, addresses=addresses, days=days, force=force)
-    _tell(files, "central")
+    _say_issued(files, "central")
 
 
 @app.command("host")
@@ -67,7 +68,7 @@ def host(
 ) -> None:
     """Issue certificates of hosts. A host speaks for the name in its certificate only."""
     for name in names:
-        _tell(issue(directory, name, days=days, force=force), f"host {name}")
+        _say_issued(issue(directory, name, days=days, force=force), f"host {name}")
 
 
 @app.command("operator")
@@ -79,7 +80,7 @@ def operator(
     force: Force = False,
 ) -> None:
     """Issue the certificate of people and tools that ask the fleet API."""
-    _tell(issue(directory, name, days=days, force=force), "whoever asks the fleet API")
+    _say_issued(issue(directory, name, days=days, force=force), "users of the fleet API")
 
 
 @app.command("importer")
@@ -91,15 +92,13 @@ def importer(
     force: Force = False,
 ) -> None:
     """Issue the certificate of `whitepanda replay`, which may submit rows of any machine."""
-    _tell(issue(directory, name, days=days, force=force), "whoever replays traces")
+    _say_issued(issue(directory, name, days=days, force=force), "users of `whitepanda replay`")
 
 
 @app.command("renew")
 def renew_(
     directory: Folder,
-    names: Annotated[
-        list[str], typer.Argument(help="Names that certificates were issued to, NAME.crt there.", show_default=False)
-    ],
+    names: Annotated[list[str], typer.Argument(help="Names of certificates, NAME.crt there.", show_default=False)],
     *,
     days: Days = LEAF_DAYS,
 ) -> None:
@@ -107,18 +106,15 @@ def renew_(
     for name in names:
         before = renew(directory, name, days=days)
         path = Path(directory, f"{name}.crt")
-        console.print(
+        say(
             f"{path}: valid until {describe(path).not_after:%Y-%m-%d} (before: {before.not_after:%Y-%m-%d}, serial "
-            f"{before.serial}); goes where the one before is",
-            soft_wrap=True,
+            f"{before.serial}); goes where the one before is"
         )
 
 
 @app.command("revoke")
 def revoke_(
-    certificates: Annotated[
-        list[Path], typer.Argument(help="Certificates, PEM, that are no longer to count.", show_default=False)
-    ],
+    certificates: Annotated[list[Path], typer.Argument(help="Certificates (PEM) to revoke.", show_default=False)],
     *,
     into: Annotated[
         Path | None,
@@ -131,7 +127,7 @@ def revoke_(
         is_new = revoke(certificate, file)
         serial = describe(certificate).serial
         what = "central.revoked_serials must name this file or a copy" if is_new else "it was there already"
-        console.print(f"{certificate}: serial {serial} is in {file}; {what}", soft_wrap=True)
+        say(f"{certificate}: serial {serial} is in {file}; {what}")
 
 
 @app.command("show")
@@ -146,7 +142,11 @@ def show(
     """Show whose certificates these are, what for, and until when."""
     found = {str(path): describe(path) for given in files for path in _certificates(given)}
     if json:
-        print_json([{"file": path, **_as_json(info)} for path, info in found.items()])
+        times = ("not_before", "not_after")
+        print_json([
+            {"file": path, **dataclasses.asdict(info), **{name: getattr(info, name).isoformat() for name in times}}
+            for path, info in found.items()
+        ])  # fmt: skip
         return
     for path, info in found.items():
         console.print(path, style="bold", soft_wrap=True)
@@ -163,24 +163,16 @@ def _certificates(path: Path) -> list[Path]:
     return found
 
 
-def _tell(files: TlsFiles, whom: str) -> None:
-    console.print(f"{files.certificate}, {files.key}: go to {whom}, with {files.ca}", soft_wrap=True)
-
-
-def _as_json(info: CertificateInfo) -> dict[str, object]:
-    values = dataclasses.asdict(info)
-    return values | {"not_before": info.not_before.isoformat(), "not_after": info.not_after.isoformat()}
+def _say_issued(files: TlsFiles, to: str) -> None:
+    say(f"{files.certificate}, {files.key}: go to {to}, with {files.ca}")
 
 
 def _table(info: CertificateInfo) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     purposes = ["authority"] if info.is_ca else list(info.purposes)
+    left = Text(f"{info.days_left} days left", "yellow" if info.days_left < CERTIFICATE_WARN_DAYS else "")
     if info.days_left < 0:
         left = Text("expired", "bold red")
-    elif info.days_left < CERTIFICATE_WARN_DAYS:
-        left = Text(f"{info.days_left} days left", "yellow")
-    else:
-        left = Text(f"{info.days_left} days left")
     table.add_row("  names", ", ".join(info.names) or "-")
     table.add_row("  for", ", ".join(purposes) or "-")
     table.add_row("  valid", Text(f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, ") + left)

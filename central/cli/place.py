@@ -5,30 +5,20 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, JsonOption, check_output
+from central.cli._outputs import PICTURES, JsonOption, check_output, grid, say
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added
 from central.placement.requests import read_hosts, read_vms
-from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
+from central.placement.schedule import NOWHERE, Vm, place_all
 from central.placement.tables import numbers_by_name
 from central.plotting.figures import bar
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.fleets import CENTRAL
-from whitepanda.common.tls_options import (
-    CaOption,
-    CertOption,
-    FleetOption,
-    FolderOption,
-    KeyOption,
-    OperatorOption,
-    ServerNameOption,
-    asked_of,
-)
+from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 from whitepanda.v1 import fleet_pb2
 
 _TOP = 5
@@ -38,6 +28,7 @@ _DEADLINE_S = 30.0
 _UNPLACED = 1  # exit status: scripts must not start what has no host
 
 
+@operator_options
 def place(
     vms: Annotated[
         Path | None,
@@ -60,13 +51,7 @@ def place(
             help="Of it: the VM's loadings, as cpu=0.5,disk=0.2: the share of its time at each, 0 to 1.",
         ),
     ] = "",
-    fleet: FleetOption = "",
-    tls: FolderOption = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    name: OperatorOption = "",
-    server_name: ServerNameOption = "",
+    operator: Operator = OPERATOR,
     units: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=N", help="Equal units of a resource on each host, as cpu=8; repeatable."),
@@ -83,9 +68,7 @@ def place(
     order: Annotated[str, typer.Option(help="Of VMs that arrive at one moment: given, or largest first.")] = "given",
     top: Annotated[int, typer.Option(min=0, help="Hosts to list per VM; 0: all with room.")] = _TOP,
     compare: Annotated[bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: what each resource adds; per VM placed, or live host.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what resources add, by VM or host.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Rank hosts for new VMs by what they would suffer there.
@@ -98,12 +81,11 @@ def place(
     The exit status is 1 if a VM found no host with room; the output is whole all the same.
     """
     check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
-    if central or fleet or ((job or loading) and vms is None and hosts is None):
+    if central or operator.fleet or ((job or loading) and vms is None and hosts is None):
         _refuse_for_live(vms, hosts, {"--units": units, "--limit": limit, "--fit": fit, "--compare": compare})
         if job and loading:
             raise InputError("--job and --loading: name the VM's job or its loading, not both")
-        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
-        with asking(asked, _DEADLINE_S) as ask:
+        with asking(operator.address(central), _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
             live = ask("RankHosts", request)
         if plot is not None:
@@ -123,7 +105,8 @@ def place(
         amounts=amounts,
     )
     to_place = wanted.vms(there)
-    _need_times(rule, to_place, vms)
+    if rule == "graham" and not all(vm.request.tau_s for vm in to_place):
+        raise InputError(f"{vms}: --rule graham needs the column tau_s, above 0 in every row")
     found = place_all(there, to_place, rule, top=top or None, largest_first=order == "largest")
     summary = explained(there, to_place, found, rule)
     if plot is not None:
@@ -169,58 +152,41 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
         loading = dict(zip(resources, found.loading, strict=True))
         unmeasured = {each.resource: each.why for each in found.unmeasured}
         times = {"since_unix_ns": found.since_unix_ns, "until_unix_ns": found.until_unix_ns}
-        told = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
-        print_json(told | {"unmeasured": unmeasured} | times)
+        ranking = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
+        print_json(ranking | {"unmeasured": unmeasured} | times)
         return
-    table = Table(title=f"Hosts for {what}", title_justify="left")
-    for column in ("host", "dilation", *resources, "VMs"):
-        table.add_column(column, justify="left" if column == "host" else "right")
+    table = grid("host", ">dilation", *(f">{name}" for name in resources), ">VMs", title=f"Hosts for {what}")
     for row in rows:
         parts = [f"{row['by_resource'][each]:.3g}" for each in resources]
         table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]))
     console.print(table)
-    console.print(f"{len(rows)} of {found.hosts_in_all} hosts", soft_wrap=True)
+    say(f"{len(rows)} of {found.hosts_in_all} hosts")
     for each in found.unmeasured:
-        console.print(f"left out: {each.resource}: {each.why}", soft_wrap=True)
-
-
-def _need_times(rule: str, vms: list[Vm], path: Path) -> None:
-    if rule == "graham" and not all(vm.request.tau_s for vm in vms):
-        raise InputError(f"{path}: --rule graham needs the column tau_s, above 0 in every row")
+        say(f"left out: {each.resource}: {each.why}")
 
 
 def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any]:  # noqa: FBT001 - of a private function
-    """What each rule comes to."""
+    """Return the outcome of each rule."""
     has_times = all(vm.request.tau_s for vm in vms)
     found: dict[str, Any] = {}
     for rule in RULES:
         if rule == "graham" and not has_times:
             continue
         done = place_all(fleet, vms, rule, top=1, largest_first=largest_first)
-        found[rule] = {"added_dilation": done.added, "unplaced": _unplaced(done)}
+        found[rule] = {"added_dilation": done.added, "unplaced": sum(host == NOWHERE for host in done.host)}
         if has_times:
             found[rule]["makespan_s"] = done.makespan_s
-            found[rule]["mean_dilation"] = _mean_dilation(vms, done)
+            ran = [k for k, host in enumerate(done.host) if host != NOWHERE]
+            dilations = [(done.end_s[k] - vms[k].start_s) / vms[k].request.tau_s for k in ran]
+            found[rule]["mean_dilation"] = float(np.mean(dilations))
     return found
-
-
-def _unplaced(done: Schedule) -> int:
-    return sum(host == NOWHERE for host in done.host)
-
-
-def _mean_dilation(vms: list[Vm], done: Schedule) -> float:
-    ran = [k for k, host in enumerate(done.host) if host != NOWHERE]
-    return float(np.mean([(done.end_s[k] - vms[k].start_s) / vms[k].request.tau_s for k in ran]))
 
 
 def _print(summary: dict[str, Any]) -> None:
     for row in summary["placements"]:
-        console.print(f"{row['job']}: {row['why']}", soft_wrap=True)
+        say(f"{row['job']}: {row['why']}")
         if len(row["ranked"]) > 1:
-            table = Table(show_header=True, box=None)
-            table.add_column("host")
-            table.add_column("dilation", justify="right")
-            table.add_column("over 1")
+            table = grid("host", ">dilation", "over 1", box=None)
             most = max(host["dilation"] for host in row["ranked"]) - 1.0
             for host in row["ranked"]:
                 added = bar(host["dilation"] - 1.0, most, _BAR_WIDTH)
@@ -231,16 +197,12 @@ def _print(summary: dict[str, Any]) -> None:
     line = f"{placed} of {len(summary['placements'])} placed; {added}"
     if "makespan_s" in summary:
         line += f"; the last ends at {summary['makespan_s']:.2f} s"
-    console.print(line, soft_wrap=True)
-    if "compare" in summary:
-        _print_compared(summary["compare"])
-
-
-def _print_compared(compare: dict[str, Any]) -> None:
-    table = Table(title="By rule", title_justify="left")
+    say(line)
+    if "compare" not in summary:
+        return
+    compare = summary["compare"]
     names = list(next(iter(compare.values())))
-    for name in ("rule", *names):
-        table.add_column(name.replace("_", " "), justify="left" if name == "rule" else "right")
+    table = grid("rule", *(f">{name.replace('_', ' ')}" for name in names), title="By rule")
     for rule, row in compare.items():
         table.add_row(rule, *(f"{row[name]:.6g}" for name in names))
     console.print(table)

@@ -1,15 +1,13 @@
 """`whitepanda runtime`: how long a workload runs on a platform, alone or beside others, and bounds of that (Pitot)."""
 
-import hashlib
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, provenance, say
 from central.lake.segments import Lake
 from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
@@ -25,19 +23,17 @@ from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from central.runtimes.update import update as update_model
 from central.tables.csv_files import write_table
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.errors import InputError
 
 app = typer.Typer(
-    help="How long workloads run on platforms, alone or beside others, and bounds of that.", no_args_is_help=True
+    help="How long workloads run on platforms, alone or beside others, with bounds.", no_args_is_help=True
 )
 
 _Observations = Annotated[
     Path, typer.Argument(metavar="OBSERVATIONS", help="CSV or Parquet: workload, platform, interferer(s), runtime_us.")
 ]
 _ModelOption = Annotated[Path, typer.Option(metavar="MODEL", help="Model file, from `runtime fit`.")]
-_Epsilon = Annotated[
-    str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may take longer than the bound.")
-]
+_Epsilon = Annotated[str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may exceed the bound.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 _EPSILONS = "0.1,0.05,0.01"
 
@@ -45,28 +41,20 @@ _EPSILONS = "0.1,0.05,0.01"
 @app.command()
 def fit(
     observations: _Observations,
-    workload_features: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV or Parquet: workload, and columns of numbers.")
-    ],
-    platform_features: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV or Parquet: platform, and columns of numbers.")
-    ],
+    workload_features: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet: workload, numeric columns.")],
+    platform_features: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet: platform, numeric columns.")],
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
     members: Annotated[int, typer.Option(min=1, max=64, help="Models that are averaged.")] = 8,
-    calibration: Annotated[
-        float, typer.Option(min=0.02, max=0.5, help="Share of rows that only calibrate the bounds.")
-    ] = 0.1,
-    steps: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Steps of training per member; 0: by the number of rows.")
-    ] = 0,
+    calibration: Annotated[float, typer.Option(min=0.02, max=0.5, help="Share of rows for calibrating bounds.")] = 0.1,
+    steps: Annotated[int, typer.Option(min=0, max=1_000_000, help="Training steps per member; 0: by the rows.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of all randomness.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Fit a model to measured runtimes.
 
     An interferer that is empty means alone; several are columns interferer_1, interferer_2 and so on, or one column
-    interferers with a list or names between semicolons. A fit that was stopped goes on where it was, if it is asked for
-    again: until the model is written, MODEL.partial keeps what is trained.
+    interferers with a list or names between semicolons. A fit that was stopped continues when it is
+    started again: until the model is written, MODEL.partial keeps what is trained.
     """
     check_output(
         out,
@@ -91,7 +79,7 @@ def fit(
             workloads,
             platforms,
             FitOptions(members=members, calibration=calibration, seed=seed, training=training),
-            _provenance(observations),
+            provenance(observations, "observations"),
             lambda share: bar.update(task, completed=share),
             checkpoint,
         )
@@ -101,11 +89,10 @@ def fit(
         print_json({"out": str(out), **_described(model)})
         return
     counts = model.provenance["rows"]
-    console.print(
-        f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds"
-    )
+    calibrated = f"{counts['calibrated']:,} calibrate bounds"
+    console.print(f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {calibrated}")
     console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms")
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -114,9 +101,7 @@ def predict(
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     epsilon: _Epsilon = _EPSILONS,
-    skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Rows with unknown names stay empty, and are counted.")
-    ] = False,
+    skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="Leave rows with unknown names empty.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict runtimes, and bounds that a share of runs does not exceed.
@@ -134,13 +119,13 @@ def predict(
             "rows_without_bound": dict(found.unbounded),
         })  # fmt: skip
         return
-    told = errors if is_standard_output(out) else console
-    told.print(f"rows: {found.rows - found.unknown:,} predicted")
+    to = people_console(out)
+    to.print(f"rows: {found.rows - found.unknown:,} predicted")
     if found.unknown:
-        told.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
+        to.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
     for count, size in found.unbounded.items():
-        told.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
-    told.print(f"written to {out}", soft_wrap=True)
+        to.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
+    say(f"written to {out}", to)
 
 
 @app.command()
@@ -168,12 +153,11 @@ def update(
             "rows_left_out": found.left_out,
         })  # fmt: skip
         return
-    console.print(
+    say(
         f"added {len(found.workloads):,} workloads and {len(found.platforms):,} platforms from {found.used:,} rows; "
-        f"{found.left_out:,} rows left out (nothing new, or beside what is not known)",
-        soft_wrap=True,
+        f"{found.left_out:,} rows left out (nothing new, or beside what is not known)"
     )
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -195,7 +179,7 @@ def evaluate(
         result = measure_model(fitted, rows, log_us, epsilons, words)
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
-    if _provenance(observations)["sha256"] == fitted.provenance.get("sha256"):
+    if provenance(observations, "observations")["sha256"] == fitted.provenance.get("sha256"):
         errors.print("warning: the model was fitted to this very file; errors of new rows are larger", style="yellow")
     if plot is not None:
         plot_measures(plot, result)
@@ -231,11 +215,11 @@ def embeddings(
         maps = [Map(f"{part.kind}s (t-SNE)", project(part, seed), labels[part.kind]) for part in parts]
         plot_maps(plot, maps)
     if json:
-        told = {kind: asdict(one) for kind, one in found.items()}
-        print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": told})
+        near = {kind: asdict(one) for kind, one in found.items()}
+        print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": near})
         return
     show_neighbours(found)
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 @app.command()
@@ -243,9 +227,7 @@ def observations(
     lake: Annotated[str, typer.Argument(metavar="LAKE", help="Central's, a folder or s3://bucket/prefix.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write three tables to.")],
     days: Annotated[int, typer.Option(min=1, max=3660, help="So many of the newest days of slots.")] = 7,
-    max_rows: Annotated[
-        int, typer.Option(min=100, max=1_000_000, help="About so many at most, of more a sample.")
-    ] = 200_000,
+    max_rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Sample down to about so many.")] = 200_000,
     slot_s: Annotated[float, typer.Option(min=1, max=86_400, help="As build.slot_s of central.")] = 300.0,
     json: JsonOption = False,
 ) -> None:
@@ -254,8 +236,7 @@ def observations(
     A row per busy VM and slot: its job, CPU platform, the jobs of the other busy VMs on the machine, and as the runtime
     the CPU time of 1e9 instructions, us. The tables of names have no features.
     """
-    if "://" not in lake and not Path(lake).is_dir():
-        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+    check_lake(lake)
     found = read_lake(Lake(lake), slot_s=slot_s, days=days, max_rows=max_rows)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -280,12 +261,11 @@ def observations(
     if found.share < 1:
         console.print(f"a sample: {found.share:.1%} of the machines' slots")
     if found.crowded or found.not_counted:
-        console.print(
+        say(
             f"left out: {found.not_counted:,} VMs' slots without instructions, {found.crowded:,} machines' slots "
-            "with more than 65 busy VMs",
-            soft_wrap=True,
+            "with more than 65 busy VMs"
         )
-    console.print(f"written to {out}", soft_wrap=True)
+    say(f"written to {out}")
 
 
 def _progress() -> Progress:
@@ -307,9 +287,3 @@ def _described(model: Model) -> dict[str, Any]:
         "calibration_rows": {str(count): len(pool.residuals) for count, pool in model.pools.items()},
         **model.provenance,
     }
-
-
-def _provenance(observations: Path) -> dict[str, Any]:
-    with observations.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"whitepanda": metadata.version("whitepanda"), "observations": observations.name, "sha256": digest}

@@ -7,12 +7,20 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, is_standard_output
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, say
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
-from central.placement.pairs import DFACTOR, EXTENDED, HeldOut, Measured, fit_all, hold_out, read_asked, read_pairs
+from central.placement.pairs import (
+    DFACTOR,
+    EXTENDED,
+    HeldOut,
+    Measured,
+    fit_all,
+    hold_out,
+    read_pairs,
+    read_rows_to_predict,
+)
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
@@ -49,7 +57,7 @@ def estimate(
 
     A job's row has the share of its time alone that it spends at each resource; what is missing to 1 it idles. Its
     dilation, with all of them there, is 1 + p . P - p . p, where P is the sum of all rows and a resource of c units
-    counts as c elements of p / c. tau_s is its time alone: then completion times are told, by events, as jobs arrive
+    counts as c elements of p / c. tau_s is its time alone: then completion times are shown, as jobs arrive
     (start_s, default 0) and end.
     """
     if plot is not None:
@@ -103,12 +111,8 @@ def _times(found: dict[str, Any], jobs: Jobs) -> tuple[list[float], list[float],
 
 
 def _print(found: dict[str, Any], jobs: Jobs) -> None:
-    table = Table(title="Together on one machine", title_justify="left")
-    table.add_column("job")
-    names = ["dilation", "completion_s", "end_s"]
-    shown = [name for name in names if name in found["jobs"][0]]
-    for name in shown:
-        table.add_column(name, justify="right")
+    shown = [name for name in ("dilation", "completion_s", "end_s") if name in found["jobs"][0]]
+    table = grid("job", *(f">{name}" for name in shown), title="Together on one machine")
     if jobs.tau_s is not None:
         table.add_column("time alone, and added", no_wrap=True)
     lines = None if jobs.tau_s is None else bars(*_times(found, jobs), _BAR_WIDTH)
@@ -116,21 +120,19 @@ def _print(found: dict[str, Any], jobs: Jobs) -> None:
         numbers = [f"{row[name]:.4g}" if name == "dilation" else f"{row[name]:.2f}" for name in shown]
         table.add_row(row["job"], *numbers, *([] if lines is None else [lines[k]]))
     console.print(table)
-    console.print(f"{len(jobs.names)} jobs, total dilation {found['total_dilation']:.4g}", soft_wrap=True)
+    say(f"{len(jobs.names)} jobs, total dilation {found['total_dilation']:.4g}")
     if jobs.tau_s is not None:
         one_after_the_other = dfactor.linear_sum_s(jobs.tau_s)
-        console.print(f"one after the other (linear sum): {one_after_the_other:.2f} s", soft_wrap=True)
+        say(f"one after the other (linear sum): {one_after_the_other:.2f} s")
 
 
 @app.command()
 def profile(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Runs or samples of jobs; its columns say which.")],
-    rest: Annotated[
-        str, typer.Option(metavar="NAME", help="Resource of what the other shares of busy jobs leave.")
-    ] = "",
+    rest: Annotated[str, typer.Option(metavar="NAME", help="Resource that gets the rest of busy jobs' time.")] = "",
     larger: Annotated[str, typer.Option(metavar="NAME", help="Of copies: the resource with the larger share.")] = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="LOADINGS.csv", help="Write what `estimate` and `place` read.")
+        Path | None, typer.Option(metavar="LOADINGS.csv", help="To write: input of `estimate`, `place`.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what was measured, with intervals.")] = None,
     json: JsonOption = False,
@@ -156,12 +158,12 @@ def profile(
     else:
         _print_profiles(found)
         if out is not None:
-            console.print(f"written to {out}", soft_wrap=True)
+            say(f"written to {out}")
     _refuse_without_vectors(runs, found)
 
 
 def _refuse_without_vectors(path: Path, found: Profiles) -> None:
-    """Let the command fail, once all is told, where copies of a job gave no vector."""
+    """Fail, after all output, where copies of a job gave no vector."""
     without = [job for job in found.jobs if job.loading is None and not job.candidates]
     if without:
         more = f" and {len(without) - 1:,} more" if len(without) > 1 else ""
@@ -172,9 +174,7 @@ def _refuse_without_vectors(path: Path, found: Profiles) -> None:
 
 
 def _print_profiles(found: Profiles) -> None:
-    table = Table(title=f"Loading vectors from {found.kind}", title_justify="left")
-    for name in ("job", "n", "what", "value", "95 % interval"):
-        table.add_column(name, justify="left" if name in ("job", "what") else "right")
+    table = grid("job", ">n", "what", ">value", ">95 % interval", title=f"Loading vectors from {found.kind}")
     table.add_column("0 to 1", min_width=_SHARE_WIDTH)
     for job in found.jobs:
         for name, each in job.measured.items():
@@ -186,9 +186,9 @@ def _print_profiles(found: Profiles) -> None:
     for job in found.jobs:
         for vector in job.candidates if job.loading is None else [job.loading]:
             words = ", ".join(f"{name} {share:.4g}" for name, share in vector.items())
-            console.print(f"{job.job}: {words}", soft_wrap=True)
+            say(f"{job.job}: {words}")
         for note in job.notes:
-            console.print(f"{job.job}: {note}", soft_wrap=True)
+            say(f"{job.job}: {note}")
 
 
 def _profile_json(job: JobProfile) -> dict[str, Any]:
@@ -211,15 +211,9 @@ def pairs(
             metavar="MEASURED", help="CSV, Parquet: workload, platform, interferer, runtime_us or slowdown."
         ),
     ],
-    rows: Annotated[
-        Path | None, typer.Option(metavar="ROWS", help="Predict these: workload, platform, interferer.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: ROWS with a column slowdown.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG: the held-out pairs, measured and predicted.")
-    ] = None,
+    rows: Annotated[Path | None, typer.Option(metavar="ROWS", help="Predict: workload, platform, interferer.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: ROWS and their slowdown.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: held-out pairs, measured, predicted.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the held-out fifth, and of fits.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -236,7 +230,7 @@ def pairs(
     check_output(out, suffixes=TABLES, others=inputs)
     check_output(plot, "--plot", PICTURES, others={**inputs, "--out": out})
     known = read_pairs(measured)
-    asked = None if rows is None else read_asked(rows, known)
+    asked = None if rows is None else read_rows_to_predict(rows, known)
     with errors.status("fitting") as status:
         found = hold_out(known, seed, lambda what: status.update(f"fitting {what}"))
         if asked is not None and out is not None:
@@ -261,18 +255,17 @@ def pairs(
             "rows": None if asked is None else len(asked.slowdown),
         })  # fmt: skip
         return
-    told = errors if out is not None and is_standard_output(out) else console
-    _print_pairs(known, found, told)
+    to = people_console(out)
+    _print_pairs(known, found, to)
     if asked is not None:
-        told.print(f"{len(asked.slowdown):,} rows written to {out}", soft_wrap=True)
+        say(f"{len(asked.slowdown):,} rows written to {out}", to)
 
 
 def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
     left_out = f"{known.without_alone:,} have no run alone, {known.of_several:,} rows are beside several"
-    to.print(f"{len(known.same):,} pairs; left out: {left_out}", soft_wrap=True)
-    table = Table(title="Mean error of held-out pairs", title_justify="left")
-    for name in ("slow-down", "n", "model", "error, %", "95 % interval"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    say(f"{len(known.same):,} pairs; left out: {left_out}", to)
+    titles = (">slow-down", ">n", "model", ">error, %", ">95 % interval")
+    table = grid(*titles, title="Mean error of held-out pairs")
     table.add_column("", min_width=_SHARE_WIDTH)
     largest = max(each.mean or 0.0 for parts in found.errors.values() for each in parts.values())
     for part in next(iter(found.errors.values())):
@@ -280,13 +273,13 @@ def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
             each = parts[part]
             if each.mean is None:
                 continue
-            told = "unknown"
+            interval = "unknown"
             if each.low is not None and each.high is not None:
-                told = f"{100 * each.low:.2f} to {100 * each.high:.2f}"
+                interval = f"{100 * each.low:.2f} to {100 * each.high:.2f}"
             first = (part, f"{each.n:,}") if place == 0 else ("", "")
-            table.add_row(*first, name, f"{100 * each.mean:.2f}", told, bar(each.mean, largest, _SHARE_WIDTH))
+            table.add_row(*first, name, f"{100 * each.mean:.2f}", interval, bar(each.mean, largest, _SHARE_WIDTH))
     to.print(table)
-    to.print(f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", soft_wrap=True)
+    say(f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", to)
 
 
 def _interval(estimate: Estimate) -> str:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from central.cli._outputs import JsonOption
+from central.cli._outputs import JsonOption, grid, say
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import changed, knobs
 from central.traces.generator.write import synthesise
@@ -28,13 +27,9 @@ def synth(
     machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
     batch_jobs: Annotated[int | None, typer.Option(help="Ordinary batch jobs.")] = None,
     antagonists: Annotated[int | None, typer.Option(help="Antagonist batch jobs.")] = None,
-    strength: Annotated[
-        float | None, typer.Option(help="antagonist_effect: contention by one antagonist's task.")
-    ] = None,
+    strength: Annotated[float | None, typer.Option(help="antagonist_effect: contention per antagonist's task.")] = None,
     noise: Annotated[float | None, typer.Option(help="cpi_noise: spread of CPI from slot to slot.")] = None,
-    companions: Annotated[
-        int | None, typer.Option(help="Confounding: innocent jobs that ride along with antagonists.")
-    ] = None,
+    companions: Annotated[int | None, typer.Option(help="Confounding: innocent jobs beside antagonists.")] = None,
     burners: Annotated[int | None, typer.Option(help="CPU burners that hurt nobody.")] = None,
     platforms: Annotated[int | None, typer.Option(help="CPU platforms, whose CPI differs.")] = None,
     corrupted: Annotated[float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")] = None,
@@ -78,11 +73,10 @@ def synth(
         print_json({"out": str(out), "truth": str(truth), **dataclasses.asdict(written), "seconds": seconds})
         return
     shape = f"{settings.days} days, {settings.machines} machines, {written.jobs} jobs, {written.tasks:,} tasks"
-    console.print(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s", soft_wrap=True)
-    console.print(
+    say(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s")
+    say(
         f"written to {out}; {len(written.antagonists)} antagonists in {truth}, "
-        f"{written.antagonists_with_rows} of them ran",
-        soft_wrap=True,
+        f"{written.antagonists_with_rows} of them ran"
     )
 
 
@@ -96,10 +90,8 @@ def presets(json: JsonOption = False) -> None:
         print_json({"presets": named, "knobs": meanings})
         return
     for name, (text, _) in PRESETS.items():
-        console.print(f"{name}: {text}", soft_wrap=True)
-    table = Table(title="Knobs", title_justify="left")
-    for column in ("knob", "default", "meaning", "presets"):
-        table.add_column(column)
+        say(f"{name}: {text}")
+    table = grid("knob", "default", "meaning", "presets", title="Knobs")
     for name, default, text in knobs():
         others = ", ".join(f"{p} {v[name]}" for p, v in values.items() if v[name] != default)
         table.add_row(name, str(default), text, others)

@@ -1,7 +1,7 @@
-"""Moves reports of contention from the journal into incident history, and keeps that as long as it is to be kept.
+"""Moves reports of contention from the journal into incident history, and prunes the history.
 
-A report is committed to the journal with its batch, so ingest never waits for the database, which may be away. It
-leaves the journal once the history has it; a kill between the two repeats the report, which the history then knows.
+A report is committed to the journal with its batch, so ingest never waits for the database. It leaves the journal once
+the history has it; after a kill between the two it is repeated, and the history knows it already.
 """
 
 import asyncio
@@ -24,16 +24,11 @@ _PRUNE_INTERVAL_S = 3600.0
 class IncidentRecorder:
     """One central's way from journal to history.
 
-    Args:
-        section: gap and retention.
-        slot_s: hosts report once per slot, so a gap is at least two.
-        journal: where reports wait.
-        store: where they go.
+    Hosts report once per slot (`slot_s`), so a gap is at least two.
 
     Attributes:
         gap_ns: reports of one incident are no further apart.
         on_recorded: called, on the loop, when the history has something new.
-
     """
 
     def __init__(
@@ -52,11 +47,10 @@ class IncidentRecorder:
         self._clock = clock_unix_ns
         self._log = log.get("incidents")
         self.on_recorded: Callable[[], None] = lambda: None
-        self.failure = ""  # why the history does not take reports now; "" while it does
-        self.recorded = 0  # reports that were new to the history, since the start
+        self.failure = ""  # why the history takes no reports now; "" while it does
 
     async def run(self) -> None:
-        """Record whatever comes, for ever; while the database is away, try again every few seconds."""
+        """Record reports indefinitely; while the database is away, try again every few seconds."""
         prune_at_s = 0.0
         while True:
             self._journal.has_triggers.clear()
@@ -75,29 +69,18 @@ class IncidentRecorder:
                 await asyncio.wait_for(self._journal.has_triggers.wait(), _PRUNE_INTERVAL_S)
 
     async def record_some(self) -> int:
-        """Move the oldest waiting reports; returns how many there were.
-
-        Raises:
-            StoreError: the database does not take them; they wait on.
-
-        """
+        """Move the oldest waiting reports and return how many; raises StoreError where they have to wait on."""
         waiting = await in_own_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
             rows = [row for _, row in waiting]
             new = await in_own_thread(self._store.take, rows, gap_ns=self.gap_ns, oldest_unix_ns=self._oldest_unix_ns())
-            self.recorded += new
             if new:
                 self.on_recorded()
             await self._journal.forget_triggers(waiting[-1][0])
         return len(waiting)
 
     async def prune(self) -> int:
-        """Forget what is past the retention; returns how many incidents.
-
-        Raises:
-            StoreError: the database does not answer.
-
-        """
+        """Forget incidents past the retention and return how many; raises StoreError."""
         oldest, gone = self._oldest_unix_ns(), 0
         while some := await in_own_thread(self._store.prune, oldest):
             gone += some
@@ -110,8 +93,8 @@ class IncidentRecorder:
 
     def _set_failure(self, error: str) -> None:
         if error and not self.failure:
-            told = "incident history does not answer; reports wait in the journal"
-            self._log.error(told, error=error, database=self._store.name)
+            message = "incident history does not answer; reports wait in the journal"
+            self._log.error(message, error=error, database=self._store.name)
         elif self.failure and not error:
             self._log.info("incident history answers again", database=self._store.name)
         self.failure = error

@@ -1,12 +1,11 @@
 """The tables of incident history, in SQLite and PostgreSQL alike, and how a report finds its incident.
 
-An incident is that VMs of one host suffer, whoever is suspected: reports that name victims and whose times are no
-further apart than the quiet gap. That is so whatever the order in which reports arrive (after an outage the newest come
-first): a report between two incidents makes them one. What is counted here is exact over replays, as every report is
-kept under the batch that brought it.
+An incident is a series of reports of one host that name victims, no further apart than the quiet gap, whoever is
+suspected. The order of arrival does not matter (after an outage the newest come first): a report between two incidents
+makes them one. Each report is kept under the batch that brought it, so replays change no count.
 
-A report that it is over (it names no victim) is kept as a time of its host only: it makes no incident and makes none
-longer. An incident is open while its last report is not older than the gap, and no such time came after it.
+A report without victims says that contention is over. Only its time is kept, per host; it makes no incident and extends
+none. An incident is open while its last report is not older than the gap, and no such time came after it.
 """
 
 import functools
@@ -103,11 +102,11 @@ incident_vms = Table(
     Index("incident_vms_by_name", "name", "incident"),
     Index("incident_vms_by_job", "job", "role", "incident"),
 )
-#: When it was last over on a host.
+#: When contention was last over on a host.
 ends = Table(
     "incident_ends", METADATA, Column("host", Text, primary_key=True), Column("unix_ns", BigInteger, nullable=False)
 )
-#: What could be done, of the last report that said so: a row per incident, so it does not grow with the reports.
+#: Recommendations of the last report that had some: one row per incident, so it does not grow with the reports.
 recommendations = Table(
     "incident_recommendations",
     METADATA,
@@ -115,7 +114,7 @@ recommendations = Table(
     Column("unix_ns", BigInteger, nullable=False),
     Column("payload", LargeBinary, nullable=False),  # whitepanda.v1.Trigger with these alone
 )
-#: Incidents in which some report names a VM of the job first: the same as can be counted, ready to be read.
+#: Counts of the incidents in which some report names a VM of the job first, kept up to date for readers.
 suspect_jobs = Table(
     "suspect_jobs",
     METADATA,
@@ -128,17 +127,17 @@ suspect_jobs = Table(
 
 _LOCK = 0x77686974  # of PostgreSQL's advisory locks: replicas group one after the other
 _PRUNED_AT_ONCE = 500
-#: Parts of a slow-down, in columns slow_*, the first one decides; and what is less than any of them.
+#: Parts of a slow-down in columns slow_*, by rank, each with a value below all others.
 _SLOW: dict[str, float | str] = {"ratio": -1.0, "low": -1.0, "high": -1.0, "model": ""}
 
 
 def is_open(since_unix_ns: int) -> ColumnElement[bool]:
-    """Return the condition that VMs suffer now: the last report is from this time or later, and it is not over."""
+    """Return the condition that VMs suffer now: the last report is not older than this, and names victims."""
     return (incidents.c.last_unix_ns >= since_unix_ns) & (incidents.c.victims_now > 0)
 
 
 def was_first() -> ColumnElement[bool]:
-    """Return the condition on `incident_vms` that some report names this VM first, and its job is known."""
+    """Return the condition on `incident_vms` that some report suspects this VM first, and its job is known."""
     v = incident_vms.c
     return (v.role == ROLE_SUSPECT) & (v.first_reports > 0) & (v.job != "")
 
@@ -149,17 +148,13 @@ def analyses(bits: int) -> list[str]:
 
 
 def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
-    """Put reports into their incidents, within the caller's transaction; those known already change nothing.
+    """Put reports into their incidents, within the caller's transaction, and return how many were new.
 
     Args:
         connection: SQLite or PostgreSQL.
-        rows: in any order.
+        rows: in any order; those known already change nothing.
         gap_ns: reports this far apart or less, of one host, are of one incident.
-        oldest_unix_ns: reports from before are past the retention and left out.
-
-    Returns:
-        How many were new.
-
+        oldest_unix_ns: older reports are past the retention and left out.
     """
     _lock(connection)
     changed: set[str] = set()
@@ -222,7 +217,7 @@ def prune(connection: Connection, oldest_unix_ns: int) -> int:
 
 
 def _lock(connection: Connection) -> None:
-    """Hold other replicas back until this transaction ends. SQLite has one writer anyway."""
+    """Hold other replicas back until this transaction ends; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
@@ -233,7 +228,7 @@ def insert_into(connection: Connection, table: Table) -> Any:
 
 
 def _end(connection: Connection, host: str, unix_ns: int) -> bool:
-    """Note that it is over on a host at a time; return whether that was not known."""
+    """Note that contention is over on a host at a time; return whether that is news."""
     statement = insert_into(connection, ends).values(host=host, unix_ns=unix_ns)
     noted = statement.on_conflict_do_update(
         index_elements=["host"], set_={"unix_ns": unix_ns}, where=ends.c.unix_ns < unix_ns
@@ -247,9 +242,9 @@ def _end(connection: Connection, host: str, unix_ns: int) -> bool:
 
 
 def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigger, gap_ns: int) -> int:
-    """Put a report into a new incident, into one that it extends, or into two that it makes one; return its number.
+    """Put a report into a new incident, one that it extends, or several that it joins; return the incident's number.
 
-    Every column is a sum, or the largest of something, of the reports: so their order does not matter.
+    Every column is a sum or a maximum over the reports, so their order does not matter.
     """
     i = incidents.c
     near = connection.execute(
@@ -259,7 +254,7 @@ def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigge
     ).all()
     parts: list[Mapping[str, Any]] = [_of_report(row, trigger)]
     parts += [dict(each._mapping) for each in near]  # noqa: SLF001 - its public name
-    # What is not known (null) is less than what is.
+    # Unknown (null) ranks below everything.
     first = min(part["first_unix_ns"] for part in parts)
     last, victims, slow_down = max(
         (part["last_unix_ns"], part["victims_now"], part["slow_down_now"] or 0.0) for part in parts
@@ -269,7 +264,7 @@ def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigge
         (-math.inf if part["peak_mn_cpi"] is None else part["peak_mn_cpi"], part["peak_threshold"] or 0.0)
         for part in parts
     )
-    suspect = ("suspect_unix_ns", "suspect_vm")
+    suspect_unix_ns, suspect_vm = max((part["suspect_unix_ns"], part["suspect_vm"]) for part in parts)
     values = {
         "host": row.machine,
         "first_unix_ns": first,
@@ -280,7 +275,8 @@ def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigge
         "peak_mn_cpi": None if math.isinf(mn_cpi) else mn_cpi,
         "peak_threshold": threshold or None,
         "found_by": functools.reduce(operator.or_, (part["found_by"] for part in parts)),
-        **dict(zip(suspect, max(tuple(part[name] for name in suspect) for part in parts), strict=True)),
+        "suspect_unix_ns": suspect_unix_ns,
+        "suspect_vm": suspect_vm,
     }
     if not near:
         made = connection.execute(incidents.insert().values(values).returning(i.id))
@@ -310,12 +306,12 @@ def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
 
 
 def _or_none(value: Any) -> Any:
-    """Return a value as columns have it: what is not known is null."""
+    """Return a value as columns have it: null where not known."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _merge(connection: Connection, kept: int, other: int) -> None:
-    """Give what an incident has to an earlier one."""
+    """Move the contents of an incident to an earlier one."""
     connection.execute(update(reports).where(reports.c.incident == other).values(incident=kept))
     vms = connection.execute(select(incident_vms).where(incident_vms.c.incident == other)).all()
     _add_vms(connection, [{**vm._mapping, "incident": kept} for vm in vms])  # noqa: SLF001 - its public name
@@ -348,17 +344,19 @@ def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger)
 
 
 def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
-    """Add what reports say of VMs to their incidents: with one statement, as a report may name 256 of them."""
+    """Add VMs of reports to their incidents, with one statement: a report may name 256 of them."""
     if not vms:
         return
     statement = insert_into(connection, incident_vms)
     old, new = incident_vms.c, statement.excluded
     larger = func.max if connection.dialect.name == "sqlite" else func.greatest
-    # By all of it, so that of equal ratios the same interval stays whatever the order of arrival.
-    worse = tuple_(*(func.coalesce(new[f"slow_{part}"], least) for part, least in _SLOW.items())) > tuple_(
-        *(func.coalesce(old[f"slow_{part}"], least) for part, least in _SLOW.items())
+    # By all parts, so that of equal ratios the same interval stays whatever the order of arrival.
+    new_rank, old_rank = (
+        tuple_(*(func.coalesce(columns[f"slow_{part}"], least) for part, least in _SLOW.items()))
+        for columns in (new, old)
     )
-    slow = {name: case((worse, new[name]), else_=old[name]) for name in (f"slow_{part}" for part in _SLOW)}
+    names = [f"slow_{part}" for part in _SLOW]
+    slow = {name: case((new_rank > old_rank, new[name]), else_=old[name]) for name in names}
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["incident", "role", "vm"],
@@ -376,7 +374,7 @@ def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
 
 
 def _note_advice(connection: Connection, incident: int, unix_ns: int, payload: bytes) -> None:
-    """Keep what was said last, whatever the order in which reports arrive."""
+    """Keep the newest recommendations, whatever the order in which reports arrive."""
     statement = insert_into(connection, recommendations).values(incident=incident, unix_ns=unix_ns, payload=payload)
     new = statement.excluded
     connection.execute(

@@ -1,15 +1,14 @@
-"""An incident as Alertmanager tells webhooks of an alert: version "4" of its format, one alert in each message.
+"""An incident in Alertmanager's webhook format, version "4", one alert in each message.
 
-Whatever takes Alertmanager's webhooks takes these: the same keys, none beside them. An incident is one alert whose
-labels stay the same while it lasts, so `fingerprint` and `startsAt` say which; `status` is firing, then resolved.
-Suspects may change while it lasts, so they are annotations.
+Whatever takes Alertmanager's webhooks takes these: exactly the same keys. An incident is one alert whose labels stay
+the same, so `fingerprint` and `startsAt` identify it; `status` is firing, then resolved. Suspects may change meanwhile,
+so they are annotations.
 """
 
 import hashlib
 import json
 import math
 import urllib.parse
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,55 +18,47 @@ from whitepanda.v1 import fleet_pb2
 
 ALERT_NAME = "WhitepandaContention"
 _RECEIVER = "whitepanda"
-_NOT_OVER = "0001-01-01T00:00:00Z"  # Go's zero time: what Alertmanager writes for an alert that goes on
+_NOT_OVER = "0001-01-01T00:00:00Z"  # Go's zero time: what Alertmanager writes for an ongoing alert
 _SHOWN = 5  # VMs of each kind by name; the incident has all
 
 
-def firing(incident: fleet_pb2.Incident, incident_url: str, told: str = "") -> str:
-    """Return the message that an incident goes on.
+def firing(incident: fleet_pb2.Incident, incident_url: str, before: str = "") -> str:
+    """Return the message of an ongoing incident, one line of JSON.
 
     Args:
         incident: with its VMs, the worst first.
-        incident_url: where people see it, `{id}` is its number; "" where there is nothing.
-        told: the message from here before; "" where there was none.
-
-    Returns:
-        JSON, one line. Labels and beginning are those that were told.
-
+        incident_url: where people see it, `{id}` is its number; "" for nowhere.
+        before: the previous message from here, whose labels and beginning stay; "" where there was none.
     """
     alert = _alert(incident, incident_url, "firing", _NOT_OVER)
-    return _message(alert | (_identity(told) if told else {}), incident_url)
+    return _message(alert | (_identity(before) if before else {}), incident_url)
 
 
-def resolved(incident: fleet_pb2.Incident | None, told: str, incident_url: str, *, ended_unix_ns: int) -> str:
-    """Return the message that it is over.
+def resolved(incident: fleet_pb2.Incident | None, before: str, incident_url: str, *, ended_unix_ns: int) -> str:
+    """Return the message that an incident is over, one line of JSON.
 
     Args:
         incident: as it is now; None where it is gone: forgotten, or part of an earlier one.
-        told: the message from `firing`.
+        before: the message from `firing`, whose labels and beginning stay.
         incident_url: as there.
-        ended_unix_ns: when it ended, of one that is gone.
-
-    Returns:
-        JSON, one line. Labels and beginning are those that were told.
-
+        ended_unix_ns: when an incident that is gone ended.
     """
     if incident is None:
-        alert = json.loads(told)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
+        alert = json.loads(before)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
     else:
-        alert = _alert(incident, incident_url, "resolved", _time(incident.last_unix_ns)) | _identity(told)
+        alert = _alert(incident, incident_url, "resolved", _time(incident.last_unix_ns)) | _identity(before)
     return _message(alert, incident_url)
 
 
-def _identity(told: str) -> dict[str, Any]:
-    """Return by what receivers know the alert of a message again."""
-    first = json.loads(told)["alerts"][0]
+def _identity(before: str) -> dict[str, Any]:
+    """Return the parts by which receivers recognise the alert of a message."""
+    first = json.loads(before)["alerts"][0]
     return {key: first[key] for key in ("labels", "startsAt", "fingerprint")}
 
 
 def _message(alert: dict[str, Any], incident_url: str) -> str:
-    labels = alert["labels"]
-    group = {key: labels[key] for key in ("alertname", "incident")}
+    group = {key: alert["labels"][key] for key in ("alertname", "incident")}
+    page = urllib.parse.urlsplit(incident_url)
     key = ", ".join(f'{name}="{value}"' for name, value in group.items())
     message = {
         "version": "4",
@@ -76,9 +67,9 @@ def _message(alert: dict[str, Any], incident_url: str) -> str:
         "status": alert["status"],
         "receiver": _RECEIVER,
         "groupLabels": group,
-        "commonLabels": labels,
+        "commonLabels": alert["labels"],
         "commonAnnotations": alert["annotations"],
-        "externalURL": _origin(incident_url),
+        "externalURL": f"{page.scheme}://{page.netloc}" if incident_url else "",
         "alerts": [alert],
     }
     return json.dumps(message, allow_nan=False, separators=(",", ":"))
@@ -106,7 +97,8 @@ def _alert(incident: fleet_pb2.Incident, incident_url: str, status: str, ends_at
         "startsAt": _time(incident.first_unix_ns),
         "endsAt": ends_at,
         "generatorURL": incident_url.replace("{id}", str(incident.id)),
-        "fingerprint": _fingerprint(labels),
+        # As long as Alertmanager's; to receivers it is just a name.
+        "fingerprint": hashlib.sha256(json.dumps(sorted(labels.items())).encode()).hexdigest()[:16],
     }
 
 
@@ -122,17 +114,19 @@ def _description(incident: fleet_pb2.Incident) -> str:
     found = found_by(incident.found_by)
     parts = [
         f"found {found}" if found else "",
-        _listed("victims (slow-down)", map(_victim, incident.victims)),
-        _listed("suspects", map(_suspect, incident.suspects)),
+        _listed("victims (slow-down)", [_victim(vm) for vm in incident.victims]),
+        _listed(
+            "suspects",
+            [named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})") for vm in incident.suspects],
+        ),
         f"{incident.reports} report{'s' if incident.reports != 1 else ''}",
-        _evidence(incident),
+        _mean_n_cpi(incident),
         f"more: whitepanda incidents show {incident.id}",
     ]
     return "; ".join(part for part in parts if part)
 
 
-def _evidence(incident: fleet_pb2.Incident) -> str:
-    """Return what is known of nCPI; "" where nothing is."""
+def _mean_n_cpi(incident: fleet_pb2.Incident) -> str:
     if math.isnan(incident.peak_mn_cpi):
         return ""
     threshold = "" if math.isnan(incident.peak_threshold) else f", threshold {incident.peak_threshold:.3g}"
@@ -143,31 +137,15 @@ def _victim(vm: fleet_pb2.IncidentVm) -> str:
     return f"{named(vm)} {slow_down(vm.slow_down) or '(slow-down not known)'}"
 
 
-def _suspect(vm: fleet_pb2.IncidentVm) -> str:
-    return named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})")
-
-
-def _listed(what: str, vms: Iterable[str]) -> str:
-    every = list(vms)
-    if not every:
+def _listed(what: str, vms: list[str]) -> str:
+    if not vms:
         return ""
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return f"{what}: {', '.join(every[:_SHOWN])}{more}"
-
-
-def _origin(incident_url: str) -> str:
-    parts = urllib.parse.urlsplit(incident_url)
-    return f"{parts.scheme}://{parts.netloc}" if incident_url else ""
+    more = f" and {len(vms) - _SHOWN} more" if len(vms) > _SHOWN else ""
+    return f"{what}: {', '.join(vms[:_SHOWN])}{more}"
 
 
 def _time(unix_ns: int) -> str:
-    """Return RFC 3339 in UTC, to the millisecond as Alertmanager's."""
+    """Return RFC 3339 in UTC, to the millisecond as Alertmanager does."""
     whole, rest = divmod(unix_ns, 10**9)
     text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{rest // 10**6:03d}Z"
-
-
-def _fingerprint(labels: dict[str, str]) -> str:
-    """Return 16 hexadecimal digits, as Alertmanager's have; to receivers they are but a name."""
-    text = json.dumps(sorted(labels.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

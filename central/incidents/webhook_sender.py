@@ -1,4 +1,4 @@
-"""Posting a message to a receiver: signed, within a time, without following where it is sent on to."""
+"""Posts a message to a webhook receiver: signed, with a deadline, without following redirections."""
 
 import asyncio
 import hashlib
@@ -17,22 +17,18 @@ from whitepanda.common.files.private import read_secret
 
 TIMESTAMP = "X-Whitepanda-Timestamp"
 SIGNATURE = "X-Whitepanda-Signature"
-#: Answers by which a receiver says that it is this message which it does not take. Whatever else is no success may
-#: pass: a wrong path or password is mended while the notices wait.
+#: Statuses that refuse this very message. Others may pass: a wrong path or password is mended while notices wait.
 _REFUSALS = frozenset({400, 413, 415, 422})
 _MAX_DELAY_S = 3600.0  # that a receiver may ask for
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a message: `why` is "" where it was taken; `is_final`: it will never be taken.
+    """A receiver's answer to a message."""
 
-    `delay_s` is how long the receiver asks to be left alone; 0 where it does not say.
-    """
-
-    why: str = ""
-    is_final: bool = False
-    delay_s: float = 0.0
+    why: str = ""  # it was not taken; "" where it was
+    is_final: bool = False  # it will never be taken
+    delay_s: float = 0.0  # how long the receiver asks to be left alone
 
 
 class Sender:
@@ -40,15 +36,14 @@ class Sender:
 
     Args:
         url: of the receiver.
-        ca: PEM file of who has signed its certificate; "" for the system's.
-        secret_file: what messages are signed with, read for each, so it may be changed; "" for no signature.
-        timeout_s: for all of it, however slowly the receiver answers.
+        ca: PEM file of the CAs of its certificate; "" for the system's.
+        secret_file: the key of signatures, read for each message, so it may change; "" for no signature.
+        timeout_s: from connecting to the end of the answer.
         clock_s: seconds since 1970, for the signature.
 
     Raises:
         ConfigError: `url` or `secret_file` cannot be used.
         TlsError: `ca` cannot be used.
-
     """
 
     def __init__(
@@ -69,7 +64,7 @@ class Sender:
         self._clock_s = clock_s
         if self._secret_file is not None:
             read_secret(self._secret_file, "webhooks.secret_file")
-        # No proxy and no password from the environment: what is configured is what is done.
+        # No proxy and no password from the environment: only the configuration counts.
         self._client = httpx.AsyncClient(
             verify=_context(ca),
             timeout=timeout_s,
@@ -83,7 +78,7 @@ class Sender:
         await self._client.aclose()
 
     async def post(self, message: str) -> Answer:
-        """Post a message once; whatever goes wrong is in the answer."""
+        """Post a message once; the answer has whatever goes wrong."""
         body = message.encode()
         headers = {"Content-Type": "application/json"}
         try:
@@ -95,7 +90,7 @@ class Sender:
                 asyncio.timeout(self._timeout_s),
                 self._client.stream("POST", self._url, content=body, headers=headers) as response,
             ):
-                return _answer(response)  # what it says beside its status is not read
+                return _answer(response)  # its body is not read
         except TimeoutError:
             return Answer(f"no answer in {self._timeout_s:g} s")
         except ConfigError as error:
@@ -111,10 +106,7 @@ def sign(secret: bytes, timestamp: str, body: bytes) -> str:
 
 
 def receiver_names(urls: tuple[str, ...]) -> list[str]:
-    """Return a name for each URL, for logs and metrics: its host and port, numbered where several have the same.
-
-    Paths, passwords and queries are left out: they may be secrets.
-    """
+    """Return a name for each URL, for logs and metrics, without its secrets: host and port, numbered if ambiguous."""
     names: list[str] = []
     for url in urls:
         parts = urlsplit(url)
@@ -142,6 +134,6 @@ def _answer(response: httpx.Response) -> Answer:
     if response.is_redirect:
         why += "; webhooks.urls must be where it is, redirections are not followed"
     asked = response.headers.get("Retry-After", "")
-    # It may be a date too; then our own back-off does.
+    # A date is ignored: then the usual back-off applies.
     delay_s = min(float(asked), _MAX_DELAY_S) if asked.isascii() and asked.isdigit() else 0.0
     return Answer(why[:200], response.status_code in _REFUSALS, delay_s)

@@ -1,18 +1,16 @@
-"""What webhooks still have to tell, beside incident history: it is there after a kill, and replicas share it.
+"""Webhook notices that wait, kept beside incident history: they survive a kill, and replicas share them.
 
-Each receiver (a URL) has notices, told in their order, and remembers which incidents it was told that go on. Who holds
-its lease makes them and tells them: so of several replicas with one database one does.
+Each receiver (a URL) has notices, sent in their order, and a list of the incidents that it was sent as ongoing. Of
+several replicas with one database, the holder of the receiver's lease makes and sends them.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Index, Row, Table, Text, delete, func, select, text
+from sqlalchemy import BigInteger, Column, Connection, Index, Table, Text, delete, func, select, text
 
 from central.incidents import webhook_messages
+from central.incidents.messages import incident_messages
 from central.incidents.tables import METADATA, ROW_ID, incidents, insert_into, is_open
-from whitepanda.v1 import fleet_pb2
 
 _AT_ONCE = 200  # incidents in one transaction
 
@@ -20,7 +18,7 @@ receivers = Table(
     "webhook_receivers",
     METADATA,
     Column("receiver", Text, primary_key=True),  # a digest of its URL, which may hold a secret
-    Column("holder", Text, nullable=False),  # the replica that tells it
+    Column("holder", Text, nullable=False),  # the replica that sends to it
     Column("until_unix_ns", BigInteger, nullable=False),  # by the database's clock, where it has one
 )
 notices = Table(
@@ -33,23 +31,20 @@ notices = Table(
     Index("webhook_notices_by_receiver", "receiver", "id"),
     sqlite_autoincrement=True,  # a number is never used twice
 )
-#: Incidents of which the receiver was told, or will be by a notice that waits, that they go on.
-told = Table(
+#: Incidents that the receiver knows as ongoing, or will by a notice that waits.
+sent = Table(
     "webhook_told",
     METADATA,
     Column("receiver", Text, primary_key=True),
     Column("incident", BigInteger, primary_key=True, autoincrement=False),
     Column("message", Text, nullable=False),
-    Column("suspect_vm", Text, nullable=False),  # whom the message suspects; "" for nobody
+    Column("suspect_vm", Text, nullable=False),  # the suspect in the message; "" for nobody
 )
-
-#: Incidents with their VMs, of rows of `incidents`.
-Messages = Callable[[Connection, Sequence[Row[Any]]], list[fleet_pb2.Incident]]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a receiver has to be told: `message` is JSON."""
+    """What is sent to a receiver: `message` is JSON."""
 
     id: int
     created_unix_ns: int
@@ -58,22 +53,18 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many notices wait for a receiver, and since when the oldest does; 0 where none does."""
+    """How many notices wait for a receiver, and since when the oldest does (0: none)."""
 
     count: int = 0
     oldest_unix_ns: int = 0
 
 
 def claim(connection: Connection, receiver: str, holder: str, *, lease_ns: int, now_unix_ns: int) -> bool:
-    """Take or renew a receiver's lease; return whether it is ours now.
-
-    It is written at most once per half of its length.
-    """
+    """Take or renew a receiver's lease, at most once per half of its length; return whether `holder` has it."""
     now_unix_ns = _now(connection, now_unix_ns)
     r = receivers.c
     row = connection.execute(select(receivers).where(r.receiver == receiver)).first()
-    is_ours = row is not None and row.holder == holder
-    if row is not None and is_ours and row.until_unix_ns - now_unix_ns > lease_ns // 2:
+    if row is not None and row.holder == holder and row.until_unix_ns - now_unix_ns > lease_ns // 2:
         return True
     statement = insert_into(connection, receivers).values(
         receiver=receiver, holder=holder, until_unix_ns=now_unix_ns + lease_ns
@@ -97,64 +88,58 @@ def _now(connection: Connection, now_unix_ns: int) -> int:
 def change(
     connection: Connection,
     receiver: str,
-    as_messages: Messages,
     *,
     open_since_unix_ns: int,
     now_unix_ns: int,
     incident_url: str,
     max_waiting: int,
 ) -> int:
-    """Note for a receiver which incidents have begun and ended since it was last told, within the caller's transaction.
+    """Make a receiver's notices of incidents that have begun or ended since the last ones, in the caller's transaction.
 
-    Of one in which nobody was suspected it is told again once somebody is.
+    An incident without a suspect is sent again once there is one.
 
     Args:
         connection: of the holder of its lease.
-        receiver: who is to be told.
-        as_messages: makes incidents of rows.
-        open_since_unix_ns: an incident is sent while it is open (`tables.is_open`). That it is over is sent
-            once its last report is from before then, not as soon as the host says so: VMs that suffer again within
-            the quiet gap are no news.
+        receiver: its digest.
+        open_since_unix_ns: an incident is sent while it is open (`tables.is_open`). Its end is sent once its last
+            report is older than this, not as soon as the host reports it: the VMs may suffer again within the gap.
         now_unix_ns: the time.
-        incident_url: as in `messages.firing`.
+        incident_url: as in `webhook_messages.firing`.
         max_waiting: the oldest notices beyond this many are dropped.
 
     Returns:
         How many were dropped.
-
     """
-    mine = told.c.receiver == receiver
+    mine = sent.c.receiver == receiver
     i = incidents.c
-    # By their end, so the index is read from there on; those that began first are told first.
-    is_new = told.c.incident.is_(None)
-    has_suspect_now = (told.c.suspect_vm == "") & (i.suspect_vm != "")
+    is_new = sent.c.incident.is_(None)
+    has_suspect_now = (sent.c.suspect_vm == "") & (i.suspect_vm != "")
     begun = connection.execute(
-        select(incidents, told.c.message.label("told"))
-        .outerjoin(told, mine & (told.c.incident == i.id))
+        select(incidents, sent.c.message.label("before"))
+        .outerjoin(sent, mine & (sent.c.incident == i.id))
         .where(is_open(open_since_unix_ns), is_new | has_suspect_now)
         .order_by(i.first_unix_ns, i.id)
         .limit(_AT_ONCE)
     ).all()
     over = connection.execute(
-        select(told.c.incident, told.c.message, i.id)
-        .outerjoin(incidents, i.id == told.c.incident)
+        select(sent.c.incident, sent.c.message, i.id)
+        .outerjoin(incidents, i.id == sent.c.incident)
         .where(mine, i.id.is_(None) | (i.last_unix_ns < open_since_unix_ns))
-        .order_by(told.c.incident)
+        .order_by(sent.c.incident)
         .limit(_AT_ONCE)
     ).all()
     if not begun and not over:
         return 0
     ended = connection.execute(select(incidents).where(i.id.in_([row.incident for row in over]))).all()
-    known = {one.id: one for one in as_messages(connection, [*ended, *begun])}
+    known = {one.id: one for one in incident_messages(connection, [*ended, *begun])}
     new = []
     for row in over:
-        new.append(
-            webhook_messages.resolved(known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns)
-        )
-        connection.execute(delete(told).where(mine, told.c.incident == row.incident))
+        incident = known.get(row.incident)
+        new.append(webhook_messages.resolved(incident, row.message, incident_url, ended_unix_ns=now_unix_ns))
+        connection.execute(delete(sent).where(mine, sent.c.incident == row.incident))
     for row in begun:
-        new.append(webhook_messages.firing(known[row.id], incident_url, row.told or ""))
-        statement = insert_into(connection, told).values(
+        new.append(webhook_messages.firing(known[row.id], incident_url, row.before or ""))
+        statement = insert_into(connection, sent).values(
             receiver=receiver, incident=row.id, message=new[-1], suspect_vm=row.suspect_vm
         )
         said = {"message": statement.excluded.message, "suspect_vm": statement.excluded.suspect_vm}
@@ -166,42 +151,39 @@ def change(
 
 def _cut(connection: Connection, receiver: str, at_most: int) -> int:
     mine = notices.c.receiver == receiver
-    last_kept = connection.scalar(
-        select(notices.c.id).where(mine).order_by(notices.c.id.desc()).offset(at_most - 1).limit(1)
-    )
+    newest = select(notices.c.id).where(mine).order_by(notices.c.id.desc())
+    last_kept = connection.scalar(newest.offset(at_most - 1).limit(1))
     if last_kept is None:
         return 0
     return connection.execute(delete(notices).where(mine, notices.c.id < last_kept)).rowcount
 
 
 def first(connection: Connection, receiver: str) -> Notice | None:
-    """Return what a receiver is to be told next; None where nothing waits."""
+    """Return a receiver's next notice; None where none waits."""
     n = notices.c
-    row = connection.execute(
-        select(n.id, n.created_unix_ns, n.message).where(n.receiver == receiver).order_by(n.id).limit(1)
-    ).first()
+    waiting_ones = select(n.id, n.created_unix_ns, n.message).where(n.receiver == receiver)
+    row = connection.execute(waiting_ones.order_by(n.id).limit(1)).first()
     return None if row is None else Notice(row.id, row.created_unix_ns, row.message)
 
 
 def forget(connection: Connection, notice: Notice) -> None:
-    """Delete a notice, which was told or is given up."""
+    """Delete a notice that was sent or is given up."""
     connection.execute(delete(notices).where(notices.c.id == notice.id))
 
 
 def waiting(connection: Connection, receiver: str) -> Waiting:
     """Count what waits for a receiver."""
     n = notices.c
-    count, oldest = connection.execute(
-        select(func.count(), func.min(n.created_unix_ns)).where(n.receiver == receiver)
-    ).one()
+    counted = select(func.count(), func.min(n.created_unix_ns)).where(n.receiver == receiver)
+    count, oldest = connection.execute(counted).one()
     return Waiting(int(count), int(oldest or 0))
 
 
 def forget_receivers(connection: Connection, *, unclaimed_for_ns: int, now_unix_ns: int) -> int:
-    """Delete receivers that nobody has told for so long, which are in no configuration any more; return how many."""
+    """Delete receivers that no central has claimed for so long; return how many."""
     before = _now(connection, now_unix_ns) - unclaimed_for_ns
     gone = select(receivers.c.receiver).where(receivers.c.until_unix_ns < before)
     names = list(connection.scalars(gone))
-    for table in (notices, told, receivers):
+    for table in (notices, sent, receivers):
         connection.execute(delete(table).where(table.c.receiver.in_(names)))
     return len(names)

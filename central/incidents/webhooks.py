@@ -1,7 +1,7 @@
-"""Tells every receiver of incidents: a task for each notes what is new and posts it, in order, until it is taken.
+"""Sends incidents to webhook receivers: a task for each makes notices of what is new and posts them in order.
 
-What waits is in the database of incident history, so a kill loses nothing; a message that was taken while central was
-killed is told once more.
+Waiting notices are in the database of incident history, so a kill loses nothing; a message that was taken while central
+was killed is sent once more.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds between looks at the history, and before a message is posted again: doubling, half of it by chance."""
+    """Seconds between checks of the history, and before a message is posted again: doubling, half of it random."""
 
     poll_s: float = 2.0
     first_retry_s: float = 1.0
@@ -42,14 +42,14 @@ class Timing:
 
 @dataclass(slots=True)
 class _Receiver:
-    """One URL as this replica knows it. `due_s` is monotonic: nothing is posted before."""
+    """One URL as this replica knows it; nothing is posted before `due_s` (monotonic)."""
 
     name: str
-    key: str
+    key: str  # in the database, which must not hold the secrets of a URL
     sender: Sender
     attempts: int = 0
     due_s: float = 0.0
-    is_ours: bool = False
+    is_leased: bool = False  # by this replica
     error: str = ""
     delivered: int = 0
     failed: int = 0
@@ -60,19 +60,12 @@ class _Receiver:
 class Webhooks:
     """All receivers of one central.
 
-    Args:
-        section: who they are.
-        store: incident history.
-        holder: who this is and nobody else, the `origin` of its journal; who starts again with it goes on at once.
-        gap_ns: an incident is over when it had no report for so long.
-        clock_unix_ns: central's clock.
-        timing: for tests.
-        rng: for the jitter.
+    `holder` is this central's own name, its journal's `origin`: after a restart with it, leases still hold. An incident
+    is over after `gap_ns` without a report. `timing` and `rng` (jitter) are for tests.
 
     Raises:
         ConfigError: `webhooks.secret_file` cannot be used.
         TlsError: `webhooks.ca` cannot be used.
-
     """
 
     def __init__(
@@ -96,17 +89,19 @@ class Webhooks:
         self._news: dict[str, asyncio.Event] = {}
         self._log = log.get("webhooks")
         names = receiver_names(section.urls)
+        make = partial(Sender, ca=section.ca, secret_file=section.secret_file, timeout_s=section.timeout_s)
         self._receivers = [
-            _Receiver(name, _key(url), self._sender(url)) for name, url in zip(names, section.urls, strict=True)
+            _Receiver(name, hashlib.sha256(url.encode()).hexdigest()[:32], make(url))
+            for name, url in zip(names, section.urls, strict=True)
         ]
 
     def wake(self) -> None:
-        """Look at the history now: there is something new. From the loop that `run` is on."""
+        """Check the history now, as there is something new. Call it on the loop of `run`."""
         for event in self._news.values():
             event.set()
 
     async def run(self) -> None:
-        """Tell all of them, for ever."""
+        """Serve all receivers indefinitely."""
         self._news = {receiver.key: asyncio.Event() for receiver in self._receivers}
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,11 +113,11 @@ class Webhooks:
                 await receiver.sender.close()
 
     def status(self) -> list[fleet_pb2.WebhookReceiver]:
-        """Return how each receiver does, as this replica knows it."""
+        """Return the state of each receiver, as this replica knows it."""
         return [
             fleet_pb2.WebhookReceiver(
                 receiver=one.name,
-                active=one.is_ours,
+                active=one.is_leased,
                 delivered=one.delivered,
                 failed_attempts=one.failed,
                 dropped=[agent_pb2.RejectedRows(reason=reason, count=one.dropped[reason]) for reason in DROP_REASONS],
@@ -133,10 +128,6 @@ class Webhooks:
             for one in self._receivers
         ]
 
-    def _sender(self, url: str) -> Sender:
-        section = self._section
-        return Sender(url, ca=section.ca, secret_file=section.secret_file, timeout_s=section.timeout_s)
-
     async def _serve(self, receiver: _Receiver) -> None:
         news = self._news[receiver.key]
         while True:
@@ -144,13 +135,13 @@ class Webhooks:
             try:
                 pause_s = await self._turn(receiver)
             except StoreError as error:
-                receiver.is_ours = False  # by the time that the database answers it may be another's
-                self._tell(receiver, f"incident history does not answer: {error}")
+                receiver.is_leased = False  # by the time that the database answers another may have it
+                self._set_error(receiver, f"incident history does not answer: {error}")
                 pause_s = self._timing.poll_s
-            except Exception as error:  # noqa: BLE001 - whatever one receiver does to us, the others and central go on
-                receiver.is_ours = False
+            except Exception as error:  # noqa: BLE001 - one receiver must not end the others or central
+                receiver.is_leased = False
                 receiver.failed += 1
-                self._tell(receiver, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                self._set_error(receiver, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
                 await asyncio.sleep(self._timing.last_retry_s)
                 continue
             if pause_s > 0:
@@ -161,10 +152,10 @@ class Webhooks:
                     pass
 
     async def _turn(self, receiver: _Receiver) -> float:
-        """Note what is new and post what is next, if it is time; return how long to wait before the next turn."""
+        """Make new notices and post the next one, if it is due; return how long to wait before the next turn."""
         notice = await in_own_thread(self._look, receiver)
         if notice is None:
-            self._tell(receiver, "")
+            self._set_error(receiver, "")
             return self._timing.poll_s
         early_s = receiver.due_s - time.monotonic()
         if early_s > 0:
@@ -178,9 +169,9 @@ class Webhooks:
             else:
                 await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
                 receiver.delivered += 1
-            self._tell(receiver, "")
+            self._set_error(receiver, "")
             return 0.0
-        self._tell(receiver, answer.why)
+        self._set_error(receiver, answer.why)
         receiver.due_s = time.monotonic() + self._delay_s(receiver, answer)
         receiver.attempts += 1
         if self._clock() - notice.created_unix_ns > self._section.retry_for_s * 1e9:
@@ -188,18 +179,17 @@ class Webhooks:
         return min(self._timing.poll_s, self._timing.first_retry_s)
 
     def _look(self, receiver: _Receiver) -> webhook_tables.Notice | None:
-        """Note what is new; return what is to be told next, None where nothing is or another replica tells it."""
+        """Make new notices; return the next one, None where there is none or another replica has the lease."""
 
         def look(connection: Connection) -> tuple[bool, int, webhook_tables.Waiting, webhook_tables.Notice | None]:
             section, now = self._section, self._clock()
-            # It is renewed before each post; the other half is for a database that answers late.
+            # Renewed before each post; twice the time, for a database that answers late.
             lease_ns = round(2 * (section.timeout_s + self._timing.lease_s) * 1e9)
             if not webhook_tables.claim(connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now):
                 return False, 0, webhook_tables.Waiting(), None
             dropped = webhook_tables.change(
                 connection,
                 receiver.key,
-                self._store.messages,
                 open_since_unix_ns=now - self._gap_ns,
                 now_unix_ns=now,
                 incident_url=section.incident_url,
@@ -208,11 +198,11 @@ class Webhooks:
             waiting = webhook_tables.waiting(connection, receiver.key)
             return (True, dropped, waiting, webhook_tables.first(connection, receiver.key) if waiting.count else None)
 
-        receiver.is_ours, dropped, receiver.waiting, notice = self._store.write(look)
+        receiver.is_leased, dropped, receiver.waiting, notice = self._store.write(look)
         if dropped:
             receiver.dropped["too_many"] += dropped
-            told = "too many notices wait for a webhook; the oldest are dropped"
-            self._log.error(told, receiver=receiver.name, dropped=dropped)
+            message = "too many notices wait for a webhook; the oldest are dropped"
+            self._log.error(message, receiver=receiver.name, dropped=dropped)
         return notice
 
     def _delay_s(self, receiver: _Receiver, answer: Answer) -> float:
@@ -223,32 +213,25 @@ class Webhooks:
     async def _give_up(self, receiver: _Receiver, notice: webhook_tables.Notice, reason: str, why: str) -> None:
         await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
         receiver.dropped[reason] += 1
-        self._log.error(
-            "a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice.id
-        )
+        message = "a webhook's notice is given up"
+        self._log.error(message, receiver=receiver.name, reason=reason, why=why, notice=notice.id)
 
     async def _tidy(self) -> None:
-        """Forget receivers that nobody has told of for a month, now and daily."""
+        """Forget receivers that no central has claimed for a month, now and daily."""
         while True:
-            forget = partial(
-                webhook_tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=self._clock()
-            )
+            now = self._clock()
+            forget = partial(webhook_tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=now)
             try:
                 gone = await in_own_thread(self._store.write, forget)
             except StoreError:
-                gone = 0  # told by those who have something to do there
+                gone = 0  # the receivers' own tasks log it
             if gone:
                 self._log.info("webhooks that are configured no more are forgotten", receivers=gone)
             await asyncio.sleep(_DAY_S)
 
-    def _tell(self, receiver: _Receiver, error: str) -> None:
+    def _set_error(self, receiver: _Receiver, error: str) -> None:
         if error and not receiver.error:
-            self._log.error("a webhook cannot be told; notices wait", receiver=receiver.name, why=error)
+            self._log.error("a webhook does not take notices; they wait", receiver=receiver.name, why=error)
         elif receiver.error and not error:
-            self._log.info("a webhook is told again", receiver=receiver.name)
+            self._log.info("a webhook takes notices again", receiver=receiver.name)
         receiver.error = error
-
-
-def _key(url: str) -> str:
-    """Return what a receiver is known by in the database, which its URL's secrets have no business in."""
-    return hashlib.sha256(url.encode()).hexdigest()[:32]

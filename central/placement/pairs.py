@@ -250,7 +250,7 @@ def fit_all(measured: Measured, found: HeldOut, seed: int) -> ExtendedLoadings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class RowsToPredict:
     """Rows of a file that are to be predicted: which are beside another, as pairs; `slowdown` has a 1 for each."""
 
     table: pa.Table
@@ -265,7 +265,7 @@ class Asked:
         return self.table.append_column(_SLOWDOWN, pa.array(found))
 
 
-def read_asked(path: Path, measured: Measured) -> Asked:
+def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
     """Read rows to predict: columns workload, platform, interferer.
 
     Raises:
@@ -297,4 +297,4 @@ def read_asked(path: Path, measured: Measured) -> Asked:
             row = int(np.flatnonzero(is_pair)[never[0]])
             name = names.names[wanted[never[0]]]
             raise InputError(f"{path}: row {row + 1}: {name!r} is the {what} of no measured pair; measure some with it")
-    return Asked(named.table.cells, is_pair, pairs, np.ones(len(rows)))
+    return RowsToPredict(named.table.cells, is_pair, pairs, np.ones(len(rows)))

@@ -17,7 +17,7 @@ HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class VmTable:
     """VMs of a file. `hosts`: where each runs already, "" for one to place; `amounts` (VMs, amounts) have to fit."""
 
     path: Path
@@ -51,7 +51,7 @@ class Asked:
         return found
 
 
-def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
+def read_vms(path: Path, amounts: Sequence[str] = ()) -> VmTable:
     """Read VMs: columns job, one per resource, those of `amounts`; if known tau_s, start_s and host.
 
     Raises:
@@ -63,7 +63,7 @@ def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
     jobs = jobs_of(rows, beside=(HOST, *amounts), can_fit=True)
     needed = np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
     hosts = rows.texts(HOST).tolist() if HOST in rows.columns else [""] * len(rows)
-    return Asked(path, jobs, tuple(hosts), needed)
+    return VmTable(path, jobs, tuple(hosts), needed)
 
 
 def read_hosts(

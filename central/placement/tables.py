@@ -88,7 +88,7 @@ def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False
         if not is_share and not (math.isfinite(number) and number > 0.0):
             raise InputError(f"{option} {word}: must be above 0")
         if name in found:
-            raise InputError(f"{option}: {name} is given twice")
+            raise InputError(f"{option} {word}: {name} is given twice")
         found[name] = number
     return found
 

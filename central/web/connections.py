@@ -1,8 +1,7 @@
-"""HTTP connections: how many there may be, and for how long a client may take to send its request and read the answer.
+"""HTTP connections: limits on their number, and on the time that a client takes to send a request and read the answer.
 
-A connection that waits for its client (for a request, or for the answer to be read) gives its place up when a new one
-finds none; only the answers that central is working on cannot be pushed out. Beside the places there are a few in
-reserve, on which only health and totals are answered, so that these answer however many others are busy.
+A connection that waits for its client (for a request, or for the answer to be read) gives up its place to a new one;
+those that central is answering do not. A few places are reserved for health and totals, which so always answer.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import h11
@@ -26,31 +26,24 @@ from whitepanda.common import log
 
 #: Why a connection is ended, as counted.
 REASONS = (NO_PLACE, SLOW_REQUEST, UNREAD_ANSWER) = ("http_connections", "http_slow_request", "http_unread_answer")
-#: Places on which only `_ALWAYS` is answered.
+#: Reserved places, on which only `_ALWAYS` is answered.
 RESERVE = 16
 _ALWAYS = frozenset({"/healthz", "/metrics"})
 _SWEEP_S = 1.0
 _NO_FILES_S = 0.2  # until the next try, where this process may open no more files
 _WARN_EVERY_S = 60.0
-_NETWORK_BITS = 64  # who has one IPv6 address has such a network of them
+_NETWORK_BITS = 64  # whoever has one IPv6 address has such a network of them
 
 
+@dataclass(eq=False)
 class Entry:
-    """One connection, from when it was accepted until it is gone.
+    """One connection, from when it was accepted until it is gone."""
 
-    Args:
-        peer: the client's address.
-        since_s: when it was accepted.
-        is_reserve: whether it has a place of the reserve.
-
-    """
-
-    def __init__(self, peer: str, since_s: float, *, is_reserve: bool) -> None:
-        self.peer = peer
-        self.since_s = since_s
-        self.is_reserve = is_reserve
-        self.protocol: ClientProtocol | None = None  # from when TLS is there, if any
-        self.end: Callable[[], object] = lambda: None
+    peer: str  # the client's address
+    since_s: float  # when it was accepted
+    is_reserve: bool  # whether it has a reserved place
+    protocol: "ClientProtocol | None" = None  # once TLS, if any, is established
+    end: Callable[[], object] = lambda: None
 
     def awaited_since_s(self, now_s: float) -> float | None:
         """Return since when the client is awaited; None while central works on an answer."""
@@ -62,9 +55,8 @@ class Connections:
 
     Args:
         section: how many, and how long they may take.
-        refused: counts by reason what was refused.
+        refused: counts refusals by reason.
         clock_s: monotonic.
-
     """
 
     def __init__(
@@ -73,14 +65,14 @@ class Connections:
         self.section = section
         self.clock_s = clock_s
         self._refused = refused
-        self._entries: dict[Entry, None] = {}  # in the order in which they came
+        self._entries: dict[Entry, None] = {}  # oldest first
         self._warned_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def admit(self, address: str) -> Entry | None:
-        """Return the place of a new connection, or None. One that waits for its client may have to go for it."""
+        """Return a new connection's place, perhaps that of one that waits for its client; None where there is none."""
         peer, now_s = _peer(address), self.clock_s()
         usual = [entry for entry in self._entries if not entry.is_reserve]
         own = [entry for entry in usual if entry.peer == peer]
@@ -107,13 +99,11 @@ class Connections:
         """End the connections whose client takes too long."""
         now_s = self.clock_s()
         for entry in list(self._entries):
-            if entry.protocol is not None:
-                reason = entry.protocol.overdue(now_s)
-                if reason:
-                    self._note(reason, entry.peer)
+            if entry.protocol is not None and (reason := entry.protocol.overdue(now_s)):
+                self._note(reason, entry.peer)
 
     def _push_out(self, among: list[Entry], now_s: float) -> bool:
-        """End the connection that waits the longest for its client; False where none does."""
+        """End the connection that has waited longest for its client; False where none waits."""
         waiting = [(since, entry) for entry in among if (since := entry.awaited_since_s(now_s)) is not None]
         if not waiting:
             return False
@@ -163,24 +153,21 @@ class Connections:
     async def _begin(
         self, stream: socket.socket, entry: Entry, make: "Callable[[], ClientProtocol]", context: ssl.SSLContext | None
     ) -> None:
-        """Shake hands, where there is TLS, and have uvicorn answer."""
+        """Do the TLS handshake, if any, and let uvicorn answer."""
 
         def made() -> ClientProtocol:
             protocol = make()
             protocol.place, protocol.entry = self, entry
             return protocol
 
-        times: dict[str, Any] = {}
-        if context is not None:
-            times = {
-                "ssl_handshake_timeout": self.section.request_timeout_s,
-                "ssl_shutdown_timeout": self.section.request_timeout_s,
-            }
+        limit_s = None if context is None else self.section.request_timeout_s
         try:
-            with contextlib.suppress(OSError):  # ssl.SSLError is one, and so is what ends a slow handshake
-                await asyncio.get_running_loop().connect_accepted_socket(made, stream, ssl=context, **times)
+            with contextlib.suppress(OSError):  # such as ssl.SSLError, or a handshake that timed out
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    made, stream, ssl=context, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
+                )
         finally:
-            if entry.protocol is None:  # it came to nothing
+            if entry.protocol is None:  # no connection came about
                 self.remove(entry)
                 stream.close()
 
@@ -191,7 +178,7 @@ class Connections:
 
 
 class ClientProtocol(H11Protocol):
-    """Uvicorn's protocol of one connection, which knows since when its client is awaited."""
+    """Uvicorn's protocol of one connection, with the time since when its client is awaited."""
 
     place: Connections
     entry: Entry
@@ -228,12 +215,12 @@ class ClientProtocol(H11Protocol):
         super().on_response_complete()
 
     def _is_answering(self) -> bool:
-        """Whether a whole request is here and its answer is not yet written."""
+        """Whether a request is complete and its answer not yet written."""
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is only kept open: nothing of a request came, and the last answer was read."""
+        """Whether it is only kept open: no request has begun, and the last answer was read."""
         return self._request_since_s is None and not self.transport.get_write_buffer_size()
 
     def awaited_since_s(self, now_s: float) -> float | None:
@@ -245,7 +232,7 @@ class ClientProtocol(H11Protocol):
         return None if self._is_answering() else self._answered_s
 
     def overdue(self, now_s: float) -> str:
-        """End the connection if its client takes too long, and return the reason; "" if it does not."""
+        """End the connection if its client takes too long and return the reason, else ""."""
         section = self.place.section
         if not self.transport.get_write_buffer_size():
             self._unread_since_s = None
@@ -262,8 +249,8 @@ class ClientProtocol(H11Protocol):
         return SLOW_REQUEST
 
     def send_400_response(self, _msg: str) -> None:
-        """Answer what is no HTTP, or too much of it, in the form of all errors."""
-        # h11 has its state of the client at ERROR for both; too long is what it still has in its buffer.
+        """Answer requests that are too long or not HTTP, in the form of all errors."""
+        # h11 does not tell the two apart; a request that is too long is still in its buffer.
         is_long = len(self.conn.trailing_data[0]) >= (self.config.h11_max_incomplete_event_size or 0) > 0
         if is_long:
             self._refuse(431, f"the request's line and headers are longer than {MAX_HTTP_BYTES:,} bytes")
@@ -271,18 +258,13 @@ class ClientProtocol(H11Protocol):
             self._refuse(400, "this is no HTTP request")
 
     def _refuse(self, status: int, text: str) -> None:
-        if self.cycle is not None:  # a request's body went wrong: this is the answer, and its method's is left away
+        if self.cycle is not None:  # in a request's body: this answer replaces the method's
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._is_answering():
             self.transport.abort()
             return
-        body = json.dumps({"error": text}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
+        body, headers = _error(text)
         events = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
         for event in events:
             self.transport.write(self.conn.send(event) or b"")
@@ -296,17 +278,23 @@ def _only_always(answer: Any) -> Any:
         if scope["path"] in _ALWAYS:
             await answer(scope, receive, send)
             return
-        body = json.dumps({"error": "too many connections are open; try again later"}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+        body, headers = _error("too many connections are open; try again later")
+        headers.append((b"retry-after", b"1"))
         await send({"type": "http.response.start", "status": 503, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     return app
 
 
+def _error(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Return the body and the headers of an error after which the connection is closed."""
+    body = json.dumps({"error": text}).encode()
+    length = str(len(body)).encode()
+    return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+
+
 def _peer(address: str) -> str:
-    """Return the address that connections are counted by: of IPv6 the network."""
+    """Return the address that connections are counted by: the network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

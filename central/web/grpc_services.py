@@ -1,7 +1,7 @@
-"""gRPC services for questions: fleet API, health, reflection. Who may not ask is refused before anything is read.
+"""gRPC services for questions: fleet API, health, reflection. Refused callers are refused before anything is read.
 
-gRPC's own handlers receive and parse a whole request before a method is asked who calls. These take raw bytes, as
-`central.ingest.service` does; on the wire they are the same. Agents' streams have bounds of their own, see there.
+gRPC's own handlers read and parse a whole request before a method can check its caller. These take raw bytes, as
+`central.ingest.service` does, which has its own bounds on agents' streams; on the wire they are the same.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -30,12 +31,12 @@ Context = Any  # grpc.aio.ServicerContext[bytes, bytes]
 _FLEET_BYTES = 512 << 10  # of a request: 10,000 names of 50 characters
 _SMALL_BYTES = 4 << 10  # of a request to health and reflection, which return it or keep it
 _MOST_CALLS = 64  # of one certificate at a time
-_MOST_WAITING = 256  # of them, to be refused; further ones are refused at once
+_MOST_WAITING = 256  # of them, that wait to be refused; further ones are refused at once
 _MOST_STREAMS = 4  # of them to reflection and Health.Watch, and as many to Health.Check
-_READ_S = 10.0  # for a request to come
+_READ_S = 10.0  # for a request to arrive
 _IDLE_S = 60.0  # for the next one on a stream, and for an answer to be read there
-_OWED_S = 0.01  # for a call that is refused, or of a kind that every certificate may ask
-_LARGE_BYTES_PER_S = 4 << 20  # of requests that are too large, which gRPC reads up to 16 MiB of
+_OWED_S = 0.01  # the wait for a refused call, or one that every certificate may make
+_LARGE_BYTES_PER_S = 4 << 20  # the pace of too large requests, of which gRPC reads up to 16 MiB
 
 _CONNECTION_STREAMS = 100  # at a time on one connection: agents have one stream each
 _SPARE_CONNECTIONS = 1024  # beside the agents' own: operators, and those that are being opened or have broken off
@@ -45,12 +46,11 @@ _HANDSHAKE_MS = 20_000  # as long as clients try
 
 
 class Doorkeeper:
-    """Decides on calls before they are read: who may call, how many calls at a time, and how large a request is.
+    """Decides on calls before they are read: who may call, how many at a time, and how large a request is.
 
     Args:
         access: who may call what.
-        refused: counts what else is refused, by reason.
-
+        refused: counts other refusals by reason.
     """
 
     def __init__(self, access: Access, refused: Counter[str]) -> None:
@@ -73,7 +73,7 @@ class Doorkeeper:
             if is_extra:
                 await self._refuse(context, "too_many_calls", f"{_MOST_CALLS} calls of this certificate are open")
             yield
-        except (grpc.aio.InternalError, grpc.aio.UsageError):  # the client left; gRPC would log a traceback
+        except (grpc.aio.InternalError, grpc.aio.UsageError):  # the client left: no traceback in the log
             raise asyncio.CancelledError from None
         finally:
             self.peers.leave(peer)
@@ -92,7 +92,7 @@ class Doorkeeper:
             calls[kind] -= 1
 
     async def request(self, context: Context, kind: Any, most_bytes: int, within_s: float) -> Any:
-        """Return a call's next request, or None after its last one; what is none, or is late, ends the call."""
+        """Return a call's next request, None after the last one; a wrong, too large or late one ends the call."""
         try:
             raw = await asyncio.wait_for(context.read(), within_s)
         except TimeoutError:
@@ -102,7 +102,7 @@ class Doorkeeper:
             return None
         size = len(raw)
         if size > most_bytes:
-            del raw  # gRPC keeps the exception that ends a call, and this frame with it, until cycles are collected
+            del raw  # gRPC keeps the exception that ends a call, and so this frame, until cycles are collected
             self.peers.of(peer_certificate(context)).owe(size / _LARGE_BYTES_PER_S)
             await self._refuse(context, "large_request", f"a request of {size} bytes; {most_bytes} are allowed")
         try:
@@ -123,14 +123,13 @@ class Doorkeeper:
 def handlers(
     door: Doorkeeper, fleet: Any, servicer: health.HealthServicer, services: Iterable[str]
 ) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Return what a grpc.aio server registers for the fleet API, health and reflection.
+    """Return the handlers of the fleet API, health and reflection for a grpc.aio server.
 
     Args:
-        door: decides who comes in.
+        door: decides on calls.
         fleet: has the methods of `whitepanda.v1.Fleet`.
-        servicer: answers questions about health.
-        services: names of the others, for reflection.
-
+        servicer: of health.
+        services: names of other services, for reflection.
     """
     fleet_service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     health_service = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -139,9 +138,9 @@ def handlers(
         for method in fleet_service.methods
     }
     checked = _unary(door, health_pb2.HealthCheckRequest, servicer.Check, _SMALL_BYTES, "health checks")
-    watched = _stream(_watch(door, servicer))
+    watched: Any = grpc.stream_stream_rpc_method_handler(_watch(door, servicer))
     names = (*services, health_service.full_name, reflection.SERVICE_NAME)
-    reflected = _stream(_reflect(door, names))
+    reflected: Any = grpc.stream_stream_rpc_method_handler(_reflect(door, names))
     by_name = grpc.method_handlers_generic_handler
     return (
         by_name(fleet_service.full_name, asked),
@@ -167,11 +166,7 @@ def _unary(
     return grpc.stream_unary_rpc_method_handler(cast("Any", answered))
 
 
-def _stream(serve: Callable[[object, Context], Awaitable[None]]) -> Any:
-    return grpc.stream_stream_rpc_method_handler(cast("Any", serve))
-
-
-def _watch(door: Doorkeeper, servicer: health.HealthServicer) -> Callable[[object, Context], Awaitable[None]]:
+def _watch(door: Doorkeeper, servicer: health.HealthServicer) -> Any:
     async def watched(_requests: object, context: Context) -> None:
         async with door.stream(context):
             request = await door.request(context, health_pb2.HealthCheckRequest, _SMALL_BYTES, _READ_S)
@@ -181,14 +176,14 @@ def _watch(door: Doorkeeper, servicer: health.HealthServicer) -> Callable[[objec
     return watched
 
 
+@dataclass
 class _Written:
     """A context whose messages are written as bytes."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    context: Context
 
     async def write(self, message: Any) -> None:
-        await _write(self._context, message)
+        await _write(self.context, message)
 
 
 async def _write(context: Context, message: Any) -> None:
@@ -198,7 +193,7 @@ async def _write(context: Context, message: Any) -> None:
         raise asyncio.CancelledError from None
 
 
-def _reflect(door: Doorkeeper, names: Iterable[str]) -> Callable[[object, Context], Awaitable[None]]:
+def _reflect(door: Doorkeeper, names: Iterable[str]) -> Any:
     servicer: Any = reflection.aio.ReflectionServicer(names)
 
     async def one(request: Any) -> AsyncIterator[Any]:
@@ -215,7 +210,7 @@ def _reflect(door: Doorkeeper, names: Iterable[str]) -> Callable[[object, Contex
 
 
 def channel_options(config: CentralConfig) -> tuple[tuple[str, int], ...]:
-    """Return the server's limits of connections, so that some descriptors are left however many clients come."""
+    """Return the server's limits of connections, which leave file descriptors for central's own work."""
     most = config.ingest.max_streams + _SPARE_CONNECTIONS
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY:
@@ -231,9 +226,9 @@ def channel_options(config: CentralConfig) -> tuple[tuple[str, int], ...]:
 
 
 def _listeners(listen: str) -> int:
-    """Return at how many addresses a server listens there: gRPC counts the connections of each."""
+    """Return the number of addresses that a server listens on there: gRPC counts the connections of each."""
     host, _, port = listen.rpartition(":")
     try:
         return len(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
-    except OSError:  # whoever listens tells of it
+    except OSError:  # reported when central listens
         return 1

@@ -1,4 +1,4 @@
-"""Central's own /metrics for Prometheus: the totals of `GetFleetStatus`, from the very same answer."""
+"""Central's own /metrics for Prometheus: the answer of `GetFleetStatus`."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -84,24 +84,14 @@ class _Families(Collector):
             yield GaugeMetricFamily(_PREFIX + name, text, float(bool(getattr(status, field))))
         yield _times(status.acknowledgements)
         yield from _webhooks(status.webhooks)
-        yield _known(
-            OPEN_INCIDENTS,
-            "hosts with VMs that suffer now; none while incident history is away",
-            status.open_incidents if status.HasField("open_incidents") else None,
-        )
-        yield _known(
-            COEFFICIENTS_CREATED,
-            "when the version in force was made, since 1970; none without a version",
-            status.coefficient_created_unix_ns / 1e9 or None,
-        )
-        yield _known(
-            CERTIFICATE_EXPIRY,
-            "when central's own certificate expires, since 1970",
-            status.certificate_expiry_unix_ns / 1e9 or None,
-        )
-        started = GaugeMetricFamily(_PREFIX + "start_time_seconds", "when central started, since 1970")
-        started.add_metric([], status.started_unix_ns / 1e9)
-        yield started
+        text = "hosts with VMs that suffer now; none while incident history is away"
+        yield _known(OPEN_INCIDENTS, text, status.open_incidents if status.HasField("open_incidents") else None)
+        text = "when the version in force was made, since 1970; none without a version"
+        yield _known(COEFFICIENTS_CREATED, text, status.coefficient_created_unix_ns / 1e9 or None)
+        text = "when central's own certificate expires, since 1970"
+        yield _known(CERTIFICATE_EXPIRY, text, status.certificate_expiry_unix_ns / 1e9 or None)
+        text = "when central started, since 1970"
+        yield GaugeMetricFamily(_PREFIX + "start_time_seconds", text, status.started_unix_ns / 1e9)
         about = GaugeMetricFamily(_PREFIX + "info", "1, with central's version", labels=["version"])
         about.add_metric([status.central_version], 1.0)
         yield about
@@ -115,7 +105,7 @@ def _by_reason(name: str, text: str, counts: Iterable[agent_pb2.RejectedRows]) -
 
 
 def _known(name: str, text: str, value: float | None) -> Metric:
-    """Return a gauge, which has no sample where its value is not known."""
+    """Return a gauge, without a sample where its value is not known."""
     family = GaugeMetricFamily(_PREFIX + name, text)
     if value is not None:
         family.add_metric([], value)
@@ -123,11 +113,11 @@ def _known(name: str, text: str, value: float | None) -> Metric:
 
 
 def _webhooks(receivers: Iterable[fleet_pb2.WebhookReceiver]) -> Iterator[Metric]:
-    told = list(receivers)
+    listed = list(receivers)
     for name, field, text in WEBHOOKS:
         kind = GaugeMetricFamily if field == "waiting" else CounterMetricFamily
         family = kind(_PREFIX + name, text, labels=["receiver"])
-        for each in told:
+        for each in listed:
             family.add_metric([each.receiver], getattr(each, field))
         yield family
     oldest = GaugeMetricFamily(
@@ -138,7 +128,7 @@ def _webhooks(receivers: Iterable[fleet_pb2.WebhookReceiver]) -> Iterator[Metric
     dropped = CounterMetricFamily(
         _PREFIX + WEBHOOK_DROPPED, "notices given up, by reason, since central's start", labels=["receiver", "reason"]
     )
-    for each in told:
+    for each in listed:
         if each.oldest_waiting_unix_ns:
             oldest.add_metric([each.receiver], each.oldest_waiting_unix_ns / 1e9)
         for one in each.dropped:
@@ -151,9 +141,8 @@ def _times(times: fleet_pb2.AcknowledgementTimes) -> Metric:
     bounds = [*(f"{bound:g}" for bound in times.bound_s), "+Inf"]
     buckets = list(zip(bounds, accumulate(times.batches), strict=False))
     text = "from a batch's arrival until it was on disk, since central's start"
-    return HistogramMetricFamily(
-        _PREFIX + ACKNOWLEDGEMENT, text, buckets=buckets or [("+Inf", 0)], sum_value=times.sum_s
-    )
+    buckets = buckets or [("+Inf", 0)]
+    return HistogramMetricFamily(_PREFIX + ACKNOWLEDGEMENT, text, buckets=buckets, sum_value=times.sum_s)
 
 
 def render(status: fleet_pb2.FleetStatus) -> bytes:

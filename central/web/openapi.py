@@ -1,8 +1,8 @@
 """The fleet API as JSON: which path is which method, messages as JSON objects, and the OpenAPI document.
 
-All of it is made from the protocol: fields and their order from its descriptors, their descriptions from the comments
-in fleet.proto and agent.proto. Times are integers in nanoseconds; a number that is not known is null; words of
-enumerations are in lower case, without their prefix.
+Fields and their order come from the protocol's descriptors, their descriptions from the comments in fleet.proto and
+agent.proto. Times are integers in nanoseconds; an unknown number is null; enumerations are words in lower case, without
+their prefix.
 """
 
 import math
@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from central.api import limits
-from central.api.requests import wrong
+from central.api.requests import wrong, wrong_field
 from whitepanda.v1 import fleet_pb2
 
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
@@ -52,7 +52,7 @@ _MAX_UINT = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A GET of `path` is the method of the service `whitepanda.v1.Fleet`; names in braces are fields of its request."""
+    """A GET of `path` calls a method of `whitepanda.v1.Fleet`; names in braces are fields of its request."""
 
     path: str
     method: str
@@ -96,12 +96,7 @@ ROUTES = (
 
 
 def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
-    """Make the method's request of query and path parameters.
-
-    Raises:
-        ApiError: names the parameter, its value and what it may be.
-
-    """
+    """Make the method's request of query and path parameters; raises ApiError for a wrong one."""
     request: Any = getattr(fleet_pb2, route.request.name)()
     fields = route.request.fields_by_name
     seen: dict[str, str] = {}
@@ -113,10 +108,10 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
             given = getattr(request, name)
             given.append(_read_value(fields[name], value))
             if len(given) > _max_items(fields[name]):
-                raise wrong(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP", name)
+                raise wrong_field(name, f"takes at most {_max_items(fields[name]):,} values by HTTP")
         else:
             if name in seen:
-                raise wrong(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})", name)
+                raise wrong_field(name, f"is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
             seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
     return request  # type: ignore[no-any-return] # a message, whatever its class
@@ -131,26 +126,26 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
     if field.enum_type is not None:
         words = {_word(field.enum_type, value.number): value.number for value in field.enum_type.values}
         if text not in words:
-            raise wrong(f"{field.name} must be one of {', '.join(words)} {value}", field.name)
+            raise wrong_field(field.name, f"must be one of {', '.join(words)} {value}")
         return words[text]
     if field.cpp_type in _MAX_UINT:
         most = limits.max_integer(field)
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
-            raise wrong(f"{field.name} must be an integer from 0 to {most} {value}", field.name)
+            raise wrong_field(field.name, f"must be an integer from 0 to {most} {value}")
         return int(text)
     if field.cpp_type in _NUMBERS:
         if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE | re.ASCII):
-            raise wrong(f"{field.name} must be a number {value}", field.name)
+            raise wrong_field(field.name, f"must be a number {value}")
         return float(text)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         if text not in ("true", "false"):
-            raise wrong(f"{field.name} must be true or false {value}", field.name)
+            raise wrong_field(field.name, f"must be true or false {value}")
         return text == "true"
     return text
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object: every field; a message, or an optional number, that is not there as null."""
+    """Return a message as a JSON object with every field; absent messages and optional numbers are null."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -174,7 +169,7 @@ def _json_value(field: Any, value: Any) -> Any:
 
 
 def _word(kind: EnumDescriptor, number: int) -> str:
-    """Return an enumeration's word without its prefix, such as "victim"; of a newer agent's, the number."""
+    """Return an enumeration's word without its prefix, such as "victim"; the number where it is a newer agent's."""
     value = kind.values_by_number.get(number)
     prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.name).upper() + "_"
     return str(number) if value is None else value.name.removeprefix(prefix).lower()
@@ -186,7 +181,14 @@ def document() -> dict[str, Any]:
         "Error": {
             "type": "object",
             "required": ["error"],
-            "properties": {"error": {"type": "string", "description": "One line: what, and what to do"}},
+            "properties": {
+                "error": {"type": "string", "description": "One line: what, and what to do"},
+                "field": {"type": "string", "description": "The parameter that it is about, if it is about one"},
+                "problem": {
+                    "type": "string",
+                    "description": "The line without that parameter's name, if it begins with it",
+                },
+            },
         }
     }
     paths = {}

@@ -1,7 +1,7 @@
-"""The fleet API as JSON over HTTP: the methods of gRPC's service, answered by the very same code; and the fleet page.
+"""The fleet API as JSON over HTTP, answered by the same code as gRPC's, and the fleet page; on central's loop.
 
-On loopback it is plain HTTP for whoever is on the machine. Anywhere else it is TLS with central's certificate, and
-callers need an operator's. It runs on central's loop.
+On loopback it is plain HTTP for everyone on the machine. Elsewhere it is TLS with central's certificate, and callers
+need an operator's.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from central.api.admission import Turns
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
 from central.api.requests import ApiError
-from central.api.work import Turns
 from central.authorisation.http_middleware import Authorisation
 from central.authorisation.roles import Access
 from central.config import HttpSection
@@ -65,11 +65,10 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
 
     Args:
         fleet: what answers.
-        access: who may ask. None on loopback, without TLS: all of the machine, for a name of this server.
-
+        access: who may ask; None on loopback, where everyone on the machine may, by a name of this server.
     """
     text = json.dumps(document()).encode()
-    turns = Turns(1)  # of totals: however many ask for them, they wait for no question
+    turns = Turns(1)  # of totals, which so wait for no question
 
     async def openapi(_request: Request) -> Response:
         async with fleet.turns.turn():
@@ -100,7 +99,7 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
         ],
         exception_handlers={
             ApiError: _no_answer,
-            404: _not_found,
+            404: lambda _request, _error: _json({"error": "nothing is here; /openapi.json lists what there is"}, 404),
             405: _not_known,
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
         },
@@ -111,16 +110,14 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
 
 @dataclass
 class _OwnNameOnly:
-    """Refuses requests for another server's name. With TLS the certificate sees to that."""
+    """Refuses requests for another server's name, which TLS does by the certificate."""
 
     app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = Headers(scope=scope).get("host", "")
-        app = self.app
-        if not is_own_name(name, ()):
-            error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
-            app = _json({"error": error}, 400)
+        error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
+        app = self.app if is_own_name(name, ()) else _json({"error": error}, 400)
         await app(scope, receive, send)
 
 
@@ -134,16 +131,19 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
 
 
 def _no_answer(_request: Request, error: Exception) -> Response:
-    code = error.code if isinstance(error, ApiError) else grpc.StatusCode.INTERNAL
-    return _json({"error": str(error)}, _STATUS.get(code, 500))
+    if not isinstance(error, ApiError):
+        return _json({"error": str(error)}, 500)
+    about = {"field": error.field, "problem": error.problem}
+    given = {name: text for name, text in about.items() if text}
+    return _json({"error": str(error), **given}, _STATUS.get(error.code, 500))
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(value, allow_nan=False), status, headers, media_type="application/json")
 
 
 def _tagged(request: Request, value: Any) -> Response:
-    """Return the value, or 304 where the caller has it already: pages ask for the same again and again."""
+    """Return the value, or 304 where the caller has it already, as pages often do."""
     text = json.dumps(value, allow_nan=False).encode()
     etag = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
@@ -152,17 +152,13 @@ def _tagged(request: Request, value: Any) -> Response:
     return Response(text, media_type="application/json", headers=headers)
 
 
-def _not_found(_request: Request, _error: Exception) -> Response:
-    return _json({"error": "nothing is here; /openapi.json lists what there is"}, 404)
-
-
 def _not_known(request: Request, _error: Exception) -> Response:
-    """Answer a method that no path has; every path has the same ones. OPTIONS asks which."""
+    """Answer OPTIONS, and methods that no path has."""
     allow = {"Allow": "GET, HEAD, OPTIONS"}
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=allow)
     error = f"{request.method[:20]} is not known here; known: {allow['Allow']}"
-    return Response(json.dumps({"error": error}), 405, allow, media_type="application/json")
+    return _json({"error": error}, 405, allow)
 
 
 class HttpApi:
@@ -173,9 +169,8 @@ class HttpApi:
         listen: host:port; port 0 takes a free one, `port` has it once started.
         tls: used where `listen` is not loopback.
         access: who may ask there.
-        section: how many connections, and how long a client may take.
-        refused: counts by reason what was refused.
-
+        section: limits of connections.
+        refused: counts refusals by reason.
     """
 
     def __init__(
@@ -198,12 +193,7 @@ class HttpApi:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            UnavailableError: the address cannot be had, or the certificate not be used; one line says why.
-
-        """
+        """Listen; raises UnavailableError where the address or the certificate cannot be used."""
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         is_local = is_loopback(host)
@@ -220,9 +210,7 @@ class HttpApi:
         try:
             config.load()
         except OSError as error:  # ssl.SSLError is one
-            raise UnavailableError(
-                f"central.http_listen {self._listen}: central.tls cannot be used: {error}"
-            ) from error
+            raise UnavailableError(f"central.http_listen {self._listen}: cannot use central.tls: {error}") from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
             self._reloading = asyncio.create_task(self._reload(config.ssl), name="http certificates")
@@ -232,7 +220,7 @@ class HttpApi:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
 
     async def stop(self) -> None:
-        """Answer what was asked, for a moment, and close."""
+        """Finish answers, for a moment, and close."""
         if self._reloading is not None:
             self._reloading.cancel()
         if self._server is not None and self._serving is not None:
@@ -248,16 +236,16 @@ class HttpApi:
             if now != known:
                 known = now
                 try:
-                    # First into a context that nobody uses: a certificate without its key would spoil the one in force.
+                    # First into a spare context: a certificate without its key would spoil the one in force.
                     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
                     context.load_cert_chain(self._tls.certificate, self._tls.key)
                 except OSError as error:
-                    told = "changed certificate files cannot be used for HTTP; the ones before stay in force"
-                    log.get("http").error(told, problem=str(error))
+                    message = "changed certificate files cannot be used for HTTP; the ones before stay in force"
+                    log.get("http").error(message, problem=str(error))
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn with bounds on connections. Signals are central's business."""
+    """Uvicorn with bounds on connections; central handles signals."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -304,8 +292,7 @@ def _listener(listen: str, host: str, port: int) -> socket.socket:
             found.close()
             raise
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = os.strerror(errno.EADDRINUSE) if taken else error.strerror
+        why = os.strerror(errno.EADDRINUSE) if error.errno == errno.EADDRINUSE else error.strerror
         raise UnavailableError(
             f'central.http_listen {listen}: {why}; set another central.http_listen, or "" for no HTTP'
         ) from error

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from central.api.recent import RecentVms
+from central.api.lake_queries import RecentVms
 from central.build.builder import Builder
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from central.config import BuildSection, PlacementSection

@@ -25,8 +25,7 @@ def run(capsys, monkeypatch):
 
     def call(*arguments, width=120):
         monkeypatch.setattr(sys, "argv", ["whitepanda", "fleet", *map(str, arguments)])
-        for module in (command, show):
-            monkeypatch.setattr(module, "console", PlainConsole(width=width))
+        monkeypatch.setattr(show, "console", PlainConsole(width=width))
         monkeypatch.setattr(cli, "errors", PlainConsole(stderr=True, width=200))
         monkeypatch.setattr(cli, "build", _app)
         try:

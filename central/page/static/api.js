@@ -1,10 +1,10 @@
 // Asking central. The browser keeps answers and asks whether they still hold (ETag); 304 costs nearly nothing.
 
-/** What central answered instead: `status` 0 is no answer at all. */
+/** What central answered instead: `status` 0 is no answer at all. `problem` is the message without the name of the `field` that it is about. */
 export class AskError extends Error {
-  constructor(status, message) {
+  constructor(status, message, field = "", problem = "") {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, field, problem });
   }
 }
 
@@ -34,6 +34,6 @@ export async function ask(path, parameters = {}, signal = undefined) {
   } catch {
     throw new AskError(answer.status, `central answered ${answer.status} with something that is no JSON`);
   }
-  if (!answer.ok) throw new AskError(answer.status, value.error ?? `central answered ${answer.status}`);
+  if (!answer.ok) throw new AskError(answer.status, value.error ?? `central answered ${answer.status}`, value.field, value.problem);
   return value;
 }

@@ -58,15 +58,11 @@ function markNavigation(name) {
   }
 }
 
-/** What central said of a parameter, by the label of the field that it came from. */
-function inLabels(message, labels) {
-  return Object.entries(labels).reduce((text, [name, label]) =>
-    text.replace(new RegExp(name.includes("_") ? `\\b${name}\\b` : `^${name}\\b`), `“${label}”`), message);
-}
-
+/** Why there is no answer; what is wrong with a parameter is said by the label of its field. */
 function problem(error, labels = {}) {
   const title = error.status === 404 ? "Not found" : error.status >= 400 && error.status < 500 ? "Not possible" : "No answer";
-  return h("div", { class: "problem", role: "alert" }, h("p", null, h("strong", null, `${title}. `), inLabels(error.message, labels)));
+  const label = error.problem && labels[error.field];
+  return h("div", { class: "problem", role: "alert" }, h("p", null, h("strong", null, `${title}. `), label ? `“${label}”: ${error.problem}` : error.message));
 }
 
 /** Put a view into the page; the element that has the focus, and what is folded open, stay so. */

@@ -45,7 +45,7 @@ class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CentralAddress:
     """Where to ask, and how."""
 
     central: str
@@ -53,7 +53,7 @@ class Asked:
     server_name: str = ""
 
 
-def resolve(flags: Fleet, fleet: str = "") -> Asked:
+def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
     """Return whom to ask: each setting is the first that is given of flag, environment, file of fleets.
 
     Args:
@@ -80,8 +80,8 @@ def resolve(flags: Fleet, fleet: str = "") -> Asked:
         raise InputError(f"no central is named: {ways}")
     if found in (flags, environment):  # a file's is checked when it is read
         _check_address(found.central, "--central" if found is flags else CENTRAL)
-    # The name in central's certificate belongs to the address that it was given with.
-    return Asked(found.central, files_in(sources), flags.server_name or found.server_name)
+    # What central's certificate is called is of the central that it was written down with.
+    return CentralAddress(found.central, files_in(sources), flags.server_name or found.server_name)
 
 
 def files_in(sources: Sequence[Fleet]) -> TlsFiles:

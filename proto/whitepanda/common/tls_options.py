@@ -3,13 +3,18 @@
 Not in `cli`, which must not import gRPC (see `cli.main`).
 """
 
+import dataclasses
+import functools
+import inspect
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from whitepanda.common.fleets import CENTRAL, FLEET, TLS, Asked, Fleet, files_in, resolve
+from whitepanda.common.fleets import CENTRAL, FLEET, TLS, CentralAddress, Fleet, files_in, resolve
 from whitepanda.common.tls import TlsFiles
 
 FolderOption = Annotated[
@@ -41,20 +46,47 @@ OperatorOption = Annotated[
 ServerNameOption = Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")]
 
 
-def asked_of(
-    central: str,
-    fleet: str,
-    folder: Path | None,
-    name: str,
-    server_name: str,
-    *,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
-) -> Asked:
-    """Return whom a command asks, from its options; see `whitepanda.common.fleets.resolve`."""
-    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
-    return resolve(Fleet(central, tls, name, server_name, *given), fleet)
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The options by which an operator's tool names a fleet and its certificate; see `operator_options`."""
+
+    fleet: FleetOption = ""
+    tls: FolderOption = None
+    ca: CaOption = None
+    cert: CertOption = None
+    key: KeyOption = None
+    name: OperatorOption = ""
+    server_name: ServerNameOption = ""
+
+    def address(self, central: str) -> CentralAddress:
+        """Return which central is asked, and how; see `whitepanda.common.fleets.resolve`."""
+        tls, *given = ("" if path is None else str(path) for path in (self.tls, self.ca, self.cert, self.key))
+        return resolve(Fleet(central, tls, self.name, self.server_name, *given), self.fleet)
+
+
+#: The default of a command's parameter `operator`.
+OPERATOR = Operator()
+
+
+def operator_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Operator` one by one, where it has the parameter `operator`."""
+    options = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in dataclasses.fields(Operator)
+    ]
+
+    @functools.wraps(command)
+    def run(*values: Any, **given: Any) -> None:
+        operator = Operator(**{option.name: given.pop(option.name) for option in options if option.name in given})
+        command(*values, operator=operator, **given)
+
+    signature = inspect.signature(command)
+    shown = list[inspect.Parameter]()
+    for parameter in signature.parameters.values():
+        shown += options if parameter.name == "operator" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    run.__dict__["__signature__"] = signature.replace(parameters=shown)
+    return run
 
 
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:

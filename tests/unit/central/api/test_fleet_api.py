@@ -16,8 +16,8 @@ import pytest
 from grpc_health.v1.health import aio as health
 
 from central import pki
+from central.api.admission import Turns
 from central.api.fleet import Fleet, Servicer
-from central.api.work import Turns
 from central.authorisation.grpc_interceptor import Authorisation
 from central.authorisation.roles import Access
 from central.build.builder import Builder
@@ -37,7 +37,7 @@ from central.validation.triggers import TriggerRow
 from central.web.grpc_services import Doorkeeper, handlers
 from whitepanda.common import cli
 from whitepanda.common.errors import TlsError, UnavailableError
-from whitepanda.common.fleets import Asked
+from whitepanda.common.fleets import CentralAddress
 from whitepanda.common.protocol import ERROR_FIELD
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
@@ -130,7 +130,7 @@ async def served(tmp_path, certificates):
 
 async def test_a_certificate_that_is_not_for_the_name_is_told_with_its_names(served):
     def ask(**changes):
-        with asking(Asked(f"127.0.0.1:{served.port}", served.certificates["operator"], **changes), 10) as asks:
+        with asking(CentralAddress(f"127.0.0.1:{served.port}", served.certificates["operator"], **changes), 10) as asks:
             return asks("ListHosts", fleet_pb2.ListHostsRequest())
 
     await asyncio.to_thread(ask)
@@ -156,7 +156,7 @@ def test_a_name_without_an_address_is_no_matter_of_certificates():
         def trailing_metadata(self):
             return ()
 
-    asked = Asked("nohost.invalid:7443", TlsFiles("ca", "certificate", "key"))
+    asked = CentralAddress("nohost.invalid:7443", TlsFiles("ca", "certificate", "key"))
     found = explained(Unresolved(), asked, "ListIncidents", 10)
     assert isinstance(found, UnavailableError)
     assert str(found).startswith("central at nohost.invalid:7443: no address is known of that name: ")
@@ -174,7 +174,7 @@ async def test_an_error_names_the_field_and_the_command_line_knows_it_from_grpcs
     monkeypatch.setattr(served.incidents, "find", away)
 
     def ask():
-        with asking(Asked(f"127.0.0.1:{served.port}", served.certificates["operator"]), 10) as asks:
+        with asking(CentralAddress(f"127.0.0.1:{served.port}", served.certificates["operator"]), 10) as asks:
             return asks("ListIncidents", fleet_pb2.ListIncidentsRequest())
 
     with pytest.raises(UnavailableError) as refused:

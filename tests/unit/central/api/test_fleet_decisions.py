@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from central.api.admission import Turns, Worker
 from central.api.requests import ApiError
 from central.api.runtimes import ModelFile
-from central.api.work import Turns, Worker
 from central.journal.tables import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape

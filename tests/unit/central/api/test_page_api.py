@@ -7,8 +7,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from central.api import recent
-from central.api.recent import RecentVms, read_lines
+from central.api import lake_queries
+from central.api.lake_queries import RecentVms, read_lines
 from central.authorisation.roles import Access
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
@@ -458,7 +458,7 @@ def test_a_segment_merged_away_meanwhile_is_looked_for_once_more(tmp_path, monke
 
 
 async def test_what_takes_too_long_is_broken_off(fleet, local, monkeypatch):
-    monkeypatch.setattr(recent, "_DEADLINE_S", 0.01)
+    monkeypatch.setattr(lake_queries, "_DEADLINE_S", 0.01)
 
     def endless(_self, connection, **_named):
         connection.raw_sql("SELECT count(*) FROM range(1000000000000) WHERE random() < 0")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.cli import runtime as command
-from central.cli._outputs import is_standard_output
+from central.cli._outputs import people_console
 from central.runtimes import show
 from central.runtimes.model import read_model
 from central.runtimes.predict import parse_epsilons
@@ -382,7 +382,7 @@ def test_a_share_twice_in_other_letters_is_refused():
 
 def test_what_is_told_of_a_table_does_not_go_into_it(study, model, tmp_path, capsys, monkeypatch):
     given = ("predict", study / "new.csv", "--model", model, "--epsilon", "0.1", "--out")
-    monkeypatch.setattr(command, "is_standard_output", lambda path: path == tmp_path / "o")
+    monkeypatch.setattr(command, "people_console", lambda path: cli.errors if path == tmp_path / "o" else cli.console)
     code, out, err = run(capsys, monkeypatch, *given, tmp_path / "o")
     assert (code, out) == (0, "")
     assert err.endswith(f"predicted written to {tmp_path / 'o'}")
@@ -394,13 +394,13 @@ def test_what_is_told_of_a_table_does_not_go_into_it(study, model, tmp_path, cap
 def test_standard_output_is_known_by_any_name(tmp_path, monkeypatch):
     with (tmp_path / "redirected").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        assert is_standard_output(Path(f"/dev/fd/{file.fileno()}"))
-        assert is_standard_output(tmp_path / "redirected")
-        assert not is_standard_output(tmp_path / "another")
+        assert people_console(Path(f"/dev/fd/{file.fileno()}")) is cli.errors
+        assert people_console(tmp_path / "redirected") is cli.errors
+        assert people_console(tmp_path / "another") is cli.console
         (tmp_path / "another").touch()
-        assert not is_standard_output(tmp_path / "another")
+        assert people_console(tmp_path / "another") is cli.console
         monkeypatch.setattr(sys, "stdout", io.StringIO())
-        assert not is_standard_output(Path("/dev/stdout"))
+        assert people_console(Path("/dev/stdout")) is cli.console
 
 
 def test_an_evaluation_fits_80_columns_and_names_shares_by_their_digits(study, model, capsys, monkeypatch):

@@ -167,7 +167,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("cpu=0", "--units cpu=0: must be above 0"),
         ("cpu=inf", "--units cpu=inf: must be above 0"),
         ("cpu=0.5", "--units cpu: must be 1 or more (value 0.5)"),
-        ("cpu=2,cpu=3", "--units: cpu is given twice"),
+        ("cpu=2,cpu=3", "--units cpu=3: cpu is given twice"),
         ("gpu=2", "--units gpu: is no resource of the file; they are cpu, other"),
     ],
 )

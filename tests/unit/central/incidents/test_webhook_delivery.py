@@ -178,7 +178,7 @@ async def test_what_waits_is_told_by_the_next_start(store, receiver):
         connection.execute(sa.update(webhook_tables.receivers).values(until_unix_ns=NOW - 31 * 86_400 * S))
     async with running(webhooks(store)):  # no URL any more
         await until(lambda: store.write(lambda c: c.scalar(sa.func.count(webhook_tables.receivers.c.receiver))) == 0)
-    assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.told))) == 0
+    assert store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.sent))) == 0
 
 
 async def test_that_notices_what_is_forgotten_before_it_was_taken(store, receiver, monkeypatch):
@@ -251,7 +251,7 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
 
     def change(connection):
         return webhook_tables.change(
-            connection, "k", store.messages, open_since_unix_ns=NOW, now_unix_ns=NOW, incident_url="", max_waiting=10**6
+            connection, "k", open_since_unix_ns=NOW, now_unix_ns=NOW, incident_url="", max_waiting=10**6
         )
 
     counts = []

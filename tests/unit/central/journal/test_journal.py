@@ -26,7 +26,6 @@ from central.lake.segments import DAY_NS, Lake
 from central.validation.reader import read_batch
 from central.validation.rows import Limits
 from central.validation.rows import Sender as BatchSender
-from tests.support.fake_central import until
 from tests.support.waiting import until
 from tests.unit.central.validation.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError

@@ -266,11 +266,11 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
         ("/v1/placement?loading=cpu%3D-0.1", 400, "loading cpu=-0.1: must be within 0..1"),
         ("/v1/placement?loading=cpu%3Dnan", 400, "loading cpu=nan: must be within 0..1"),
         ("/v1/placement?loading=cpu", 400, "loading cpu: must be NAME=NUMBER, as in cpu=0.5"),
-        ("/v1/placement?loading=gpu%3D1", 400, "loading: no resource 'gpu' here; there are cpu, disk"),
+        ("/v1/placement?loading=gpu%3D1", 400, "loading gpu: no resource 'gpu' here; there are cpu, disk"),
         (
             "/v1/placement?loading=network_wait%3D1",
             400,
-            "loading: no resource 'network_wait' here; it is not measured: no agent measures it; placement.",
+            "loading network_wait: no resource 'network_wait' here; it is not measured: no agent measures it;",
         ),
         ("/v1/job-loadings?page_size=1001", 400, "page_size must be an integer from 0 to 1000"),
     ],
@@ -289,8 +289,8 @@ def run(*words):
 
 
 def test_on_the_command_line(asked, monkeypatch):
-    def asking(asked_of, _deadline_s):
-        assert asked_of.central == "central:7443"
+    def asking(address, _deadline_s):
+        assert address.central == "central:7443"
 
         class Asking:
             def __enter__(self):

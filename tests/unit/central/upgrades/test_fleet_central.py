@@ -47,7 +47,7 @@ async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkey
     assert rounded(there[1]) == rounded(here[1])
     assert rounded(here[1])["jobs_in_all"] == 2
     monkeypatch.setattr("central.api.upgrade_answers._MAX_JOBS", 1)
-    assert "2 jobs in all, of which central tells the 1 heaviest" in (await ask("compare", *sides))[1]
+    assert "2 jobs in all, of which central sends the 1 heaviest" in (await ask("compare", *sides))[1]
 
 
 async def test_a_plan_is_told_and_made_again_as_from_files(ask, lake, tmp_path):

@@ -1,4 +1,4 @@
-"""What runs now, for the page: every VM of the lake's last windows with its means, and the lines of one host's VMs."""
+"""Queries of the lake: the VMs that run now, with their means, and the time lines of one host's VMs."""
 
 from __future__ import annotations
 
@@ -44,15 +44,9 @@ class Running:
 
 
 class RecentVms:
-    """Reads who runs now; one answer is good for `refresh_s`. Safe in threads.
+    """Reads which VMs run now, from the windows of the last `gone_s`. Safe in threads.
 
-    Args:
-        lake: where agents' windows are.
-        times: which segments have which times.
-        gone_s: how far back windows are read.
-        refresh_s: how old an answer may be.
-        clock_unix_ns: the time.
-
+    An answer holds for `refresh_s`.
     """
 
     def __init__(
@@ -74,21 +68,12 @@ class RecentVms:
         self._again_unix_ns = 0  # after a failure
 
     def known(self) -> tuple[Running | None, bool]:
-        """Return the last answer, of whatever age, and whether it is to be read anew. Waits for nothing.
-
-        After a failure that is a minute later at the earliest.
-        """
+        """Return the last answer, of any age, and whether to read anew (at most once a minute after a failure)."""
         last, wait_ns = self._last, self._again_unix_ns - self._clock()
         return last, not self._is_good(last) and not 0 < wait_ns <= _FAILED_NS
 
     def read(self) -> Running:
-        """Return who runs now, or did at most `refresh_s` ago.
-
-        Raises:
-            SlowError: it takes longer than 20 s.
-            LakeError, OSError: the lake cannot be read.
-
-        """
+        """Return which VMs run now, or did at most `refresh_s` ago; raises as `read_lines` does."""
         with self._lock:
             last = self._last
             if last is None or not self._is_good(last):
@@ -114,7 +99,7 @@ class RecentVms:
                 cpu_usage_cores=windows.cpu_usage_cores.mean(),
                 last=windows.start_unix_ns.max(),
             )
-            # A VM that has moved counts where it was last.
+            # A VM that moved counts where it was last.
             order = [ibis.desc("last"), "machine", "job", "platform"]
             placed = means.mutate(place=ibis.row_number().over(group_by="vm", order_by=order))
             return connection.to_pyarrow(placed.filter(placed.place == 0).drop("place", "last").order_by("vm"))
@@ -124,18 +109,15 @@ class RecentVms:
 
 
 def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until: int, step: int) -> pa.Table:
-    """Return a machine's windows that begin in [since, until), merged by VM and step.
-
-    Times are nanoseconds since 1970.
+    """Return a machine's windows that begin in [since, until), ns since 1970, merged by VM and step.
 
     Returns:
-        vm, job, platform, latency_sensitive, bin (0 is that of `since`), cpi (null where not known) and
-        cpu_usage_cores, both means weighted by duration; by vm and bin.
+        vm, job, platform, latency_sensitive, bin (0 begins at `since`), cpi (null where not known) and
+        cpu_usage_cores, both means weighted by duration; ordered by vm and bin.
 
     Raises:
         SlowError: it takes longer than 20 s.
         LakeError, OSError: the lake cannot be read.
-
     """
 
     def ask(connection: Any, windows: ir.Table) -> pa.Table:
@@ -155,7 +137,7 @@ def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until:
 
 
 def _ask(lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[[Any, ir.Table], Found]) -> Found:
-    """Ask of the windows that begin in [since, until); once more where a segment was merged away meanwhile."""
+    """Query the windows that begin in [since, until), again if a segment was merged away meanwhile."""
     import duckdb  # noqa: PLC0415 - as ibis
 
     for is_last in (False, True):
@@ -176,12 +158,7 @@ def _ask(lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[
 
 @contextlib.contextmanager
 def _hurried(connection: Any) -> Iterator[None]:
-    """Have queries within take no longer than the deadline.
-
-    Raises:
-        SlowError: they did.
-
-    """
+    """Interrupt queries at the deadline, and raise SlowError then."""
     import duckdb  # noqa: PLC0415 - as ibis
 
     done = threading.Event()

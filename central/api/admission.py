@@ -1,4 +1,4 @@
-"""How many questions are answered at a time. Those that take long: one, off the event loop, and few that wait."""
+"""Bounds on questions: how many are answered at a time, and long ones one by one, off the event loop."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,13 @@ Result = TypeVar("Result")
 
 
 class Turns:
-    """Lets few questions be answered at a time, and one begin per turn of the loop; the others wait in their order.
+    """Lets few questions be answered at a time, and one begin per turn of the loop; the others wait in order.
 
-    So acknowledgements, health and systemd's watchdog, which share the loop with them, never wait for many.
+    So acknowledgements, health and systemd's watchdog, which share the loop, never wait for many.
 
     Args:
         most: questions at a time.
-        most_waiting: further ones are refused. Clients that left are still among those that wait.
-
+        most_waiting: further ones are refused. Clients that left still count.
     """
 
     def __init__(self, most: int, most_waiting: int = 512) -> None:
@@ -35,14 +34,9 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, *, has_queue: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn.
+        """Wait for a turn; raises ApiError (RESOURCE_EXHAUSTED) where too many wait.
 
-        Args:
-            has_queue: a `Worker` bounds these questions. One that waits there needs no turn; what else it asks does.
-
-        Raises:
-            ApiError: too many wait (RESOURCE_EXHAUSTED).
-
+        A question that `has_queue` is bounded by a `Worker`: it takes no turn while it waits there.
         """
         if self.waiting >= self._most_waiting:
             message = f"{self._most_waiting} questions wait already; ask again in a while"
@@ -60,12 +54,7 @@ class Turns:
 
 
 class Worker:
-    """One thread for all of a kind: ingest and builds share the machine with it.
-
-    Args:
-        most_waiting: behind the one that is answered; further ones are refused.
-
-    """
+    """One thread for long questions of a kind; with more than `most_waiting` behind the current one it refuses."""
 
     def __init__(self, most_waiting: int) -> None:
         self._most_waiting = most_waiting
@@ -76,7 +65,7 @@ class Worker:
     async def run(self, call: Callable[[], Result]) -> Result:
         """Return what `call` returns; raises ApiError (RESOURCE_EXHAUSTED) where too many wait already.
 
-        A caller who leaves while waiting is no longer waited for; what is running runs to its end.
+        The call of a cancelled caller is dropped while it waits, but runs to its end once begun.
         """
         with self._lock:
             is_full = self._asked > self._most_waiting
