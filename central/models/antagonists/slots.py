@@ -53,10 +53,6 @@ class TaskSlots:
         """Return the rows at `index` (positions or a mask)."""
         return TaskSlots(*(getattr(self, name)[index] for name in _NAMES))
 
-    def columns(self) -> dict[str, Any]:
-        """Return the arguments of `panda.PairState.of`: all columns but `task`."""
-        return {name: getattr(self, name) for name in _NAMES if name != "task"}
-
     @classmethod
     def concatenate(cls, parts: "Sequence[TaskSlots]") -> "TaskSlots":
         """Return the rows of several parts (at least one) in one."""

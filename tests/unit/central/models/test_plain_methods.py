@@ -7,7 +7,7 @@ import pytest
 
 from agent.analysis.antagonists.panda import percentile_ranks
 from central.models.antagonists import cpi2, panda, proctor
-from central.models.antagonists.panda_local import LocalState
+from central.models.antagonists.colocation import pair_sums
 from central.models.antagonists.slots import TaskSlots
 from tests.support import panda_reference
 
@@ -44,7 +44,7 @@ ROWS = slots(
 
 
 def test_panda_by_hand():
-    found = panda_reference.fit(**ROWS.columns())
+    found = panda_reference.fit(ROWS)
     root = math.sqrt(2)
     assert found.statistics.mean_cpi.tolist() == [2.0]
     assert found.statistics.std_cpi == pytest.approx([math.sqrt(0.5)], rel=1e-15)
@@ -59,11 +59,11 @@ def test_panda_by_hand():
 
 
 def test_panda_local_by_hand_and_in_parts():
-    statistics = panda_reference.fit(**ROWS.columns()).statistics
-    whole = LocalState.of(ROWS)
-    parts = LocalState.of(ROWS.take(ROWS.slot == 1)).merge(LocalState.of(ROWS.take(ROWS.slot == 0)))
+    statistics = panda_reference.fit(ROWS).statistics
+    whole = pair_sums(ROWS)
+    parts = pair_sums(ROWS.take(ROWS.slot == 1)).merge(pair_sums(ROWS.take(ROWS.slot == 0)))
     for state in (whole, parts):
-        found = state.coefficients(statistics)
+        found = panda.local_coefficients(state, statistics)
         value = dict(zip(zip(found.machine.tolist(), found.job.tolist(), strict=True), found.value, strict=True))
         assert value[0, 9] == pytest.approx(math.sqrt(2) / 5, rel=1e-14)  # (-1 + 2) sqrt 2 / (1 + 4)
         assert value[1, 9] == pytest.approx(0, abs=1e-15)
