@@ -13,9 +13,9 @@ from rich.text import Text
 
 from agent.analysis.degradation.model import parse
 from central.cli._outputs import JsonOption, check_output
-from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
+from central.degradation.model_selection import fit_model
 from central.degradation.rows import predict_rows, read_model, write_model
 from central.degradation.runs import Columns, Runs, Table, left_out_words, make_runs
 from central.degradation.table import summary_tables

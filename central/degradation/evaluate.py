@@ -7,14 +7,15 @@ Dynamic: the mean error over quanta of 1 s.
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import Estimates, Model, parse
-from central.degradation.choose import constant_of, fit_model, folds_of, only
 from central.degradation.fit import FitOptions, inputs_of
+from central.degradation.model_selection import constant_of, fit_model, folds_of
 from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import percentile_with
 from central.models.groups import Floats
@@ -43,9 +44,9 @@ def errors(
         of which all rows have a scatter. NaN where nothing is estimated.
 
     """
-    told = np.isfinite(estimated)
-    spread = (np.full(len(told), math.nan) if scatter is None else scatter)[told]
-    measured, estimated, runs, at_s = measured[told], estimated[told], runs[told], at_s[told]
+    known = np.isfinite(estimated)
+    spread = (np.full(len(known), math.nan) if scatter is None else scatter)[known]
+    measured, estimated, runs, at_s = measured[known], estimated[known], runs[known], at_s[known]
     if not len(measured):
         return dict.fromkeys(_ERRORS, math.nan)
     ape = np.abs(estimated - measured) / measured
@@ -135,11 +136,15 @@ def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Est
 
     """
     rows = _measured(runs)
+    estimates, scatter = _estimated(rows, model)
+    constants = np.full(len(rows.degradation), constant)
+    return rows, estimates, summary(rows, estimates, constants, model.nominal, scatter)
+
+
+def _estimated(rows: Runs, model: Model) -> tuple[Estimates, Floats]:
     values, baseline = inputs_of(rows, model)
     estimates = model.predict(values, baseline, rows.baseline_rows)
-    constants = np.full(len(rows.degradation), constant)
-    scatter = model.scatter(values, baseline, estimates.degradation)
-    return rows, estimates, summary(rows, estimates, constants, model.nominal, scatter)
+    return estimates, model.scatter(values, baseline, estimates.degradation)
 
 
 def evaluate_refitted(
@@ -170,23 +175,14 @@ def evaluate_refitted(
     for number, is_out in enumerate(_held_out(runs, folds, options.seed), start=1):
         on_progress(f"{method}, held-out set {number}")
         rest, out = runs.take(~is_out), np.flatnonzero(is_out & is_measured)
-        model = parse(fit_model(rest, only(options, method)))
-        part = runs.take(out)
-        values, baseline = inputs_of(part, model)
-        estimates = model.predict(values, baseline, part.baseline_rows)
-        scatter = model.scatter(values, baseline, estimates.degradation)
+        model = parse(fit_model(rest, replace(options, methods=(method,))))
+        estimates, scatter = _estimated(runs.take(out), model)
         numbers[:, out] = np.stack((estimates.degradation, estimates.low, estimates.high, scatter))
         reasons[out], models[out] = estimates.reasons, estimates.models
         constants[out] = constant_of(rest)
-    told = Estimates(
-        numbers[0][is_measured],
-        numbers[1][is_measured],
-        numbers[2][is_measured],
-        tuple(str(r) for r in reasons[is_measured]),
-        tuple(str(m) for m in models[is_measured]),
-    )
-    constant, scatter = constants[is_measured], numbers[3][is_measured]
-    return rows, told, summary(rows, told, constant, options.nominal, scatter)
+    *columns, scatter = numbers[:, is_measured]
+    found = Estimates(*columns, *(tuple(str(word) for word in words[is_measured]) for words in (reasons, models)))
+    return rows, found, summary(rows, found, constants[is_measured], options.nominal, scatter)
 
 
 def _measured(runs: Runs) -> Runs:

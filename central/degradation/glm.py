@@ -3,10 +3,8 @@
 Source: "Cloud White", section 6.3. statsmodels fits; `agent.analysis.degradation.glm` evaluates what is written here.
 """
 
-import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,35 +30,6 @@ class FitError(Exception):
     """This estimator cannot be fitted to these rows; the message says why. Another one may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One coefficient, with its standard error, Wald statistic, significance and 95 % interval."""
-
-    name: str
-    coefficient: float
-    standard_error: float
-    z: float
-    p: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Regression:
-    """A fitted Gamma regression, with what the paper's Table 2 tells of it. `terms[0]` is the constant."""
-
-    link: str
-    terms: tuple[Term, ...]
-    observations: int
-    df_residuals: int
-    df_model: int
-    scale: float
-    log_likelihood: float
-    deviance: float
-    pearson_chi2: float
-    iterations: int
-
-
 def scales_of(values: Floats) -> Floats:
     """Return a typical magnitude of each feature (n, k): the median of what is not 0; 1 where all is 0 or unknown."""
     scales = np.ones(values.shape[1])
@@ -72,7 +41,7 @@ def scales_of(values: Floats) -> Floats:
     return scales
 
 
-def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> Regression:
+def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
     """Fit a constant and these terms by iteratively reweighted least squares.
 
     Args:
@@ -80,6 +49,10 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
         degradation: shape (n,), > 0.
         names: of the terms.
         link: "inverse" or "log".
+
+    Returns:
+        What the paper's Table 2 reports, for the model file. `terms[0]` is the constant; each has its coefficient,
+        standard error, Wald statistic, significance and 95 % interval.
 
     Raises:
         FitError: too few rows, or the iteration diverges or leaves the link's domain.
@@ -110,18 +83,21 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
     fitted = np.asarray(result.fittedvalues)
     if not result.converged or not np.isfinite(numbers).all() or not (fitted > 0).all():
         raise FitError("IRLS does not converge within the link's domain")
-    return Regression(
-        link=link,
-        terms=tuple(Term(name, *(float(x) for x in numbers[:, i])) for i, name in enumerate(("const", *names))),
-        observations=rows,
-        df_residuals=int(result.df_resid),
-        df_model=int(result.df_model),
-        scale=float(result.scale),
-        log_likelihood=log_likelihood,
-        deviance=float(result.deviance),
-        pearson_chi2=float(result.pearson_chi2),
-        iterations=int(result.fit_history["iteration"]),
-    )
+    keys = ("coef", "std_err", "z", "p", "low", "high")
+    return {
+        "observations": rows,
+        "df_residuals": int(result.df_resid),
+        "df_model": int(result.df_model),
+        "scale": float(result.scale),
+        "log_likelihood": log_likelihood,
+        "deviance": float(result.deviance),
+        "pearson_chi2": float(result.pearson_chi2),
+        "iterations": int(result.fit_history["iteration"]),
+        "terms": [
+            {"name": name, **dict(zip(keys, each, strict=True))}
+            for name, each in zip(("const", *names), numbers.T.tolist(), strict=True)
+        ],
+    }
 
 
 def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list[int]:
@@ -164,9 +140,7 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
     return chosen
 
 
-def fit(
-    values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str
-) -> tuple[dict[str, Any], Regression]:
+def fit(values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
     """Fit a model of the paper's kind.
 
     Args:
@@ -177,7 +151,7 @@ def fit(
         link: "inverse" or "log".
 
     Returns:
-        The estimator block of a model file (see `agent.analysis.degradation.glm`), and the regression behind it.
+        The estimator block of a model file, see `agent.analysis.degradation.glm`.
 
     Raises:
         FitError: as `regress` and `candidates`.
@@ -196,46 +170,18 @@ def fit(
                 raise
             eliminated.append(names[columns.pop()])
             continue
-        weakest = max(range(len(columns)), key=lambda i: regression.terms[i + 1].p, default=None)
-        if weakest is None or regression.terms[weakest + 1].p <= MAX_P:
+        weakest = max(range(1, len(columns) + 1), key=lambda i: regression["terms"][i]["p"], default=None)
+        if weakest is None or regression["terms"][weakest]["p"] <= MAX_P:
             break
-        eliminated.append(names[columns.pop(weakest)])
-    block = {
+        eliminated.append(names[columns.pop(weakest - 1)])
+    constant, *coefficients = (term["coef"] for term in regression["terms"])
+    return {
         "kind": "glm",
         "link": link,
-        "constant": regression.terms[0].coefficient,
+        "constant": constant,
         "terms": [
-            {"column": c, "name": names[c], "coefficient": t.coefficient, "scale": float(scales[c])}
-            for c, t in zip(columns, regression.terms[1:], strict=True)
+            {"column": c, "name": names[c], "coefficient": coefficient, "scale": float(scales[c])}
+            for c, coefficient in zip(columns, coefficients, strict=True)
         ],
-        "summary": _summary(regression, eliminated),
-    }
-    return block, regression
-
-
-def _summary(regression: Regression, eliminated: Sequence[str]) -> dict[str, Any]:
-    """Return what the table is printed from, for the model file."""
-    r = regression
-    return {
-        "observations": r.observations,
-        "df_residuals": r.df_residuals,
-        "df_model": r.df_model,
-        "scale": r.scale,
-        "log_likelihood": r.log_likelihood,
-        "deviance": r.deviance,
-        "pearson_chi2": r.pearson_chi2,
-        "iterations": r.iterations,
-        "terms": [
-            {
-                "name": t.name,
-                "coef": t.coefficient,
-                "std_err": t.standard_error,
-                "z": t.z,
-                "p": t.p if math.isfinite(t.p) else 1.0,
-                "low": t.low,
-                "high": t.high,
-            }
-            for t in r.terms
-        ],
-        "eliminated": list(eliminated),
+        "summary": regression | {"eliminated": eliminated},
     }

@@ -6,7 +6,7 @@ The user's expressions run on a table in memory, on a connection that can open n
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,8 @@ class Runs:
 
     def take(self, rows: NDArray[Any]) -> "Runs":
         """Return only some of the rows: a mask or places. Groups and counts stay."""
-        return Runs(
-            columns=self.columns,
+        return replace(
+            self,
             values=self.values[rows],
             baseline=self.baseline[rows],
             baseline_rows=self.baseline_rows[rows],
@@ -189,9 +189,6 @@ class Runs:
             scenarios=self.scenarios[rows],
             runs=self.runs[rows],
             at_s=self.at_s[rows],
-            groups=self.groups,
-            counts=self.counts,
-            left_out_features=self.left_out_features,
         )
 
 
@@ -300,16 +297,7 @@ def _known_features(
     features = tuple(name for name in columns.features if name in kept)
     if not features:
         raise InputError(f"{table.path}: no row has a value of any feature ({', '.join(columns.features)})")
-    fewer = Columns(
-        target=columns.target,
-        baseline_where=columns.baseline_where,
-        group_by=columns.group_by,
-        features=features,
-        scenario=columns.scenario,
-        time=columns.time,
-        where=columns.where,
-        extra_inputs=tuple(name for name in columns.extra_inputs if name in kept),
-    )
+    fewer = replace(columns, features=features, extra_inputs=tuple(x for x in columns.extra_inputs if x in kept))
     groups = {k: GroupBaseline(g.rows, g.target, g.values[is_known]) for k, g in groups.items()}
     return fewer, values[:, is_known], groups, left_out
 

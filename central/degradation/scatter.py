@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.intervals import Intervals
-from agent.analysis.degradation.model import parse
-from central.degradation.fit import FitOptions, cells, document, inputs_of
+from central.degradation.fit import FitOptions, inputs_of, model_of, rows_of_parts
 from central.degradation.runs import Runs
 from central.models.groups import Floats
 
-#: Rows of a run, quiet or not, that tell of a scatter.
+#: Rows that a run, quiet or not, needs to show a scatter.
 _LEAST_ROWS = 6
 _QUANTILES = 200
 _NORMAL = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
@@ -48,14 +47,10 @@ def with_scatter(
         options: as for the fit.
 
     """
-    model = parse(document(runs, parts, {"method": ""}, options))
+    model = model_of(runs, parts, options)
     values, baseline = (one[:, : len(model.features)] for one in inputs_of(runs, model))
-    behaviours, levels = cells(runs, options)
     result = []
-    for part, one in zip(parts, model.estimators, strict=True):
-        rows = np.ones(len(runs.degradation), dtype=np.bool_)
-        if part["behaviour"] is not None:
-            rows = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+    for (part, rows), one in zip(rows_of_parts(parts, runs, options), model.estimators, strict=True):
         is_regression = part["estimator"]["kind"] == "glm"
         estimated = one.estimator.predict(values, baseline) if is_regression else held_out
         found = None
