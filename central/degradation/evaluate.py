@@ -42,7 +42,6 @@ def errors(
         Ratios (0.05 = 5 %): `mean_ape`, `median_ape` over rows; `overall_error`, `dynamic_error` as means over runs;
         `overall_error_with_scatter` likewise, of what rows are expected to be and not only of estimates, over the runs
         of which all rows have a scatter. NaN where nothing is estimated.
-
     """
     known = np.isfinite(estimated)
     spread = (np.full(len(known), math.nan) if scatter is None else scatter)[known]
@@ -90,7 +89,6 @@ def summary(
         constant: shape (n,): what the constant estimates of each row.
         nominal: coverage that the intervals claim.
         scatter: as for `errors`.
-
     """
     spread = np.full(len(constant), math.nan) if scatter is None else scatter
     result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), spread)
@@ -126,14 +124,10 @@ def _of_rows(
 
 
 def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Estimates, dict[str, Any]]:
-    """Evaluate a model on the rows of `runs` that are no baselines.
+    """Evaluate a model on the rows of `runs` that are no baselines. Raises InputError if every row is a baseline.
 
     Returns:
         Those rows, the estimates, and their summary.
-
-    Raises:
-        InputError: every row is a baseline.
-
     """
     rows = _measured(runs)
     estimates, scatter = _estimated(rows, model)
@@ -152,6 +146,8 @@ def evaluate_refitted(
 ) -> tuple[Runs, Estimates, dict[str, Any]]:
     """Evaluate a method: fitted, and its intervals calibrated, without the rows that it then estimates.
 
+    Raises InputError if every row is a baseline, there is one scenario only, or a fit fails.
+
     Args:
         runs: the measured rows.
         options: as for fitting.
@@ -161,10 +157,6 @@ def evaluate_refitted(
 
     Returns:
         As `evaluate_as_is`.
-
-    Raises:
-        InputError: every row is a baseline, there is one scenario only, or a fit fails.
-
     """
     rows = _measured(runs)
     is_measured = ~runs.is_baseline

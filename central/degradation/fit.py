@@ -68,9 +68,7 @@ class FitOptions:
 def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
     """Return the rivals that were asked for, all without `options.methods`.
 
-    Raises:
-        ValueError: a method is not known; names those that are.
-
+    Raises ValueError if a method is not known; names those that are.
     """
     from central.degradation import trees  # noqa: PLC0415 - the extra `train`
 
@@ -87,9 +85,7 @@ def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
 def fit_parts(runs: Runs, rival: Rival, options: FitOptions) -> list[dict[str, Any]]:
     """Fit a rival: the `models` of a model file, without ranges and intervals.
 
-    Raises:
-        FitError: it cannot be fitted to these rows, or has nothing to split.
-
+    Raises FitError if it cannot be fitted to these rows, or has nothing to split.
     """
     fitted = runs if options.baseline_rows else runs.take(~runs.is_baseline)
     parts = [_part(fitted, rival, None, None)]

@@ -44,6 +44,9 @@ def scales_of(values: Floats) -> Floats:
 def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
     """Fit a constant and these terms by iteratively reweighted least squares.
 
+    Raises FitError for too few rows, or the iteration diverges or leaves the link's domain. Raises UnavailableError if
+    statsmodels is not installed.
+
     Args:
         terms: shape (n, k), already relative to the baseline.
         degradation: shape (n,), > 0.
@@ -53,11 +56,6 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
     Returns:
         What the paper's Table 2 reports, for the model file. `terms[0]` is the constant; each has its coefficient,
         standard error, Wald statistic, significance and 95 % interval.
-
-    Raises:
-        FitError: too few rows, or the iteration diverges or leaves the link's domain.
-        UnavailableError: statsmodels is not installed.
-
     """
     try:
         import statsmodels.api as sm  # noqa: PLC0415 - takes a second, and is in the extra `train` only
@@ -105,11 +103,7 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
 
     Those with |correlation| > `MIN_CORRELATION`; where no feature has that, the strongest one. At most
     `MAX_STALL_FEATURES` of the stalls. A feature that is a linear combination of those before it is left out, as no
-    coefficient of theirs would have a meaning.
-
-    Raises:
-        FitError: no feature varies, or the degradation does not.
-
+    coefficient of theirs would have a meaning. Raises FitError if no feature varies, or the degradation does not.
     """
     centred = terms - terms.mean(axis=0)
     spread = np.sqrt((centred**2).mean(axis=0))
@@ -141,7 +135,7 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
 
 
 def fit(values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
-    """Fit a model of the paper's kind.
+    """Fit a model of the paper's kind. Raises FitError as `regress` and `candidates`.
 
     Args:
         values: shape (n, k), in their own units, all known.
@@ -152,10 +146,6 @@ def fit(values: Floats, baseline: Floats, degradation: Floats, names: Sequence[s
 
     Returns:
         The estimator block of a model file, see `agent.analysis.degradation.glm`.
-
-    Raises:
-        FitError: as `regress` and `candidates`.
-
     """
     scales = scales_of(values)
     terms = relative(values, baseline, scales)

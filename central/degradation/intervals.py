@@ -56,7 +56,7 @@ def fit(
     training: tuple[Floats, Floats] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Calibrate intervals.
+    """Calibrate intervals. Raises FitError for fewer than 20 rows, or no feature varies.
 
     Args:
         values: shape (n, k), the model's features.
@@ -77,10 +77,6 @@ def fit(
 
     Returns:
         An intervals block, see `agent.analysis.degradation.intervals`.
-
-    Raises:
-        FitError: fewer than 20 rows, or no feature varies.
-
     """
     usable = np.isfinite(estimated) & (estimated > 0)
     if int(usable.sum()) < _LEAST_ROWS:
@@ -234,7 +230,6 @@ def _with_slope(novelty: Novelty, held: Floats, unusual: Floats, nominal: float)
         held: shape (n,): their |log error| / half width without a slope, NaN where there is none.
         unusual: shape (n,), their novelty.
         nominal: the share to be covered.
-
     """
     is_novel = np.isfinite(held) & (unusual > 1)
     if int(is_novel.sum()) < _LEAST_ROWS:

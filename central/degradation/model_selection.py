@@ -46,9 +46,7 @@ def fit_model(
 ) -> dict[str, Any]:
     """Fit all rivals, choose one, and return the model file's content.
 
-    Raises:
-        InputError: too few rows, an unknown method, or no rival can be fitted.
-
+    Raises InputError for too few rows, an unknown method, or no rival can be fitted.
     """
     count = int((~runs.is_baseline).sum())
     if not count and not left_out_words(runs.counts):
@@ -149,9 +147,7 @@ def _calibrated(
 def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Held:
     """Fit a rival without each set of rows, and let it estimate that set.
 
-    Raises:
-        FitError: it cannot be fitted without one of the sets.
-
+    Raises FitError if it cannot be fitted without one of the sets.
     """
     estimated = _estimated(runs, rival, options, sets)
     rows = ~runs.is_baseline

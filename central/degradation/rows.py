@@ -33,14 +33,10 @@ class Predicted:
 
 
 def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
-    """Read a model file.
+    """Read a model file. Raises InputError if it is not there, no JSON, or no model.
 
     Returns:
         The model, and the file's content.
-
-    Raises:
-        InputError: it is not there, no JSON, or no model.
-
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -57,12 +53,7 @@ def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
 
 
 def write_model(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a model file.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a model file. Raises InputError if it cannot be written."""
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     with writing(path, mode=0o644) as file:
         file.write(text.encode())
@@ -71,16 +62,15 @@ def write_model(path: Path, data: Mapping[str, Any]) -> None:
 def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") -> Predicted:
     """Estimate the degradation of a file's rows.
 
+    Raises InputError if a column is missing, not numeric or in the way, no row is a baseline, or `out` cannot be
+    written.
+
     Args:
         rows: CSV or Parquet, with the model's inputs and the columns of its groups.
         model: as `read_model` reads it.
         out: CSV or Parquet by its name: the rows in their order, and the columns degradation, low, high, reason and
             predicted_<target>.
         baseline_where: which rows are baselines, of their groups instead of what the model has for these; "": none.
-
-    Raises:
-        InputError: a column is missing, not numeric or in the way, no row is a baseline, or `out` cannot be written.
-
     """
     table = Table(rows)
     table.require(model.group_by, "the model's groups")

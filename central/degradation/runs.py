@@ -34,16 +34,10 @@ class Table:
 
     Args:
         path: the file.
-
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            InputError: it is not there, not readable, or not of its kind.
-
-        """
+        """Read the file. Raises InputError if it is not there, not readable, or not of its kind."""
         self.path = path
         self._duckdb = duckdb_connection.connect()
         name = str(path)
@@ -72,9 +66,7 @@ class Table:
     def require(self, names: Sequence[str], what: str) -> None:
         """Check that the columns are there.
 
-        Raises:
-            InputError: names the first that is not, and those that are.
-
+        Raises InputError, which names the first that is not, and those that are.
         """
         for name in names:
             if name not in self.columns:
@@ -84,9 +76,7 @@ class Table:
     def numbers(self, name: str) -> Floats:
         """Return a column as numbers, shape (rows,), NaN where the file has nothing.
 
-        Raises:
-            InputError: a value is no finite number; names the first such row.
-
+        Raises InputError if a value is no finite number; names the first such row.
         """
         column = _quoted(name)
         query = f"SELECT try_cast({column} AS DOUBLE), {column} FROM runs ORDER BY __row"  # noqa: S608 - quoted
@@ -112,9 +102,7 @@ class Table:
     def where(self, expression: str, option: str) -> NDArray[np.bool_]:
         """Return which rows an expression of the user's is true for, shape (rows,).
 
-        Raises:
-            InputError: it is no condition over the columns.
-
+        Raises InputError if it is no condition over the columns.
         """
         if not expression.strip():
             raise InputError(f"{option}: must be a condition on the columns, such as phase = 'quiet'; it is empty")
@@ -195,9 +183,8 @@ class Runs:
 def make_runs(table: Table, columns: Columns) -> Runs:
     """Make arrays of a table's rows.
 
-    Raises:
-        InputError: a column is missing or not numeric, no row is a baseline, a target is not positive, no row is left.
-
+    Raises InputError if a column is missing or not numeric, no row is a baseline, a target is not positive, no row is
+    left.
     """
     table.require([columns.target], "--target")
     table.require(columns.group_by, "--group-by")

@@ -30,7 +30,6 @@ def percentile_with(estimated: Floats, scatter: Floats, percentile: float) -> fl
         estimated: shape (n,), known.
         scatter: shape (n,), standard deviations of the logarithm.
         percentile: 0 to 100.
-
     """
     return float(np.percentile(estimated[:, None] * np.exp(scatter[:, None] * _NORMAL), percentile))
 
@@ -45,7 +44,6 @@ def with_scatter(
         runs: what they were fitted to.
         held_out: shape (n,), estimates of rows by models that were not fitted to them: trees know their own rows.
         options: as for the fit.
-
     """
     model = model_of(runs, parts, options)
     values, baseline = (one[:, : len(model.features)] for one in inputs_of(runs, model))

@@ -80,6 +80,8 @@ def fit_extra_trees(
 ) -> dict[str, Any]:
     """Fit extremely randomised trees (Geurts, Ernst, Wehenkel 2006): the mean over the trees of a power or log.
 
+    Raises FitError if no feature varies.
+
     Args:
         values: shape (n, k), features in their own units, all known.
         baseline: shape (n, k), the same without interference.
@@ -92,10 +94,6 @@ def fit_extra_trees(
 
     Returns:
         An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.
-
-    Raises:
-        FitError: no feature varies.
-
     """
     from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - the extra `train`
 
@@ -112,16 +110,14 @@ def fit_boosting(
 ) -> dict[str, Any]:
     """Fit gradient boosting to the log of the degradation; arguments and result as of `fit_extra_trees`.
 
+    Raises FitError if no feature varies.
+
     Args:
         values: shape (n, k).
         baseline: shape (n, k).
         degradation: shape (n,).
         seed: of the binning of large data.
         directions: per feature 1 or -1 where the degradation may only rise or fall as it grows, at the same baseline.
-
-    Raises:
-        FitError: no feature varies.
-
     """
     from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - the extra `train`
 
@@ -143,9 +139,7 @@ def fit_boosting(
 def terms_of(values: Floats, baseline: Floats) -> Terms:
     """Return the terms that rows can be told apart by: those that vary, and no two that are the same.
 
-    Raises:
-        FitError: none varies.
-
+    Raises FitError if none varies.
     """
     scales = _scales(values)
     found: list[tuple[int, str]] = []

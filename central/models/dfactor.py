@@ -32,7 +32,6 @@ def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
 
     Returns:
         Shape (jobs,), each at least 1.
-
     """
     p = np.asarray(loadings, dtype=np.float64)
     others = p.sum(axis=0) - p
@@ -52,7 +51,6 @@ def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.Arr
 
     Returns:
         Shape (machines,).
-
     """
     p, u = np.asarray(loading, dtype=np.float64), np.asarray(units, dtype=np.float64)
     # One row of units is for every machine: a product of a matrix and a vector.
@@ -93,7 +91,6 @@ def completion_times(
         start_s: when each arrives; shape (jobs,) or one number.
         units: as of `dilations`.
         background: sum of the loading vectors of others that are there all the time; shape (resources,).
-
     """
     p = np.asarray(loadings, dtype=np.float64)
     beside = added_dilation(np.broadcast_to(background, p.shape[1:]), p, units)
@@ -132,11 +129,8 @@ def linear_sum_s(neutral_s: npt.ArrayLike) -> float:
 def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
     """Both loading vectors (p, 1 - p) of a busy job of two resources, equation (13): the two values of p.
 
-    The model cannot tell which of them it is. They are real if lambda >= (n + 1) / 2.
-
-    Raises:
-        ValueError: they are not: the job is idle at times, or uses more than two resources.
-
+    The model cannot tell which of them it is. They are real if lambda >= (n + 1) / 2. Raises ValueError if they are
+    not: the job is idle at times, or uses more than two resources.
     """
     inside = 1.0 - 2.0 * (copies - dilation) / (copies - 1)
     if inside < 0:

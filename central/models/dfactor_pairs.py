@@ -101,6 +101,8 @@ def fit_plain(
 ) -> PlainLoadings:
     """Fit D-Factor's loading vectors, and of the platforms the units and speeds of resources.
 
+    Raises ValueError if there are no pairs, or a slow-down is not above 0.
+
     Args:
         pairs: what was measured; indices below `workloads` and `platforms`.
         workloads: how many there are; one without pairs gets a loading near the middle.
@@ -109,10 +111,6 @@ def fit_plain(
         speeds: whether shares of time shift from platform to platform, with how fast its resources are.
         penalty: of the squared parameters (logarithms and logits), against sums over the pairs.
         seed: of where the search begins.
-
-    Raises:
-        ValueError: there are no pairs, or a slow-down is not above 0.
-
     """
     _check(pairs)
     rng = np.random.default_rng(seed)
@@ -158,7 +156,7 @@ def _shares(logs: Floats) -> Floats:
 def fit_extended(
     pairs: Pairs, workloads: int, platforms: int, *, resources: int = 4, penalty: float = 0.05, seed: int = 0
 ) -> ExtendedLoadings:
-    """Fit the extended form.
+    """Fit the extended form. Raises ValueError if there are no pairs, or a slow-down is not above 0.
 
     Args:
         pairs: as of `fit_plain`.
@@ -167,10 +165,6 @@ def fit_extended(
         resources: how many, without names.
         penalty: of the squared logarithms of loadings; a tenth of it for capacities, 1 for factors.
         seed: of where the search begins.
-
-    Raises:
-        ValueError: there are no pairs, or a slow-down is not above 0.
-
     """
     _check(pairs)
     rng = np.random.default_rng(seed)

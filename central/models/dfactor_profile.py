@@ -47,15 +47,13 @@ class Profile:
 def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
     """Fit T = tau (1 + sum_k s_k X_k).
 
+    Raises ValueError for fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone,
+    or numbers of too different sizes.
+
     Args:
         time_s: of each run, above 0; shape (runs,).
         beside: X: the sum of the loading vectors of what ran beside (s is then p), or the copies less one (s is then
             |p|^2); shape (runs, columns).
-
-    Raises:
-        ValueError: fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone, or
-            numbers of too different sizes.
-
     """
     times = np.asarray(time_s, dtype=np.float64)
     if len(times) and times.max() / _MOST_RATIO > times.min():
@@ -100,17 +98,13 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
 
 
 def mean_shares(samples: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Profile:
-    """Average measured shares of time.
+    """Average measured shares of time. Raises ValueError if there are no samples.
 
     Args:
         samples: shares per sample and resource, 0 to 1; shape (samples, resources). Windows of one length: they count
             alike.
         group: what samples belong to, such as their VM, shape (samples,): these are then what varies independently, and
             each counts alike. None: every sample is independent.
-
-    Raises:
-        ValueError: there are no samples.
-
     """
     table = np.asarray(samples, dtype=np.float64)
     if not len(table):

@@ -118,7 +118,6 @@ def linear_baseline(
 
     Returns:
         a (workloads,) and b (platforms,); what has no row gets the mean.
-
     """
     is_beside = rows.co_runners > 0
     weight = np.where(is_beside, _BESIDE, 1.0)
@@ -147,7 +146,6 @@ def log_runtimes(members: Members, rows: Rows) -> Singles:
 
     Returns:
         Shape (members, n): logarithms of factors.
-
     """
     found = np.empty((len(members), len(rows)), dtype=np.float32)
     i, workloads = _places(rows.workload)

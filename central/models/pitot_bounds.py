@@ -139,9 +139,7 @@ class Pool:
     def head(self, epsilon: float, heads: Sequence[Exponents] = HEADS) -> Head:
         """Choose the head with the least margin on the calibration rows, calibrated for `epsilon`.
 
-        Raises:
-            ValueError: there are too few rows for this epsilon.
-
+        Raises ValueError if there are too few rows for this epsilon.
         """
         count = len(self.residuals)
         # One part in 1e9 of a row: (1 - 0.1) * 10 is 9, not 9.000000000000002.

@@ -81,7 +81,6 @@ class Trainer:
             residuals: shape (n,), log runtimes less the baseline.
             workload_features: shape (workloads, any number), finite.
             platform_features: shape (platforms, any number), finite.
-
         """
         self._options = options
         self._rows = len(rows)
@@ -100,7 +99,6 @@ class Trainer:
         Args:
             seed: of its first values and of the order of the rows; the same seed gives the same member.
             progress: called with the share that is done.
-
         """
         options = self._options
         parameters = self._start(seed)

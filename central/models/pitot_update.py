@@ -31,7 +31,6 @@ def new_workload(
 
     Returns:
         Embeddings (members, width), and the workload's baseline.
-
     """
     shape = members.shape
     found = np.empty((len(members), shape.workload_width), dtype=np.float32)

@@ -39,7 +39,6 @@ class TooLittleCovered(ValueError):  # noqa: N818 - what it says, not that it is
     Attributes:
         coverage: their share.
         jobs: how many they are.
-
     """
 
     def __init__(self, coverage: float, jobs: int) -> None:
@@ -50,18 +49,11 @@ class TooLittleCovered(ValueError):  # noqa: N818 - what it says, not that it is
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One side: an instance per row. Shapes (rows,).
+    """One side: an instance per row. Shapes (rows,)."""
 
-    Attributes:
-        machine: where it ran.
-        job: whose instance it is.
-        value: its metric.
-
-    """
-
-    machine: Column
-    job: Column
-    value: Floats
+    machine: Column  # where it ran
+    job: Column  # whose instance it is
+    value: Floats  # its metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +66,13 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its confidence interval.
-
-    Attributes:
-        value: the estimate.
-        low: lower end.
-        high: upper end.
-        standard_error: its standard error.
-        degrees: degrees of freedom of Student's quantile; infinite for the normal one.
-
-    """
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
     high: float
     standard_error: float
-    degrees: float
+    degrees: float  # degrees of freedom of Student's quantile; infinite for the normal one
 
     @property
     def margin(self) -> float:
@@ -99,66 +82,39 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class JobDifference:
-    """One job on both sides, heaviest first in `Comparison.jobs`.
-
-    Attributes:
-        job: its name.
-        weight: its share, of those compared.
-        current: mean of its metric on that side.
-        new: the same.
-        instances: number of them, current and new.
-        difference: (new - current) / current.
-        p: two-sided, that there is none.
-        adjusted_p: after Benjamini and Hochberg over all jobs compared.
-        verdict: "gain" or "loss" where `adjusted_p` is at most 1 - confidence, else "unclear"; of such verdicts at most
-            that share is expected to be false. It says up or down, whatever is better.
-
-    """
+    """One job on both sides, heaviest first in `Comparison.jobs`."""
 
     job: object
-    weight: float
-    current: float
+    weight: float  # its share, of those compared
+    current: float  # mean of its metric, on either side
     new: float
-    instances: tuple[int, int]
-    difference: Interval
-    p: float
-    adjusted_p: float
+    instances: tuple[int, int]  # number of them, current and new
+    difference: Interval  # (new - current) / current
+    p: float  # two-sided, that there is none
+    adjusted_p: float  # after Benjamini and Hochberg over all jobs compared
+    # "gain" or "loss" where `adjusted_p` is at most 1 - confidence, else "unclear"; of such verdicts at most that
+    # share is expected to be false. It says up or down, whatever is better.
     verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of `compare`. Shares are of 1.
+    """The result of `compare`. Shares are of 1."""
 
-    Attributes:
-        current: the weighted metric of that side.
-        new: the same.
-        difference: (new - current) / current.
-        independent: the same by the paper's variance, for comparison.
-        baseline: (new - current) / current of the means over machines, each the mean of its instances' values: the
-            paper's machine granularity. None where a side has fewer than two machines.
-        coverage: share of all CURRENT's weight that the compared jobs have.
-        confidence: of all intervals, such as 0.95.
-        machines: of each side, those with a compared job.
-        instances: the same.
-        jobs: those compared, heaviest first.
-        left_out: jobs of either side that were not compared, by reason.
-        p: two-sided, that there is no difference.
-
-    """
-
-    current: Interval
+    current: Interval  # the weighted metric, of either side
     new: Interval
-    difference: Interval
-    independent: Interval
+    difference: Interval  # (new - current) / current
+    independent: Interval  # the same by the paper's variance, for comparison
+    # (new - current) / current of the means over machines, each the mean of its instances' values: the paper's
+    # machine granularity. None where a side has fewer than two machines.
     baseline: Interval | None
-    coverage: float
-    confidence: float
-    machines: tuple[int, int]
-    instances: tuple[int, int]
-    jobs: tuple[JobDifference, ...]
-    left_out: dict[str, int] = field(default_factory=dict)
-    p: float = math.nan
+    coverage: float  # share of all CURRENT's weight that the compared jobs have
+    confidence: float  # of all intervals, such as 0.95
+    machines: tuple[int, int]  # of each side, those with a compared job
+    instances: tuple[int, int]  # the same
+    jobs: tuple[JobDifference, ...]  # those compared, heaviest first
+    left_out: dict[str, int] = field(default_factory=dict)  # jobs of either side that were not compared, by reason
+    p: float = math.nan  # two-sided, that there is no difference
 
 
 class MachineMeans:
@@ -174,7 +130,6 @@ class MachineMeans:
         n: rows per cell, shape (cells,).
         mean: shape (cells,).
         variance: of one row, divided by n - 1, shape (cells,).
-
     """
 
     def __init__(self, machine: Column, cell: Ints, value: Floats, cells: int) -> None:
@@ -199,7 +154,6 @@ class MachineMeans:
 
         Returns:
             Both of shape (parts,). A sum without any variance has degrees of freedom 1.
-
         """
         wanted = part[self._cell] >= 0
         cell, owner = self._cell[wanted], part[self._cell[wanted]]
@@ -236,6 +190,8 @@ def compare(
 ) -> Comparison:
     """Compare two sides by the weighted metric of the jobs that both have.
 
+    Raises TooLittleCovered for less than `min_coverage`, or no job is left.
+
     Args:
         current: one side; machines named alike on both sides are the same machines.
         new: the other.
@@ -244,10 +200,6 @@ def compare(
         min_coverage: refuse if the compared jobs have less of CURRENT's weight.
         top: only so many of the heaviest.
         confidence: of the intervals.
-
-    Raises:
-        TooLittleCovered: less than `min_coverage`, or no job is left.
-
     """
     together = _together(current, new, weights)
     chosen, left_out = _chosen(together, min_instances, top)

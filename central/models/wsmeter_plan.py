@@ -43,22 +43,13 @@ _LARGEST_WHOLE = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CheapestPlan:
-    """The result of `cheapest_plan`.
+    """The result of `cheapest_plan`."""
 
-    Attributes:
-        observe: instances of each job, shape (jobs,).
-        cost: of all of them.
-        lower_bound: no plan costs less. Equal to `cost` where that is proven.
-        is_optimal: whether it is proven that no plan is cheaper.
-        variance: sum of w^2 var / N, at most the target.
-
-    """
-
-    observe: Ints
-    cost: float
-    lower_bound: float
-    is_optimal: bool
-    variance: float
+    observe: Ints  # instances of each job, shape (jobs,)
+    cost: float  # of all of them
+    lower_bound: float  # no plan costs less. Equal to `cost` where that is proven
+    is_optimal: bool  # whether it is proven that no plan is cheaper
+    variance: float  # sum of w^2 var / N, at most the target
 
     @property
     def gap_ratio(self) -> float:
@@ -106,7 +97,6 @@ def cheapest_plan(
 
     Returns:
         The plan, or None where not even all instances suffice.
-
     """
     problem = _Problem(cost, spread, least, most, target)
     if not problem.is_met(most):
@@ -186,7 +176,6 @@ def _search(
         best: a plan that meets the target.
         step: how much cheaper a cheaper plan is at least; 0 where nothing is known.
         max_states: at most so many are held.
-
     """
     base = problem.at(multiplier)
     base_cost, base_variance = float(problem.cost @ base), problem.variance(base)

@@ -17,28 +17,16 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Hosts as they are at first.
+    """Hosts as they are at first."""
 
-    Args:
-        names: of the hosts.
-        resources: names of the resources that jobs contend for.
-        totals: P, sum of the loading vectors of what runs there; shape (hosts, resources).
-        units: equal units of each resource, shape (resources,) or (hosts, resources).
-        limits: the most that the total loading may become, inf for no limit; shape (hosts, resources).
-        amounts: names of what only has to fit, such as memory.
-        used: of the amounts, shape (hosts, amounts).
-        room: of the amounts in all, shape (hosts, amounts).
-
-    """
-
-    names: tuple[str, ...]
-    resources: tuple[str, ...]
-    totals: Floats
-    units: Floats
-    limits: Floats
-    amounts: tuple[str, ...] = ()
-    used: Floats | None = None
-    room: Floats | None = None
+    names: tuple[str, ...]  # of the hosts
+    resources: tuple[str, ...]  # names of the resources that jobs contend for
+    totals: Floats  # P, sum of the loading vectors of what runs there; shape (hosts, resources)
+    units: Floats  # equal units of each resource, shape (resources,) or (hosts, resources)
+    limits: Floats  # the most that the total loading may become, inf for no limit; shape (hosts, resources)
+    amounts: tuple[str, ...] = ()  # names of what only has to fit, such as memory
+    used: Floats | None = None  # of the amounts, shape (hosts, amounts)
+    room: Floats | None = None  # of the amounts in all, shape (hosts, amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,6 @@ class Fleet:
 
     Args:
         hosts: as they are at first.
-
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -98,7 +85,6 @@ class Fleet:
             vm: the new one.
             rule: one of `RULES`.
             top: so many hosts are enough; None: all.
-
         """
         added = added_dilation(vm.loading, self.totals, self.hosts.units)
         cost = np.round(RULES[rule](self, vm, added), DECIMALS)

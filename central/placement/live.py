@@ -104,7 +104,6 @@ class LiveFleet:
         config: what hosts can do, how far back to look.
         connected: names of the hosts that are connected, which may have no VM at all.
         clock_unix_ns: the time.
-
     """
 
     def __init__(

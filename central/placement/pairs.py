@@ -77,11 +77,8 @@ def read_pairs(path: Path) -> Measured:
 
     With runtime_us the rows without an interferer are the times alone (of several the geometric mean), and the
     slow-down of a pair is its time over the workload's alone on the same platform. With slowdown rows alone say
-    nothing.
-
-    Raises:
-        InputError: the file cannot be read, a column is missing, a value is not above 0, or there are too few pairs.
-
+    nothing. Raises InputError if the file cannot be read, a column is missing, a value is not above 0, or there are too
+    few pairs.
     """
     named = read_rows(path)
     workloads = Names.of(tuple(dict.fromkeys((*named.workloads, *named.interferers))))
@@ -133,7 +130,6 @@ def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldO
         measured: the pairs.
         seed: of the division and of where searches begin.
         say: told what is being fitted.
-
     """
     rng = np.random.default_rng(seed)
     distinct = int(measured.same.max()) + 1
@@ -220,7 +216,6 @@ def chosen_extended(
         platforms: the same.
         seed: of the division (1000 more) and of where searches begin.
         say: told what is being fitted.
-
     """
     names, at = np.unique(groups, return_inverse=True)
     held = (np.random.default_rng(1000 + seed).random(len(names)) < _VALIDATION)[at]
@@ -268,10 +263,8 @@ class Asked:
 def read_asked(path: Path, measured: Measured) -> Asked:
     """Read rows to predict: columns workload, platform, interferer.
 
-    Raises:
-        InputError: the file cannot be read or has a column slowdown, a name was never measured in its role, or a row is
-            beside several.
-
+    Raises InputError if the file cannot be read or has a column slowdown, a name was never measured in its role, or a
+    row is beside several.
     """
     named = read_rows(path)
     if _SLOWDOWN in named.table.columns:

@@ -48,18 +48,15 @@ class Profiles:
 def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     """Profile the jobs of a CSV file. Its columns say what it is.
 
-    Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`).
-    Columns job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run
-    alone. Columns job, resources and if known vm: measured shares of time, a row per window.
+    Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`). Columns
+    job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run alone.
+    Columns job, resources and if known vm: measured shares of time, a row per window. Raises InputError for what
+    `UserTable` refuses, a number out of range, too few or inconsistent runs.
 
     Args:
         path: the file.
         rest: resource that gets what busy jobs' other shares leave; "": jobs may idle.
         larger: of copies: the resource with the larger share; "": not known, so both vectors are candidates.
-
-    Raises:
-        InputError: what `UserTable` refuses, a number out of range, too few or inconsistent runs.
-
     """
     rows = UserTable(path)
     rows.require(JOB)
@@ -161,9 +158,7 @@ def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool)
 def write_loadings(path: Path, profiles: Profiles) -> None:
     """Write LOADINGS.csv for `slowdown estimate` and `place`.
 
-    Raises:
-        InputError: a job has no loading vector, or the file cannot be written.
-
+    Raises InputError if a job has no loading vector, or the file cannot be written.
     """
     for job in profiles.jobs:
         if job.loading is None:

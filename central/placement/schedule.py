@@ -83,7 +83,6 @@ def place_all(
         top: how many hosts a ranking names; None: all.
         largest_first: of VMs that arrive at one moment the one with the longest loading vector first.
         on_placement: called with each placement, so that long runs can be shown.
-
     """
     state = _State(hosts, vms)
     placements = list[Placement]()

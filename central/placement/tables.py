@@ -32,15 +32,13 @@ class Jobs:
 def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
     """Return jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
 
+    Raises InputError if there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a
+    time is not above 0.
+
     Args:
         rows: the file.
         beside: columns that are no resources.
         can_fit: an amount that only has to fit can be told by `--fit`: the remedy of a share above 1.
-
-    Raises:
-        InputError: there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a time is
-            not above 0.
-
     """
     rows.require(JOB)
     others = {JOB, TAU, START, *beside}
@@ -64,14 +62,12 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
 def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False) -> dict[str, float]:
     """Read values of an option such as `cpu=8,disk=2`; one may be given several times.
 
+    Raises InputError for a word that is not NAME=NUMBER, a number out of range, or a name comes twice.
+
     Args:
         words: as they were given.
         option: its name, for errors.
         is_share: numbers are shares of time, within 0..1; else they are above 0.
-
-    Raises:
-        InputError: not NAME=NUMBER, a number out of range, or a name comes twice.
-
     """
     found: dict[str, float] = {}
     for word in (part.strip() for each in words for part in each.split(",")):
@@ -96,9 +92,7 @@ def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False
 def units_of(given: Mapping[str, float], resources: Sequence[str], option: str = "--units") -> Floats:
     """Return the units of each resource, 1 where none are given.
 
-    Raises:
-        InputError: a name is no resource, or there would be less than one unit.
-
+    Raises InputError if a name is no resource, or there would be less than one unit.
     """
     for name, number in given.items():
         if name not in resources:

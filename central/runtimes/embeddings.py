@@ -59,7 +59,6 @@ def embed(model: Model) -> tuple[Embedded, Embedded]:
 
     Returns:
         Workloads and platforms, of the same dimensions (members * rank).
-
     """
     members = model.members
     w, _, _, _ = members.shape.workload_parts(members.workload)
@@ -92,12 +91,10 @@ def as_table(parts: Sequence[Embedded]) -> pa.Table:
 def read_groups(path: Path) -> dict[tuple[str, str], str]:
     """Read groups of names: columns name and group, and kind (workload, platform) if names may be of both.
 
+    Raises InputError if the file cannot be read, a column or a value is missing, or a name has two groups.
+
     Returns:
         Group by (kind, name); kind is "" where the table has no such column.
-
-    Raises:
-        InputError: the file cannot be read, a column or a value is missing, or a name has two groups.
-
     """
     table = UserTable(path)
     table.require("name", "group")
@@ -134,7 +131,6 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
         values: shape (n, dimensions), n >= 2.
         groups: of each name, n.
         seed: of the deals.
-
     """
     labels = np.unique(np.asarray(groups), return_inverse=True)[1]
     squares = (values**2).sum(axis=1)
@@ -164,17 +160,14 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
 def project(part: Embedded, seed: int) -> Floats:
     """Lay names out in a plane by t-SNE, scikit-learn's with its own settings, from the principal components.
 
+    Raises InputError if there are too few names. Raises UnavailableError if scikit-learn is not installed.
+
     Args:
         part: the embeddings.
         seed: the same gives the same map on the same machine.
 
     Returns:
         Shape (names, 2); neither axes nor large distances mean anything.
-
-    Raises:
-        InputError: there are too few names.
-        UnavailableError: scikit-learn is not installed.
-
     """
     if len(part.names) < _LEAST_NAMES:
         raise InputError(

@@ -42,7 +42,6 @@ def measure(
         95 % interval (None of one row; both None if too large for a number); mape_by_prediction, that of
         |t / t_hat - 1|, as the paper's authors' code has it; per epsilon coverage with its 95 % interval (Wilson),
         margin (equation 11), and margin_by_bound, mean |t / bound - 1|. Each mean has its _half_width likewise.
-
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return _measured(rows, log_us, predicted, bounds, words or [f"{epsilon:g}" for epsilon in epsilons])

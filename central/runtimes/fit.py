@@ -56,7 +56,7 @@ def fit(
     progress: Callable[[float], None] = lambda _: None,
     checkpoint: Checkpoint | None = None,
 ) -> Model:
-    """Fit a model.
+    """Fit a model. Raises InputError for too few rows. Raises UnavailableError if JAX or optax is not installed.
 
     Args:
         rows: n of them, places in the features' names.
@@ -68,11 +68,6 @@ def fit(
         progress: called with the share that is done.
         checkpoint: keeps what is trained, and gives what an earlier fit to the same rows with the same options, which
             was stopped, has trained: the model is the same then. It is not removed.
-
-    Raises:
-        InputError: too few rows.
-        UnavailableError: JAX or optax is not installed.
-
     """
     if len(rows) < _LEAST_ROWS:
         raise InputError(f"{len(rows)} rows are too few to fit runtimes; at least {_LEAST_ROWS} are needed")

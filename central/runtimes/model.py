@@ -60,7 +60,7 @@ class Model:
         return Estimates(log_us, Scatter(self.difficulty.of(rows), spread, above))
 
     def bounds(self, rows: Rows, estimates: Estimates, epsilons: Sequence[float]) -> Floats:
-        """Bound runtimes.
+        """Bound runtimes. Raises ValueError for too few calibration rows for an epsilon.
 
         Args:
             rows: n of them.
@@ -72,10 +72,6 @@ class Model:
             row, the bound for a smaller epsilon is never below that for a larger one that is asked with it: each
             epsilon takes the head that costs it least, and where heads cross the higher bound stands for both, which
             takes nothing from what either covers.
-
-        Raises:
-            ValueError: too few calibration rows for an epsilon.
-
         """
         found = np.full((len(epsilons), len(rows)), np.nan)
         counts = rows.co_runners
@@ -96,12 +92,7 @@ class Model:
 
 
 def write_model(path: Path, model: Model) -> None:
-    """Write a model file: the old one or the whole new one is there.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a model file: the old one or the whole new one is there. Raises InputError if it cannot be written."""
     shape = model.members.shape
     header = {
         "format": FORMAT,
@@ -135,12 +126,7 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def read_model(path: Path) -> Model:
-    """Read a model file.
-
-    Raises:
-        InputError: it is not there, or no model of ours; says what is wrong with it.
-
-    """
+    """Read a model file. Raises InputError if it is not there, or no model of ours; says what is wrong with it."""
     try:
         return _parsed(_arrays(path))
     except OSError as error:

@@ -41,10 +41,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each in digits and as a number.
 
     The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
-
-    Raises:
-        InputError: one is no number above 0 and up to 0.5, or given twice.
-
+    Raises InputError if one is no number above 0 and up to 0.5, or given twice.
     """
     found = []
     for part in text.split(","):
@@ -67,6 +64,8 @@ def predict_rows(
 ) -> Predicted:
     """Predict the rows of a file.
 
+    Raises InputError if the file is wrong, a name is not in the model, or an epsilon is too small for it.
+
     Args:
         path: CSV or Parquet with workload, platform and interferer(s), as `read_rows` reads it.
         model: a fitted one.
@@ -74,10 +73,6 @@ def predict_rows(
         out: CSV or Parquet by its name: the rows in their order, with predicted_us and bound_us_<epsilon>.
         skip_unknown: leave the predictions of rows with unknown names empty, instead of refusing the file; at least one
             row must have none.
-
-    Raises:
-        InputError: the file is wrong, a name is not in the model, or an epsilon is too small for it.
-
     """
     named = read_rows(path)
     columns = ("predicted_us", *(f"bound_us_{word}" for word, _ in epsilons))

@@ -31,6 +31,9 @@ class Updated:
 def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updated]:
     """Add the workloads and platforms of these rows that the model has not.
 
+    Raises InputError if nothing is new, workload and platform of a row both are, or a new name is seen beside new ones
+    only.
+
     Args:
         model: a fitted one; it is not changed.
         named: n runs, each of a new workload on a known platform or of a known workload on a new one.
@@ -38,10 +41,6 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
 
     Returns:
         The new model, and what was added. Its bounds are those of the fit's rows: nothing calibrates new names.
-
-    Raises:
-        InputError: nothing is new, workload and platform of a row both are, or a new name is seen beside new ones only.
-
     """
     workloads, platforms = model.workloads, model.platforms
     added_w = tuple(name for name in named.workloads if name not in workloads.places)

@@ -26,9 +26,7 @@ _ALMOST_NONE = sys.float_info.min
 def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.PlanObservationRequest:
     """Return the request of a plan.
 
-    Raises:
-        InputError: the side is of hosts: jobs are planned on a whole fleet or platform.
-
+    Raises InputError if the side is of hosts: jobs are planned on a whole fleet or platform.
     """
     if side.hosts is not None:
         raise InputError(
@@ -62,16 +60,12 @@ def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
 
 
 def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return central's plan.
+    """Return central's plan. Raises InputError if not even all instances suffice for what was observed.
 
     Args:
         answer: of central.
         options: what was asked for.
         observed: what an earlier plan led to; the plan is then made again, here, on central's jobs.
-
-    Raises:
-        InputError: not even all instances suffice for what was observed.
-
     """
     jobs = jobs_of_plan(answer)
     if observed is not None:

@@ -126,7 +126,6 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
         found: the comparison.
         metric: of what.
         weighed_by: what the weights of jobs are.
-
     """
     share = f"{100 * found.confidence:g} %"
     is_wide, is_wider = console.width >= _WIDE_COLUMNS, console.width >= _WIDER_COLUMNS

@@ -23,42 +23,23 @@ from central.models.wsmeter import Observed, Shares
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is like, and what the upgrade does. Shares and spreads are ratios.
+    """What a fleet is like, and what the upgrade does. Shares and spreads are ratios."""
 
-    Attributes:
-        machines: number of them.
-        jobs: number of them.
-        instances: about so many, over all jobs.
-        quota_exponent: of the jobs' shares of quota.
-        quota_offset: the same.
-        instance_quota_spread: of the logarithm of an instance's quota, over jobs.
-        machine_std: of machines' mean values, relative.
-        told_machines: the paper's cluster, ...
-        told_margin: ... its margin at t = 2, were instances independent, ...
-        told_coverage: ... and its share of the quota.
-        widening: what margins must be multiplied by because instances of a machine are not independent.
-        job_spread: of the logarithm of the jobs' spreads.
-        lasting: share of the variance of luck that stays from one measurement to the next.
-        effect: by how much the whole fleet's metric rises.
-        effect_spread: standard deviation of the jobs' own effects.
-
-    """
-
-    machines: int = 6_000
-    jobs: int = 1_200
-    instances: int = 180_000
-    quota_exponent: float = 1.9
-    quota_offset: float = 6.0
-    instance_quota_spread: float = 0.7
-    machine_std: float = 0.15
-    told_machines: int = 50
-    told_margin: float = 0.016
-    told_coverage: float = 0.87
-    widening: float = 1.2
-    job_spread: float = 0.4
-    lasting: float = 0.5
-    effect: float = 0.07
-    effect_spread: float = 0.03
+    machines: int = 6_000  # number of them
+    jobs: int = 1_200  # number of them
+    instances: int = 180_000  # about so many, over all jobs
+    quota_exponent: float = 1.9  # of the jobs' shares of quota
+    quota_offset: float = 6.0  # the same
+    instance_quota_spread: float = 0.7  # of the logarithm of an instance's quota, over jobs
+    machine_std: float = 0.15  # of machines' mean values, relative
+    told_machines: int = 50  # of the paper's cluster
+    told_margin: float = 0.016  # its margin at t = 2, were instances independent
+    told_coverage: float = 0.87  # and its share of the quota
+    widening: float = 1.2  # what margins must be multiplied by because instances of a machine are not independent
+    job_spread: float = 0.4  # of the logarithm of the jobs' spreads
+    lasting: float = 0.5  # share of the variance of luck that stays from one measurement to the next
+    effect: float = 0.07  # by how much the whole fleet's metric rises
+    effect_spread: float = 0.03  # standard deviation of the jobs' own effects
 
 
 #: The paper's case I: new CPUs.
@@ -67,22 +48,13 @@ CPU_UPGRADE = FleetSettings()
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A fleet before and after an upgrade of all of its machines.
+    """A fleet before and after an upgrade of all of its machines."""
 
-    Attributes:
-        machine: of each instance, shape (instances,).
-        job: the same, numbers from 0, heaviest first.
-        weight: share of quota, shape (jobs,).
-        expected: mean value of a job's instances before, over new luck, shape (jobs,).
-        effect: relative, of each job.
-
-    """
-
-    machine: Ints
-    job: Ints
-    weight: Floats
-    expected: Floats
-    effect: Floats
+    machine: Ints  # of each instance, shape (instances,)
+    job: Ints  # the same, numbers from 0, heaviest first
+    weight: Floats  # share of quota, shape (jobs,)
+    expected: Floats  # mean value of a job's instances before, over new luck, shape (jobs,)
+    effect: Floats  # relative, of each job
     _lasting: Floats  # logarithm of each instance's value, less new luck
     _new_machine_spread: float
     _new_spread: Floats  # by job
@@ -95,7 +67,6 @@ class Fleet:
             rng: of the new luck.
             machines: only those that run on these.
             is_upgraded: whether the machines are.
-
         """
         rows = np.arange(len(self.job)) if machines is None else np.flatnonzero(np.isin(self.machine, machines))
         job, machine = self.job[rows], self.machine[rows]
@@ -121,7 +92,6 @@ def simulate_fleet(settings: FleetSettings, seed: int) -> Fleet:
     Args:
         settings: what it is like.
         seed: of everything.
-
     """
     rng = np.random.default_rng(seed)
     rank = np.arange(1, settings.jobs + 1, dtype=np.float64)

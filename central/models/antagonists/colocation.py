@@ -17,20 +17,12 @@ from central.models.groups import Column, Floats, Ints, counts, find, group, mer
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A sparse matrix per machine: rows are machine slots, columns are (machine, key) pairs.
+    """A sparse matrix per machine: rows are machine slots, columns are (machine, key) pairs."""
 
-    Attributes:
-        machine: of each column, sorted; shape (columns,).
-        keys: the other keys of each column.
-        place: row of each entry; places of one machine are consecutive.
-        column: column of each entry.
-
-    """
-
-    machine: Column
-    keys: list[Column]
-    place: Ints
-    column: Ints
+    machine: Column  # of each column, sorted; shape (columns,)
+    keys: list[Column]  # the other keys of each column
+    place: Ints  # row of each entry; places of one machine are consecutive
+    column: Ints  # column of each entry
 
     def dense(self, values: Floats, places: slice, columns: slice, entries: Ints) -> Floats:
         """Sum `values` of some entries, all within one machine, into a matrix (places, columns)."""

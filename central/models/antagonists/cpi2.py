@@ -68,7 +68,6 @@ def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Float
         victim_cpi: of each sample of the window, shape (t,); NaN where not known: left out.
         threshold: C, the victim's mean + 2 std.
         usage: of each suspect in each sample, shape (suspects, t); 0 where it did not run.
-
     """
     known = ~np.isnan(victim_cpi)
     c, u = victim_cpi[known], usage[:, known]

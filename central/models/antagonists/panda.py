@@ -71,7 +71,6 @@ class CpiMoments:
             job: of each sample, shape (n,).
             platform: CPU model that each was taken on.
             cpi: cycles per instruction; NaN where not known.
-
         """
         known = ~np.isnan(cpi)
         keys, member = group(job[known], platform[known])

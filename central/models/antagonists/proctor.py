@@ -30,7 +30,6 @@ def representative(
 
     Returns:
         Sorted positions. After `max_draws` draws it is the one with the least statistic.
-
     """
     size = round(len(values) * ratio)
     if not size:
@@ -61,7 +60,6 @@ def suspect_scores(victim_cpi: Floats, usage: Floats, rng: np.random.Generator) 
 
     Returns:
         -1 to 1 per suspect; 0 where one of the two does not vary.
-
     """
     known = np.flatnonzero(~np.isnan(victim_cpi))
     drawn = known[representative(victim_cpi[known], rng)]

@@ -32,7 +32,6 @@ def over_days(job: Column, platform: Column, samples: Ints, location: Floats, sc
         samples: task slots of the day, at least 1: the row's weight.
         location: median of ln CPI on the day.
         scale: its interquartile range / 1.349.
-
     """
     keys, code = group(job, platform)
     count = len(keys[0])

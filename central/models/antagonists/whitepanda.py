@@ -36,24 +36,14 @@ IQR_OF_NORMAL = 1.3489795003921634
 
 @dataclass(frozen=True, slots=True)
 class WhitepandaCoefficients:
-    """Columns sorted by job; values are rises of y per core (or normalised unit) of CPU usage.
+    """Columns sorted by job; values are rises of y per core (or normalised unit) of CPU usage."""
 
-    Attributes:
-        job: every job that used CPU beside a latency-sensitive task.
-        value: what suspects are ranked by, times their usage: the estimate shrunk by its evidence.
-        estimate: as fitted.
-        standard_error: of the estimate; beyond `whitepanda_solve.MAX_DENSE_JOBS` jobs a lower bound.
-        samples: machine slots in which the job used CPU beside a latency-sensitive task.
-        sum_usage_squared: of the job's summed usage over these.
-
-    """
-
-    job: Column
-    value: Floats
-    estimate: Floats
-    standard_error: Floats
-    samples: Ints
-    sum_usage_squared: Floats
+    job: Column  # every job that used CPU beside a latency-sensitive task
+    value: Floats  # what suspects are ranked by, times their usage: the estimate shrunk by its evidence
+    estimate: Floats  # as fitted
+    standard_error: Floats  # of the estimate; beyond `whitepanda_solve.MAX_DENSE_JOBS` jobs a lower bound
+    samples: Ints  # machine slots in which the job used CPU beside a latency-sensitive task
+    sum_usage_squared: Floats  # of the job's summed usage over these
 
 
 def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
@@ -64,7 +54,6 @@ def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Flo
         platform: CPU model that each was taken on.
         day: on which.
         cpi: above 0, no NaN.
-
     """
     keys, code = group(job, platform, day)
     x = np.log(cpi)
@@ -216,7 +205,6 @@ def _state_of(machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, 
         place: which of these slots each task slot is in.
         job: of each task slot.
         usage: its usage.
-
     """
     (machine_of_day, _), of_place = group(machine, slot // SLOTS_PER_DAY)
     cells = cells_of(of_place[place], place, job)
@@ -275,7 +263,6 @@ def quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats,
         u: usage per slot and job, shape (slots, jobs).
         y: of each slot.
         slot: their numbers, ascending; a gap begins a new run.
-
     """
     begins = np.append(True, np.diff(slot) != 1)
     x = np.column_stack([u, y, np.ones(len(y))])

@@ -100,7 +100,6 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
 
     Returns:
         Per job the shrunk estimate, the estimate, and its standard error.
-
     """
     ridge = RIDGE_SLOTS * usual_squared
     if not len(ridge):
@@ -149,7 +148,6 @@ def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Float
 
     Returns:
         As `solve`.
-
     """
     estimate = b / diagonal
     rss = np.maximum(yy - b * estimate, 0.0)
