@@ -225,9 +225,9 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
     }
 
 
-def model_of(runs: Runs, parts: list[dict[str, Any]], options: FitOptions, method: str = "") -> Model:
+def model_of(runs: Runs, parts: list[dict[str, Any]], options: FitOptions) -> Model:
     """Return the run-time model of parts, for the rows of `runs`: what is measured is what the agent will do."""
-    return parse(document(runs, parts, {"method": method}, options))
+    return parse(document(runs, parts, {"method": ""}, options))
 
 
 def inputs_of(runs: Runs, model: Model) -> tuple[Floats, Floats]:

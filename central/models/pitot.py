@@ -25,6 +25,7 @@ _MOST_PAIRS = 8_000_000
 _ITERATIONS = 50
 #: Weight in the baseline of a row beside others: it counts only where there is nothing else.
 _BESIDE = 1e-4
+_REGULARISATION = 1e-3  # pulls names with few rows to the mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +92,7 @@ class Shape:
 class Members:
     """Embeddings of all members: workload (members, workloads, width), platform (members, platforms, width).
 
-    They are scaled so that the dot products are what equation 5 and 9 say, without further factors.
+    They are scaled so that the dot products are those of equations 5 and 9, without further factors.
     """
 
     shape: Shape
@@ -102,9 +103,7 @@ class Members:
         return len(self.workload)
 
 
-def linear_baseline(
-    rows: Rows, log_us: Floats, workloads: int, platforms: int, regularisation: float = 1e-3
-) -> tuple[Floats, Floats]:
+def linear_baseline(rows: Rows, log_us: Floats, workloads: int, platforms: int) -> tuple[Floats, Floats]:
     """Fit log C = a_i + b_j by alternating means (appendix B.1), on rows alone.
 
     Rows beside others count, less their mean slow-down, only where a workload or platform was never seen alone.
@@ -114,7 +113,6 @@ def linear_baseline(
         log_us: shape (n,), logarithm of runtimes.
         workloads: how many there are.
         platforms: likewise.
-        regularisation: pulls what has few rows to the mean.
 
     Returns:
         a (workloads,) and b (platforms,); what has no row gets the mean.
@@ -126,8 +124,8 @@ def linear_baseline(
     a, b = np.zeros(workloads), np.zeros(platforms)
     mean = float(np.average(values, weights=weight))
     slow_down = 0.0
-    in_workload = np.bincount(i, weight, workloads) + regularisation * _BESIDE
-    in_platform = np.bincount(j, weight, platforms) + regularisation * _BESIDE
+    in_workload = np.bincount(i, weight, workloads) + _REGULARISATION * _BESIDE
+    in_platform = np.bincount(j, weight, platforms) + _REGULARISATION * _BESIDE
     for _ in range(_ITERATIONS):
         left = values - mean - slow_down * is_beside
         a = np.bincount(i, weight * (left - b[j]), workloads) / in_workload
@@ -138,15 +136,7 @@ def linear_baseline(
 
 
 def log_runtimes(members: Members, rows: Rows) -> Singles:
-    """Predict what is to be added to the baseline, by every member.
-
-    Args:
-        members: the embeddings.
-        rows: n of them.
-
-    Returns:
-        Shape (members, n): logarithms of factors.
-    """
+    """Predict each row's addition to the baseline by every member: logarithms of factors, shape (members, n)."""
     found = np.empty((len(members), len(rows)), dtype=np.float32)
     i, workloads = _places(rows.workload)
     j, platforms = _places(rows.platform)

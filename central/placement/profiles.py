@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from central.models.dfactor import SUM_TOLERANCE, n_copies_roots, two_resources
+from central.models.dfactor import SUM_TOLERANCE, n_copies_roots
 from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
 from central.placement.tables import JOB, TAU
 from central.tables.user_files import UserTable
@@ -148,7 +148,7 @@ def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool)
             notes = (f"|p|^2 {square.value:.4g} is below 0.5: no busy job of two resources",)
         else:
             both = (high, low) if high > low else (high,)
-            candidates = tuple(dict(zip(names, two_resources(p).tolist(), strict=True)) for p in both)
+            candidates = tuple(dict(zip(names, (p, 1.0 - p), strict=True)) for p in both)
     loading = candidates[0] if candidates and chosen else None
     if candidates and not chosen:
         notes = ("the model cannot tell which of the two it is; say --larger and --rest",)

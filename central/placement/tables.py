@@ -89,14 +89,14 @@ def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False
     return found
 
 
-def units_of(given: Mapping[str, float], resources: Sequence[str], option: str = "--units") -> Floats:
+def units_of(given: Mapping[str, float], resources: Sequence[str]) -> Floats:
     """Return the units of each resource, 1 where none are given.
 
     Raises InputError if a name is no resource, or there would be less than one unit.
     """
     for name, number in given.items():
         if name not in resources:
-            raise InputError(f"{option} {name}: is no resource of the file; they are {', '.join(resources)}")
+            raise InputError(f"--units {name}: is no resource of the file; they are {', '.join(resources)}")
         if number < 1:
-            raise InputError(f"{option} {name}: must be 1 or more (value {number:g})")
+            raise InputError(f"--units {name}: must be 1 or more (value {number:g})")
     return np.array([given.get(name, 1.0) for name in resources])

@@ -94,16 +94,16 @@ def test_cpi2_score_by_hand():
     assert cpi2.suspect_scores(cpi, 2.0, usage) == pytest.approx([0.25, -0.5, 0.0])
 
 
-def test_proctor_draws_until_the_sample_is_like_the_whole():
+def test_proctor_draws_until_the_sample_is_like_the_whole(monkeypatch):
     values = np.arange(24.0)
     for seed in range(20):
         drawn = proctor.representative(values, np.random.default_rng(seed))
         assert len(set(drawn.tolist())) == 12
         counts = np.bincount((drawn // 8).astype(int), minlength=3)
         assert ((counts - 4) ** 2 / 4).sum() <= 1
-    seldom = proctor.representative(values, np.random.default_rng(1), limit=-1, max_draws=3)
-    assert len(seldom) == 12  # capped: the best of three
     assert len(proctor.representative(np.empty(0), np.random.default_rng(1))) == 0
+    monkeypatch.setattr(proctor, "CHI_SQUARE_LIMIT", -1)
+    assert len(proctor.representative(values, np.random.default_rng(1))) == 12  # capped: the best draw
 
 
 def test_proctor_correlates_over_what_it_drew():
