@@ -7,9 +7,9 @@ Two forms, both with loadings per workload and capacities per platform, fitted t
     extended:  lambda = m_p n_w (1 + sum_k a_wk b_ik / c_pk),  all > 0
 
 The plain one is D-Factor (`central.models.dfactor`) with platforms: their units c, and how fast their resources are, as
-a job's shares of time are t_wk g_pk over their sum with the idle one. The extended one is whitepanda's: what a workload suffers
-(a) and what it causes (b) differ, shares need not sum to 1, and a factor per platform and per workload takes what is
-there whatever runs beside it; so it reaches beyond 2, and below 1, where the plain one cannot.
+a job's shares of time are t_wk g_pk over their sum with the idle one. In the extended one (whitepanda's) a workload's
+suffering (a) and its effect (b) differ, shares need not sum to 1, and a factor per platform and per workload stands for
+what does not depend on the neighbour; so it reaches beyond 2, and below 1, where the plain one cannot.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""WSMeter: did the fleet become faster? The weighted metric of jobs, and intervals that know of machines. Pure numpy.
+"""WSMeter: did the fleet become faster? The weighted metric of jobs, with intervals by machines. Pure numpy.
 
 Source: "WSMeter: A Performance Evaluation Methodology for Google's Production Warehouse-Scale Computers" (ASPLOS 2018),
-sections 3, 4.3 and 5. Fleet performance is sum_k w_k mean_k over the jobs of both sides; w_k are shares of quota, made
-to sum to 1 over these jobs.
+sections 3, 4.3 and 5. Fleet performance is sum_k w_k mean_k over the jobs that both sides have; w_k are their shares of
+quota, normalised to sum to 1.
 
 The paper's variance, sum_k w_k^2 s_k^2 / N_k, takes instances as independent. Those of one machine are not: they
 share its caches, its power and its clock. Its intervals cover about 90 % at nominal 95 %, and it widens them by 20 %.
@@ -28,18 +28,13 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 from central.models.groups import Column, Floats, Ints, group, sums
 
-#: Fewer instances of a job tell too little of its mean (the paper's section 5.2.1).
+#: Fewer instances of a job say too little about its mean (the paper's section 5.2.1).
 MIN_INSTANCES = 4
 _MIN_MACHINES = 2  # of a job: one alone has no variance
 
 
 class TooLittleCovered(ValueError):  # noqa: N818 - what it says, not that it is an error
-    """The jobs that can be compared have too small a share of the weight.
-
-    Attributes:
-        coverage: their share.
-        jobs: how many they are.
-    """
+    """The jobs that can be compared, so many, have too small a share of the weight: `coverage`."""
 
     def __init__(self, coverage: float, jobs: int) -> None:
         super().__init__(f"{jobs} jobs cover {coverage:.1%}")
@@ -351,26 +346,20 @@ class _Estimates:
         return np.concatenate([-self._weight * new / current**2, self._weight / current])
 
     def _interval(self, value: float, variance: float, degrees: float) -> Interval:
-        return _interval(value, variance, degrees, self._confidence)
-
-
-def _interval(value: float, variance: float, degrees: float, confidence: float) -> Interval:
-    error = math.sqrt(variance)
-    half = error * (
-        float(ndtri(0.5 + confidence / 2.0)) if math.isinf(degrees) else float(stdtrit(degrees, 0.5 + confidence / 2.0))
-    )
-    return Interval(value, value - half, value + half, error, degrees)
+        error, level = math.sqrt(variance), 0.5 + self._confidence / 2.0
+        half = error * float(ndtri(level) if math.isinf(degrees) else stdtrit(degrees, level))
+        return Interval(value, value - half, value + half, error, degrees)
 
 
 def _p(estimate: Interval) -> float:
-    """Return the two-sided probability of an estimate so far from 0 if it were 0."""
+    """Return the two-sided p value of the estimate being 0."""
     if not estimate.standard_error:
         return 0.0 if estimate.value else 1.0
     return float(2.0 * stdtr(estimate.degrees, -abs(estimate.value) / estimate.standard_error))
 
 
 def _benjamini_hochberg(p: Floats) -> Floats:
-    """Return adjusted p values: those of at most q are, in expectation, false in a share of at most q."""
+    """Return adjusted p values: of those up to q, a share of at most q is expected to be false."""
     order = np.argsort(p)[::-1]
     scaled = p[order] * len(p) / np.arange(len(p), 0, -1)
     adjusted = np.empty(len(p))
@@ -391,5 +380,4 @@ def _machine_baseline(rows: _Together, confidence: float) -> Interval | None:
     side = is_new.astype(np.int64)
     if np.bincount(side, minlength=2).min() < _MIN_MACHINES:
         return None
-    estimates = _Estimates(MachineMeans(machine, side, means, 2), np.ones(1), confidence)
-    return estimates.difference()
+    return _Estimates(MachineMeans(machine, side, means, 2), np.ones(1), confidence).difference()

@@ -12,8 +12,8 @@ from central.placement.schedule import NOWHERE, Placement, Schedule, Vm
 def explained(hosts: Hosts, vms: Sequence[Vm], schedule: Schedule, rule: str) -> dict[str, Any]:
     """Return each choice with its reason.
 
-    `dilation` is what D-Factor expects of the VM on that host at that moment, whatever the rule; `by_resource` says
-    what each resource adds to 1; `others` is by how much the dilations of those there rise in all.
+    `dilation` is D-Factor's prediction for the VM on that host at that moment, whatever the rule; `by_resource` is each
+    resource's addition to 1; `others` is by how much the dilations of the VMs there rise in all.
     """
     rows = [_row(hosts, vms[each.vm], each, rule) for each in schedule.placements]
     found: dict[str, Any] = {"rule": rule, "hosts": len(hosts.names), "placements": rows}
@@ -67,7 +67,7 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
 
 
 def _ties(ranking: Ranking) -> int:
-    """Count the hosts told after the best that are as good by dfactor."""
+    """Count the hosts listed after the best that are as good by dfactor."""
     cost = np.round(ranking.added[ranking.order], DECIMALS)
     return int((cost[1:] == cost[0]).sum())
 

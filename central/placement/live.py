@@ -49,15 +49,12 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class JobLoading:
-    """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of.
-
-    `standard_error` is that of VMs, NaN for fewer than two with a value; `measured` of the `vms` have one.
-    """
+    """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of."""
 
     job: str
     loading: Floats
-    standard_error: Floats
-    measured: tuple[int, ...]
+    standard_error: Floats  # over VMs, NaN for fewer than two with a value
+    measured: tuple[int, ...]  # so many of the `vms` have a value
     vms: int
     windows: int
 
@@ -80,20 +77,21 @@ class Snapshot:
     unmeasured: dict[str, str]
 
     def rank(self, loading: Floats, top: int) -> Ranking:
-        """Rank hosts for a VM with this loading; NaN: a resource it is not known of, which then does not count.
+        """Rank hosts for a VM with this loading; a resource with NaN does not count.
 
-        Shares of more than 1 in all (a VM with several busy vCPUs) are divided by their sum for what it suffers, which
-        changes the size of `added`, not the order.
+        Shares of more than 1 in all (a VM with several busy vCPUs) are divided by their sum, which changes the size of
+        `added`, not the order.
         """
-        known = np.nan_to_num(loading)
-        return Fleet(self.hosts).rank(Request(known / max(1.0, float(known.sum())), np.zeros(0)), top=top)
+        return Fleet(self.hosts).rank(Request(_share_of_time(loading), np.zeros(0)), top=top)
 
     def by_resource(self, loading: Floats, host: int) -> Floats:
-        """Return what each resource of a host adds for such a VM."""
-        known = np.nan_to_num(loading)
-        units = self.hosts.units
-        parts: Floats = known / max(1.0, float(known.sum())) * self.hosts.totals[host] / units
-        return parts
+        """Return each resource's addition to the dilation of such a VM on a host."""
+        return _share_of_time(loading) * self.hosts.totals[host] / self.hosts.units
+
+
+def _share_of_time(loading: Floats) -> Floats:
+    known = np.nan_to_num(loading)
+    return known / max(1.0, float(known.sum()))
 
 
 class LiveFleet:
@@ -164,7 +162,7 @@ class LiveFleet:
 
 @dataclass(frozen=True, slots=True)
 class _Resource:
-    """A resource that is known of: the share of each VM, NaN where it is not known; equal units of a host."""
+    """A resource: the share of each VM, NaN where it is not known; equal units of a host."""
 
     name: str
     shares: Floats
@@ -174,7 +172,7 @@ class _Resource:
 def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[list[_Resource], dict[str, str]]:
     """Return the resources that loading vectors have, and why each of the others is left out."""
     columns = {name: np.array(rows[name], dtype=np.float64) for name in (_STALL, _IO_WAIT, "cpu_usage_cores")}
-    # What is lacking of the ratio is not known of the cores either.
+    # Without the ratio the stalled cores are not known either.
     stalled = columns["cpu_usage_cores"] * columns[_STALL]
     cpu = columns["cpu_usage_cores"] - (0.0 if config.memory_bytes_per_s else np.nan_to_num(stalled))
     waits = {
@@ -209,10 +207,9 @@ def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:
 
 
 def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
-    """Mean rates and shares of each VM on each host, over its windows that begin in [since, until).
+    """Return mean rates and shares of each VM on each host, over its windows that begin in [since, until).
 
-    The share of cycles that waited for memory is that of the CPU time of the windows that have one: an idle VM's little
-    does not count as much.
+    The share of cycles that waited for memory is weighed by CPU time, so that idle windows hardly count.
     """
     days = sorted({day_of(at) for at in (*range(since, until, _DAY_NS), until - 1)})
     with lake.objects.session(), answering(_MEMORY_MIB) as connection:

@@ -1,6 +1,6 @@
 """Measured pairs, one workload beside another: how well loading vectors fitted to some of them predict the others.
 
-What `whitepanda slowdown pairs` does. Loading vectors are of workloads, capacities of platforms, both without names of
+For `whitepanda slowdown pairs`. Loading vectors are of workloads, capacities of platforms, both without names of
 resources: only their products were ever measured (`central.models.dfactor_pairs`).
 """
 
@@ -24,10 +24,10 @@ from whitepanda.common.errors import InputError
 RESOURCES, PENALTIES = (2, 4, 6), (0.05, 0.2)
 _SLOWDOWN = "slowdown"
 _VALIDATION, _HELD_OUT = 0.2, 0.2
-#: With fewer a fifth of them says next to nothing.
+#: With fewer, a fifth of them says next to nothing.
 _LEAST_PAIRS = 100
 PLATFORM, DFACTOR, EXTENDED = "per platform", "D-Factor", "extended"
-#: More a pair of busy jobs cannot reach in D-Factor.
+#: The most that a pair of busy jobs can reach in D-Factor.
 _MOST = 2.0
 
 
@@ -124,12 +124,9 @@ def read_pairs(path: Path) -> Measured:
 
 
 def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldOut:
-    """Fit to four fifths of the pairs, predict the fifth; what was measured twice is on one side.
+    """Fit to four fifths of the pairs, predict the fifth; what was measured twice stays together.
 
-    Args:
-        measured: the pairs.
-        seed: of the division and of where searches begin.
-        say: told what is being fitted.
+    `seed` is of the division and of where searches begin; `say` is called with what is being fitted.
     """
     rng = np.random.default_rng(seed)
     distinct = int(measured.same.max()) + 1
@@ -209,13 +206,7 @@ def chosen_extended(
 ) -> tuple[ExtendedLoadings, int, float]:
     """Choose the number of resources and the penalty by a fifth of the pairs, then fit to all of them.
 
-    Args:
-        fitted: the pairs.
-        groups: number of each; those of one number are on one side.
-        workloads: how many there are.
-        platforms: the same.
-        seed: of the division (1000 more) and of where searches begin.
-        say: told what is being fitted.
+    Pairs of one number in `groups` stay together. `seed` is of the division (1000 more) and of where searches begin.
     """
     names, at = np.unique(groups, return_inverse=True)
     held = (np.random.default_rng(1000 + seed).random(len(names)) < _VALIDATION)[at]

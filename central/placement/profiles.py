@@ -1,4 +1,4 @@
-"""Measurements of people's files turned into loading vectors: `whitepanda slowdown profile`."""
+"""Measurements in files turned into loading vectors: `whitepanda slowdown profile`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +21,15 @@ _TIME, _VM, _SQUARE = "time_s", "vm", "squared_length"
 
 @dataclass(frozen=True, slots=True)
 class JobProfile:
-    """What was found of one job.
-
-    `measured` by resource, or `squared_length` of copies. `loading` is what `estimate` and `place` can use: measured
-    shares within 0 to 1 that sum to at most 1. `notes` say where it is not what was measured, or why there is none.
-    """
+    """The profile of one job."""
 
     job: str
     n: int
     tau_s: Estimate | None
-    measured: dict[str, Estimate]
-    loading: dict[str, float] | None
+    measured: dict[str, Estimate]  # by resource, or `squared_length` of copies
+    loading: dict[str, float] | None  # for `estimate` and `place`: shares within 0 to 1 that sum to at most 1
     candidates: tuple[dict[str, float], ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # where `loading` differs from what was measured, or why there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ def _job(job: str, profile: Profile, resources: Sequence[str], rest: str) -> Job
 
 
 def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Bring measured shares into 0 to 1, with a sum of at most 1, and say where that changes them."""
+    """Clip measured shares to 0 to 1, with a sum of at most 1, and note where that changes them."""
     notes = list[str]()
     loading = {name: min(max(value, 0.0), 1.0) for name, value in values.items()}
     for name, value in values.items():

@@ -16,17 +16,13 @@ JOB, TAU, START = "job", "tau_s", "start_s"
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs of a file, in its order.
-
-    `loadings` has shape (jobs, resources). `tau_s` is each one's time alone, `start_s` when it arrives; None without
-    the column.
-    """
+    """Jobs of a file, in its order."""
 
     names: tuple[str, ...]
     resources: tuple[str, ...]
-    loadings: Floats
-    tau_s: Floats | None
-    start_s: Floats | None
+    loadings: Floats  # shape (jobs, resources)
+    tau_s: Floats | None  # time alone; None without the column
+    start_s: Floats | None  # when each arrives; likewise
 
 
 def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:

@@ -36,7 +36,7 @@ BUSY_CORES = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LakeRows:
-    """What the lake tells."""
+    """Observations from the lake."""
 
     observations: pa.Table  # workload, platform, interferers (lists), runtime_us
     workloads: pa.Table  # names of all, also of those that only disturbed

@@ -14,26 +14,23 @@ from central.runtimes.tables import read_rows
 from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
 
-#: What to do about a name that a model has not.
+#: The remedy of a name that is not in a model.
 UNKNOWN = (
     "the model knows only what it was fitted with: add it from a few measured rows with `whitepanda runtime update`, "
     "or fit again with them"
 )
-#: What to do where too few calibration rows stand behind a share.
+#: The remedy of too few calibration rows for a share.
 TOO_FEW = "ask for no smaller share (--epsilon), or fit with more rows"
 _MOST_EPSILON = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was predicted: rows written, those without a bound by their number of co-runners, those with no prediction.
+    """What was predicted."""
 
-    `unknown` rows have a name that the model has not.
-    """
-
-    rows: int
-    unknown: int
-    unbounded: Mapping[int, int]
+    rows: int  # written
+    unknown: int  # without a prediction: they have a name that is not in the model
+    unbounded: Mapping[int, int]  # rows without a bound, by their number of co-runners
     columns: tuple[str, ...]
 
 

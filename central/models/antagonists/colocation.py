@@ -41,9 +41,8 @@ def cells_of(machine: Column, place: Ints, *keys: Column) -> Cells:
 class PairSums:
     """Sums over the machine slots of a machine with latency-sensitive tasks of known CPI, L(m, t).
 
-    Per (machine, job, latency-sensitive job, its platform): `usage_cpi` = sum u * c / |L| and
-    `usage` = sum u / |L| over all pairs of their tasks. Per (user_machine, user_job): sum u^2 and the task slots.
-    Sorted by these keys.
+    Per (machine, job, latency-sensitive job, its platform): `usage_cpi` = sum u * c / |L| and `usage` = sum u / |L|
+    over all pairs of their tasks. Per (user_machine, user_job): sum u^2 and the task slots. Sorted by these keys.
     """
 
     machine: Column

@@ -1,6 +1,6 @@
-"""Plans and comparisons asked of central's fleet API: requests of options, and its messages as what made them.
+"""Plans and comparisons asked of central's fleet API: requests from options, and answers as plans and comparisons.
 
-What central answers is then shown, drawn and written as JSON by the very code that does it for files.
+The code that shows, draws and writes the results of files then does the same with central's answers.
 """
 
 import math
@@ -48,14 +48,14 @@ def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.Pla
 
 def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
     """Return the jobs that a plan observes, with the cost of one instance."""
-    told = answer.jobs
+    jobs = answer.jobs
     return Jobs(
-        np.array([job.job for job in told], dtype=str),
-        np.array([job.weight for job in told]),
-        np.array([job.mean for job in told]),
-        np.array([job.std for job in told]),
-        np.array([job.instances for job in told], dtype=np.int64),
-        np.array([job.cost / job.observe for job in told]),
+        np.array([job.job for job in jobs], dtype=str),
+        np.array([job.weight for job in jobs]),
+        np.array([job.mean for job in jobs]),
+        np.array([job.std for job in jobs]),
+        np.array([job.instances for job in jobs], dtype=np.int64),
+        np.array([job.cost / job.observe for job in jobs]),
     )
 
 
@@ -148,9 +148,9 @@ def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
     )
 
 
-def _interval(told: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
-    degrees = told.degrees_of_freedom or math.inf
-    return Interval(told.value / scale, told.low / scale, told.high / scale, told.standard_error / scale, degrees)
+def _interval(estimate: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
+    numbers = (estimate.value, estimate.low, estimate.high, estimate.standard_error)
+    return Interval(*(number / scale for number in numbers), estimate.degrees_of_freedom or math.inf)
 
 
 def _unix_ns(time_ns: int | None) -> int:
