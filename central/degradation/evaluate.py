@@ -29,19 +29,14 @@ _ERRORS = ("mean_ape", "median_ape", "overall_error", "overall_error_with_scatte
 def errors(
     measured: Floats, estimated: Floats, runs: NDArray[np.str_], at_s: Floats, scatter: Floats | None = None
 ) -> dict[str, float]:
-    """Compare estimates with measurements; rows without an estimate (NaN) are left out.
+    """Compare estimates with measurements, shapes (n,); rows without an estimate (NaN) are left out.
 
-    Args:
-        measured: shape (n,), degradation.
-        estimated: shape (n,).
-        runs: shape (n,): which run each row is of.
-        at_s: shape (n,): when in its run; NaN: each row is a quantum of its own.
-        scatter: shape (n,), of what is measured around estimates (`Model.scatter`), NaN where it is not known.
+    `runs` names each row's run, `at_s` is when in its run (NaN: each row is a quantum of its own), `scatter` is of the
+    measured values around estimates (`Model.scatter`), NaN where it is not known.
 
-    Returns:
-        Ratios (0.05 = 5 %): `mean_ape`, `median_ape` over rows; `overall_error`, `dynamic_error` as means over runs;
-        `overall_error_with_scatter` likewise, of what rows are expected to be and not only of estimates, over the runs
-        of which all rows have a scatter. NaN where nothing is estimated.
+    Returns ratios (0.05 = 5 %), NaN where nothing is estimated: `mean_ape`, `median_ape` over rows; `overall_error` and
+    `dynamic_error` as means over runs; `overall_error_with_scatter` likewise, of what rows are expected to be and not
+    only of estimates, over the runs of which all rows have a scatter.
     """
     known = np.isfinite(estimated)
     spread = (np.full(len(known), math.nan) if scatter is None else scatter)[known]
@@ -81,14 +76,9 @@ def _dynamic(measured: Floats, estimated: Floats, at_s: Floats) -> float:
 def summary(
     runs: Runs, estimates: Estimates, constant: Floats, nominal: float, scatter: Floats | None = None
 ) -> dict[str, Any]:
-    """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant.
+    """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant, shape (n,).
 
-    Args:
-        runs: the measured rows.
-        estimates: one per row.
-        constant: shape (n,): what the constant estimates of each row.
-        nominal: coverage that the intervals claim.
-        scatter: as for `errors`.
+    `nominal` is the coverage that the intervals claim, `scatter` as for `errors`.
     """
     spread = np.full(len(constant), math.nan) if scatter is None else scatter
     result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), spread)
@@ -124,10 +114,9 @@ def _of_rows(
 
 
 def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Estimates, dict[str, Any]]:
-    """Evaluate a model on the rows of `runs` that are no baselines. Raises InputError if every row is a baseline.
+    """Evaluate a model on the rows that are no baselines: return these, the estimates, and their summary.
 
-    Returns:
-        Those rows, the estimates, and their summary.
+    Raises InputError if every row is a baseline.
     """
     rows = _measured(runs)
     estimates, scatter = _estimated(rows, model)
@@ -144,19 +133,11 @@ def _estimated(rows: Runs, model: Model) -> tuple[Estimates, Floats]:
 def evaluate_refitted(
     runs: Runs, options: FitOptions, method: str, folds: int, on_progress: Callable[[str], None] = lambda _step: None
 ) -> tuple[Runs, Estimates, dict[str, Any]]:
-    """Evaluate a method: fitted, and its intervals calibrated, without the rows that it then estimates.
+    """Evaluate a method, refitted and recalibrated without the rows that it then estimates, as `evaluate_as_is` does.
 
-    Raises InputError if every row is a baseline, there is one scenario only, or a fit fails.
-
-    Args:
-        runs: the measured rows.
-        options: as for fitting.
-        method: of the rivals.
-        folds: that many folds of rows drawn at random (`options.seed`); 0: each scenario is held out in turn.
-        on_progress: called with what is being done.
-
-    Returns:
-        As `evaluate_as_is`.
+    With `folds`, so many folds of rows are drawn at random (`options.seed`); with 0 each scenario is held out in turn.
+    `on_progress` is called with what is being done. Raises InputError if every row is a baseline, there is one scenario
+    only, or a fit fails.
     """
     rows = _measured(runs)
     is_measured = ~runs.is_baseline

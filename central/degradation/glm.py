@@ -42,20 +42,12 @@ def scales_of(values: Floats) -> Floats:
 
 
 def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
-    """Fit a constant and these terms by iteratively reweighted least squares.
+    """Fit a constant and terms (n, k), relative to the baseline, by iteratively reweighted least squares.
 
-    Raises FitError for too few rows, or the iteration diverges or leaves the link's domain. Raises UnavailableError if
-    statsmodels is not installed.
-
-    Args:
-        terms: shape (n, k), already relative to the baseline.
-        degradation: shape (n,), > 0.
-        names: of the terms.
-        link: "inverse" or "log".
-
-    Returns:
-        What the paper's Table 2 reports, for the model file. `terms[0]` is the constant; each has its coefficient,
-        standard error, Wald statistic, significance and 95 % interval.
+    `link` is "inverse" or "log". Returns what the paper's Table 2 reports, for the model file: `terms[0]` is the
+    constant, each has its coefficient, standard error, Wald statistic, significance and 95 % interval. Raises FitError
+    for too few rows, or if the iteration diverges or leaves the link's domain, UnavailableError if statsmodels is not
+    installed.
     """
     try:
         import statsmodels.api as sm  # noqa: PLC0415 - takes a second, and is in the extra `train` only
@@ -135,17 +127,10 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
 
 
 def fit(values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
-    """Fit a model of the paper's kind. Raises FitError as `regress` and `candidates`.
+    """Fit a model of the paper's kind; return its estimator block, see `agent.analysis.degradation.glm`.
 
-    Args:
-        values: shape (n, k), in their own units, all known.
-        baseline: the same without interference, shape (n, k).
-        degradation: shape (n,), > 0.
-        names: of the k features.
-        link: "inverse" or "log".
-
-    Returns:
-        The estimator block of a model file, see `agent.analysis.degradation.glm`.
+    `values` and `baseline` have shape (n, k), in their own units, all known; `degradation` (n,) is above 0; `link` is
+    "inverse" or "log". Raises FitError as `regress` and `candidates`.
     """
     scales = scales_of(values)
     terms = relative(values, baseline, scales)

@@ -56,27 +56,26 @@ def fit(
     training: tuple[Floats, Floats] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Calibrate intervals. Raises FitError for fewer than 20 rows, or no feature varies.
+    """Calibrate intervals; return their block, see `agent.analysis.degradation.intervals`.
+
+    Raises FitError for fewer than 20 rows, or if no feature varies.
 
     Args:
         values: shape (n, k), the model's features.
         baseline: shape (n, k), the same without interference.
         degradation: shape (n,), measured.
-        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: none, the row is not used.
-        scenarios: shape (n,), the scenario of each row; rows of one unit are of one scenario.
+        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: the row is not used.
+        scenarios: shape (n,); rows of one unit are of one scenario.
         nominal: the share of rows that intervals are to cover, such as 0.9.
         units: shape (n,): rows that go together, such as those of one run; None: each row by itself.
         by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario; None: there are none.
         uses: columns that the model uses; empty: all.
-        is_relative: whether the model sees features relative to their baseline only, so that nothing else is novel.
-        each_scenario: the nominal share is to be covered of each scenario, so the worst one says how wide: of a few
-            scenarios, and for one more, that is what conformal prediction over scenarios comes to.
-        training: values and baselines, each of shape (m, k), of all rows that the model was fitted to, baselines too:
-            none of them is too novel to be told. None: `values` and `baseline`.
+        is_relative: the model sees features relative to their baseline only, so nothing else is novel.
+        each_scenario: the nominal share is to be covered of each scenario, so the worst one sets the width: for few
+            scenarios, and one more, this equals conformal prediction over scenarios.
+        training: values and baselines, each (m, k), of all rows that the model was fitted to, baselines too: none of
+            them is too novel. None: `values` and `baseline`.
         seed: of the folds, prototypes and trees.
-
-    Returns:
-        An intervals block, see `agent.analysis.degradation.intervals`.
     """
     usable = np.isfinite(estimated) & (estimated > 0)
     if int(usable.sum()) < _LEAST_ROWS:
@@ -223,13 +222,9 @@ def _distances(
 
 
 def _with_slope(novelty: Novelty, held: Floats, unusual: Floats, nominal: float) -> Novelty:
-    """Return the measure with the least slope that covers the novel rows of held-out scenarios.
+    """Return the measure with the least slope that covers the nominal share of the novel rows of held-out scenarios.
 
-    Args:
-        novelty: as without them.
-        held: shape (n,): their |log error| / half width without a slope, NaN where there is none.
-        unusual: shape (n,), their novelty.
-        nominal: the share to be covered.
+    `held` (n,) is |log error| / half width without a slope, NaN where there is none; `unusual` (n,) is the novelty.
     """
     is_novel = np.isfinite(held) & (unusual > 1)
     if int(is_novel.sum()) < _LEAST_ROWS:

@@ -30,11 +30,7 @@ _LEFT_OUT = {
 
 
 class Table:
-    """The rows of one CSV or Parquet file, in the file's order.
-
-    Args:
-        path: the file.
-    """
+    """The rows of one CSV or Parquet file, in the file's order."""
 
     def __init__(self, path: Path) -> None:
         """Read the file. Raises InputError if it is not there, not readable, or not of its kind."""

@@ -24,12 +24,9 @@ _NORMAL = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place i
 
 
 def percentile_with(estimated: Floats, scatter: Floats, percentile: float) -> float:
-    """Return a percentile of what a run's rows are expected to be, each log-normal around its estimate.
+    """Return a percentile (0 to 100) of a run's expected rows, each log-normal around its estimate, shape (n,).
 
-    Args:
-        estimated: shape (n,), known.
-        scatter: shape (n,), standard deviations of the logarithm.
-        percentile: 0 to 100.
+    `scatter` (n,) has the standard deviations of the logarithm.
     """
     return float(np.percentile(estimated[:, None] * np.exp(scatter[:, None] * _NORMAL), percentile))
 
@@ -39,11 +36,7 @@ def with_scatter(
 ) -> list[dict[str, Any]]:
     """Return the parts with the scatter within training's runs; None where they are too short, or without intervals.
 
-    Args:
-        parts: with intervals.
-        runs: what they were fitted to.
-        held_out: shape (n,), estimates of rows by models that were not fitted to them: trees know their own rows.
-        options: as for the fit.
+    `held_out` (n,) has estimates of rows by models that were not fitted to them, because trees know their own rows.
     """
     model = model_of(runs, parts, options)
     values, baseline = (one[:, : len(model.features)] for one in inputs_of(runs, model))

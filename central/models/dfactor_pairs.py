@@ -147,15 +147,10 @@ def _shares(logs: Floats) -> Floats:
 def fit_extended(
     pairs: Pairs, workloads: int, platforms: int, *, resources: int = 4, penalty: float = 0.05, seed: int = 0
 ) -> ExtendedLoadings:
-    """Fit the extended form. Raises ValueError if there are no pairs, or a slow-down is not above 0.
+    """Fit the extended form; arguments and errors as of `fit_plain`.
 
-    Args:
-        pairs: as of `fit_plain`.
-        workloads: the same.
-        platforms: the same.
-        resources: how many, without names.
-        penalty: of the squared logarithms of loadings; a tenth of it for capacities, 1 for factors.
-        seed: of where the search begins.
+    `resources`: how many, without names. `penalty`: of the squared logarithms of loadings; a tenth for capacities, 1
+    for factors.
     """
     _check(pairs)
     rng = np.random.default_rng(seed)

@@ -73,15 +73,7 @@ class Trainer:
         workload_features: NDArray[np.float64],
         platform_features: NDArray[np.float64],
     ) -> None:
-        """Take the rows.
-
-        Args:
-            options: sizes and schedule.
-            rows: n of them.
-            residuals: shape (n,), log runtimes less the baseline.
-            workload_features: shape (workloads, any number), finite.
-            platform_features: shape (platforms, any number), finite.
-        """
+        """Take n rows, their log runtimes less the baseline, shape (n,), and finite features (names, any number)."""
         self._options = options
         self._rows = len(rows)
         self._batch = min(options.batch, len(rows))
@@ -94,12 +86,7 @@ class Trainer:
         self._features = (_standardised(workload_features), _standardised(platform_features))
 
     def member(self, seed: int, progress: Callable[[float], None] = lambda _: None) -> Trained:
-        """Train a member.
-
-        Args:
-            seed: of its first values and of the order of the rows; the same seed gives the same member.
-            progress: called with the share that is done.
-        """
+        """Train a member. The same seed gives the same member; `progress` is called with the share that is done."""
         options = self._options
         parameters = self._start(seed)
         state = _optimiser(options).init(parameters)

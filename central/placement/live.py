@@ -97,11 +97,7 @@ def _share_of_time(loading: Floats) -> Floats:
 class LiveFleet:
     """Reads snapshots; one is good for `placement.refresh_s`. Safe in threads.
 
-    Args:
-        lake: where agents' windows are.
-        config: what hosts can do, how far back to look.
-        connected: names of the hosts that are connected, which may have no VM at all.
-        clock_unix_ns: the time.
+    `connected` returns the names of the hosts that are connected, which may have no VM at all.
     """
 
     def __init__(

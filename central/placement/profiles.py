@@ -46,13 +46,11 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
 
     Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`). Columns
     job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run alone.
-    Columns job, resources and if known vm: measured shares of time, a row per window. Raises InputError for what
-    `UserTable` refuses, a number out of range, too few or inconsistent runs.
+    Columns job, resources and if known vm: measured shares of time, a row per window.
 
-    Args:
-        path: the file.
-        rest: resource that gets what busy jobs' other shares leave; "": jobs may idle.
-        larger: of copies: the resource with the larger share; "": not known, so both vectors are candidates.
+    `rest` is the resource that gets what busy jobs' other shares leave ("": jobs may idle), `larger` the one with the
+    larger share of copies ("": not known, so both vectors are candidates). Raises InputError for what `UserTable`
+    refuses, a number out of range, too few or inconsistent runs.
     """
     rows = UserTable(path)
     rows.require(JOB)

@@ -72,14 +72,8 @@ def read_hosts(
 ) -> Hosts:
     """Read hosts: column host; if wanted the total loading of each resource, units.NAME, limit.NAME, used amounts.
 
+    Where the file has no column, `units` (1 by default), `limits` of the total loading and `amounts` in all count.
     Raises InputError for what `UserTable` refuses, a column of no known name, a host twice, a number out of range.
-
-    Args:
-        path: a CSV file.
-        resources: what the VMs contend for.
-        units: of each resource, where the file says nothing; 1 by default.
-        limits: the most that a total loading may be; the same.
-        amounts: what there is of each amount; the same.
     """
     rows = UserTable(path)
     rows.require(HOST)

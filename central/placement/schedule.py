@@ -68,14 +68,9 @@ class Schedule:
 def place_all(
     hosts: Hosts, vms: Sequence[Vm], rule: str = "dfactor", *, top: int | None = None, largest_first: bool = False
 ) -> Schedule:
-    """Place VMs in the order in which they arrive, those of one moment in theirs.
+    """Place VMs in the order in which they arrive, those of one moment in theirs, or the longest loading vector first.
 
-    Args:
-        hosts: as they are at first; what is in their totals stays all the time.
-        vms: to place, or placed already.
-        rule: one of `central.placement.fleet.RULES`.
-        top: how many hosts a ranking names; None: all.
-        largest_first: of VMs that arrive at one moment the one with the longest loading vector first.
+    The first state of `hosts` stays in their totals; VMs with a host run there already. `top`: hosts that a ranking names.
     """
     state = _State(hosts, vms)
     placements = list[Placement]()

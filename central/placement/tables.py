@@ -28,13 +28,8 @@ class Jobs:
 def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
     """Return jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
 
-    Raises InputError if there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a
-    time is not above 0.
-
-    Args:
-        rows: the file.
-        beside: columns that are no resources.
-        can_fit: an amount that only has to fit can be told by `--fit`: the remedy of a share above 1.
+    Columns of `beside` are no resources; with `can_fit` the remedy of a share above 1 is `--fit`. Raises InputError if
+    there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a time is not above 0.
     """
     rows.require(JOB)
     others = {JOB, TAU, START, *beside}
@@ -56,14 +51,9 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
 
 
 def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False) -> dict[str, float]:
-    """Read values of an option such as `cpu=8,disk=2`; one may be given several times.
+    """Read values of an option such as `cpu=8,disk=2`; it may be given several times. Shares are within 0..1.
 
-    Raises InputError for a word that is not NAME=NUMBER, a number out of range, or a name comes twice.
-
-    Args:
-        words: as they were given.
-        option: its name, for errors.
-        is_share: numbers are shares of time, within 0..1; else they are above 0.
+    Raises InputError for a word that is not NAME=NUMBER, a number out of range, or a name that comes twice.
     """
     found: dict[str, float] = {}
     for word in (part.strip() for each in words for part in each.split(",")):

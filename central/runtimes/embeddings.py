@@ -54,11 +54,8 @@ class Neighbours:
 def embed(model: Model) -> tuple[Embedded, Embedded]:
     """Return the embeddings of workloads and of platforms whose products are the runtimes alone (equation 5).
 
-    Those of all members are beside each other, divided by the root of their number: products and squared distances
-    are then means over members. Neither the linear scaling baseline nor interference is in them.
-
-    Returns:
-        Workloads and platforms, of the same dimensions (members * rank).
+    Those of all members are side by side, divided by the root of their number: products and squared distances are then
+    means over members; dimensions are members * rank. Neither the linear scaling baseline nor interference is in them.
     """
     members = model.members
     w, _, _, _ = members.shape.workload_parts(members.workload)
@@ -91,10 +88,8 @@ def as_table(parts: Sequence[Embedded]) -> pa.Table:
 def read_groups(path: Path) -> dict[tuple[str, str], str]:
     """Read groups of names: columns name and group, and kind (workload, platform) if names may be of both.
 
-    Raises InputError if the file cannot be read, a column or a value is missing, or a name has two groups.
-
-    Returns:
-        Group by (kind, name); kind is "" where the table has no such column.
+    Returns groups by (kind, name), kind "" without the column. Raises InputError if the file cannot be read, a column
+    or a value is missing, or a name has two groups.
     """
     table = UserTable(path)
     table.require("name", "group")
@@ -127,10 +122,7 @@ def groups_of(part: Embedded, given: dict[tuple[str, str], str] | None) -> tuple
 def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
     """Count names whose nearest other one (Euclidean) is of the same group, against groups dealt out at random.
 
-    Args:
-        values: shape (n, dimensions), n >= 2.
-        groups: of each name, n.
-        seed: of the deals.
+    `values` has shape (n, dimensions), n >= 2; `seed` is of the deals.
     """
     labels = np.unique(np.asarray(groups), return_inverse=True)[1]
     squares = (values**2).sum(axis=1)
@@ -158,16 +150,10 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
 
 
 def project(part: Embedded, seed: int) -> Floats:
-    """Lay names out in a plane by t-SNE, scikit-learn's with its own settings, from the principal components.
+    """Lay names out in a plane by t-SNE, with scikit-learn's defaults, from the principal components; shape (names, 2).
 
-    Raises InputError if there are too few names. Raises UnavailableError if scikit-learn is not installed.
-
-    Args:
-        part: the embeddings.
-        seed: the same gives the same map on the same machine.
-
-    Returns:
-        Shape (names, 2); neither axes nor large distances mean anything.
+    Neither axes nor large distances mean anything. The same seed gives the same map on the same machine. Raises
+    InputError for too few names, UnavailableError if scikit-learn is not installed.
     """
     if len(part.names) < _LEAST_NAMES:
         raise InputError(

@@ -25,21 +25,13 @@ def measure_model(
 def measure(
     rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, epsilons: Sequence[float], words: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Measure predictions, for each number of co-runners.
+    """Measure predictions (n,) and bounds (epsilons, n; NaN: none), all logarithms, by number of co-runners.
 
-    Args:
-        rows: n of them.
-        log_us: logarithm of the measured runtimes, shape (n,).
-        predicted: logarithm of the predicted ones, shape (n,).
-        bounds: logarithm of the bounds, shape (epsilons, n), NaN where there is none.
-        epsilons: shares of runs that may take longer.
-        words: what the epsilons are called in the result; by default `{epsilon:g}`.
-
-    Returns:
-        By number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its
-        95 % interval (None of one row; both None if too large for a number); mape_by_prediction, that of
-        |t / t_hat - 1|, as the paper's authors' code has it; per epsilon coverage with its 95 % interval (Wilson),
-        margin (equation 11), and margin_by_bound, mean |t / bound - 1|. Each mean has its _half_width likewise.
+    Returns by number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its
+    95 % interval (None of one row; both None if too large for a number); mape_by_prediction, that of |t / t_hat - 1|,
+    as the paper's authors' code has it; per epsilon (named by `words`, or `{epsilon:g}`) coverage with its 95 %
+    interval (Wilson), margin (equation 11), and margin_by_bound, mean |t / bound - 1|. Each mean has its _half_width
+    likewise.
     """
     words = words or [f"{epsilon:g}" for epsilon in epsilons]
     found: dict[str, Any] = {}

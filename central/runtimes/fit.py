@@ -51,18 +51,11 @@ def fit(
     progress: Callable[[float], None] = lambda _: None,
     checkpoint: Checkpoint | None = None,
 ) -> Model:
-    """Fit a model. Raises InputError for too few rows. Raises UnavailableError if JAX or optax is not installed.
+    """Fit a model to rows whose places are in the features' names, and logarithms of their runtimes in us, shape (n,).
 
-    Args:
-        rows: n of them, places in the features' names.
-        log_us: shape (n,), logarithm of runtimes in us.
-        workloads: features of all workloads and interferers.
-        platforms: features of all platforms.
-        options: members, calibration, seed.
-        provenance: goes into the model as it is.
-        progress: called with the share that is done.
-        checkpoint: keeps what is trained, and gives what an earlier fit to the same rows with the same options, which
-            was stopped, has trained: the model is the same then. It is not removed.
+    `provenance` goes into the model as it is; `progress` is called with the share that is done. `checkpoint` keeps what
+    is trained, and returns what a stopped fit to the same rows with the same options has trained, so that the model is
+    the same; it is not removed. Raises InputError for too few rows, UnavailableError if JAX or optax is not installed.
     """
     if len(rows) < _LEAST_ROWS:
         raise InputError(f"{len(rows)} rows are too few to fit runtimes; at least {_LEAST_ROWS} are needed")

@@ -48,16 +48,10 @@ class LakeRows:
 
 
 def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRows:
-    """Make observations of the last days of slots.
+    """Make observations of the newest `days` of slots of `slot_s` (build.slot_s).
 
-    Raises InputError if there are no slots, or none with instructions. Raises LakeError if the lake is damaged or newer
-    than this program.
-
-    Args:
-        lake: where from.
-        slot_s: length of its slots (build.slot_s), s.
-        days: so many of the newest days.
-        max_rows: about so many at most: of more, whole machines' slots are taken by a hash of their names.
+    About `max_rows` at most: of more, whole machines' slots are taken by a hash of their names. Raises InputError if
+    there are no slots, or none with instructions, LakeError if the lake is damaged or newer than this program.
     """
     store = SlotStore(lake, round(slot_s * 1e9))
     manifests = list(store.manifests().values())[-days:]

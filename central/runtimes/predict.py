@@ -59,17 +59,11 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
 def predict_rows(
     path: Path, model: Model, epsilons: Sequence[tuple[str, float]], out: Path, *, skip_unknown: bool = False
 ) -> Predicted:
-    """Predict the rows of a file.
+    """Predict the rows of a file with workload, platform and interferer(s), as `read_rows` reads it.
 
-    Raises InputError if the file is wrong, a name is not in the model, or an epsilon is too small for it.
-
-    Args:
-        path: CSV or Parquet with workload, platform and interferer(s), as `read_rows` reads it.
-        model: a fitted one.
-        epsilons: as `parse_epsilons` reads them.
-        out: CSV or Parquet by its name: the rows in their order, with predicted_us and bound_us_<epsilon>.
-        skip_unknown: leave the predictions of rows with unknown names empty, instead of refusing the file; at least one
-            row must have none.
+    `out` (CSV or Parquet by its name) has the rows in their order, with predicted_us and bound_us_<epsilon>. With
+    `skip_unknown` rows with unknown names stay empty, but not all rows. Raises InputError if the file is wrong, a name
+    is not in the model, or an epsilon is too small for it.
     """
     named = read_rows(path)
     columns = ("predicted_us", *(f"bound_us_{word}" for word, _ in epsilons))

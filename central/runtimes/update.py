@@ -33,18 +33,11 @@ class Updated:
 
 
 def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updated]:
-    """Add the workloads and platforms of these rows that the model has not.
+    """Return the model with the workloads and platforms of these rows added, and what was added.
 
-    Raises InputError if nothing is new, workload and platform of a row both are, or a new name is seen beside new ones
-    only.
-
-    Args:
-        model: a fitted one; it is not changed.
-        named: n runs, each of a new workload on a known platform or of a known workload on a new one.
-        log_us: logarithm of their runtimes in us, shape (n,).
-
-    Returns:
-        The new model, and what was added. Its bounds are those of the fit's rows: nothing calibrates new names.
+    Each of the n runs is of a new workload on a known platform or of a known workload on a new one; `log_us` (n,) has
+    the logarithms of their runtimes in us. Bounds stay those of the fit's rows: nothing calibrates new names. Raises
+    InputError if nothing is new, workload and platform of a row both are, or a new name is seen beside new ones only.
     """
     workloads, platforms = model.workloads, model.platforms
     added_w = tuple(name for name in named.workloads if name not in workloads.places)

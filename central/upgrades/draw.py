@@ -73,12 +73,9 @@ class Drawn:
 
 
 def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = None) -> Drawn:
-    """Draw machines. Raises InputError if the fleet has too few machines, or no draw is good enough.
+    """Draw machines from all instances of the fleet; with values, balance counts too. `planned`: instances by job.
 
-    Args:
-        rows: every instance of the fleet; with values, balance is looked at too.
-        options: how.
-        planned: instances to observe by job, from a plan.
+    Raises InputError if the fleet has too few machines, or no draw is good enough.
     """
     planned = planned or {}
     (names,), machine = group(rows.observed.machine)
@@ -151,12 +148,7 @@ class _Fleet:
         (self._pair_machine, self._pair_job), _ = group(machine, job)
 
     def coverage(self, is_drawn: Column, count: Ints) -> float:
-        """Return the share of the weight whose jobs can be compared on the machines drawn.
-
-        Args:
-            is_drawn: by machine.
-            count: instances there, by job.
-        """
+        """Return the share of the weight whose jobs, with `count` instances, can be compared on the machines drawn."""
         there = np.bincount(self._pair_job[is_drawn[self._pair_machine]], minlength=len(self._weight))
         is_enough = (count >= self._options.min_instances) & (there >= _MIN_MACHINES)
         return float(self._weight[is_enough].sum() / self._weight.sum())
@@ -196,13 +188,7 @@ class _Fleet:
 
 
 def _reached_at(at: Ints, job: Ints, wanted: Ints) -> Ints:
-    """Return at which of the places `at` each job has as many rows as are wanted; `_NEVER` where it has fewer.
-
-    Args:
-        at: place of each row, from 1.
-        job: of each row, 0 to jobs - 1.
-        wanted: rows, by job; 0 is reached at 0.
-    """
+    """Return the place `at` (from 1) where each job has as many rows as are wanted; `_NEVER` where it has fewer."""
     rows = np.lexsort((at, job))
     there = np.bincount(job, minlength=len(wanted))
     first = np.searchsorted(job[rows], np.arange(len(wanted)))

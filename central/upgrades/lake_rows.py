@@ -93,18 +93,10 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
 def read_side(
     lake: Lake, side: Side, metric: str, *, memory_limit_mib: int = 2048, threads: int = 2, max_tasks: int | None = None
 ) -> Rows:
-    """Read a side.
+    """Read a side with one of `metrics()`; DuckDB's buffers are limited, and what does not fit is spilled.
 
-    Raises NoTaskError if the side has no sample with the metric. Raises InputError if there is no such metric, or the
-    side has too many tasks. Raises LakeError if the lake is damaged or newer than this program.
-
-    Args:
-        lake: where from.
-        side: which samples.
-        metric: one of `metrics()`.
-        memory_limit_mib: of DuckDB's buffers; what does not fit is spilled.
-        threads: that the query runs on.
-        max_tasks: refuse more.
+    Raises NoTaskError if the side has no sample with the metric, InputError if there is no such metric, or the side has
+    more than `max_tasks`, LakeError if the lake is damaged or newer than this program.
     """
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")

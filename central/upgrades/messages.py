@@ -60,12 +60,9 @@ def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
 
 
 def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return central's plan. Raises InputError if not even all instances suffice for what was observed.
+    """Return central's plan, or with what an earlier plan led to, the plan made again here on central's jobs.
 
-    Args:
-        answer: of central.
-        options: what was asked for.
-        observed: what an earlier plan led to; the plan is then made again, here, on central's jobs.
+    Raises InputError if not even all instances suffice for what was observed.
     """
     jobs = jobs_of_plan(answer)
     if observed is not None:

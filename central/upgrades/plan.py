@@ -117,11 +117,8 @@ class Plan:
 def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None) -> Plan:
     """Return the cheapest plan for a margin. Raises InputError if no job is left, or not even all instances suffice.
 
-    Args:
-        jobs: the fleet as it is.
-        options: what is wanted.
-        observed: what an earlier plan led to. Where a job's new standard deviation is larger, it is planned with; what
-            was observed counts; and the design effect is that of the observed, if larger.
+    `observed` is what an earlier plan led to. It counts; where a job's new standard deviation is larger, it is planned
+    with; and the design effect is that of the observed, if larger.
     """
     chosen, left_out = _chosen(jobs, options)
     weight = jobs.weight[chosen] / jobs.weight[chosen].sum()

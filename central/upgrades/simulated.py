@@ -61,13 +61,7 @@ class Fleet:
     _machines: int
 
     def measure(self, rng: np.random.Generator, machines: Ints | None = None, *, is_upgraded: bool) -> Observed:
-        """Measure all instances once.
-
-        Args:
-            rng: of the new luck.
-            machines: only those that run on these.
-            is_upgraded: whether the machines are.
-        """
+        """Measure all instances once, or those on these machines; `rng` is of the new luck."""
         rows = np.arange(len(self.job)) if machines is None else np.flatnonzero(np.isin(self.machine, machines))
         job, machine = self.job[rows], self.machine[rows]
         luck = rng.standard_normal(self._machines)[machine] * self._new_machine_spread
@@ -87,12 +81,7 @@ class Fleet:
 
 
 def simulate_fleet(settings: FleetSettings, seed: int) -> Fleet:
-    """Make a fleet.
-
-    Args:
-        settings: what it is like.
-        seed: of everything.
-    """
+    """Make a fleet; the seed is of everything."""
     rng = np.random.default_rng(seed)
     rank = np.arange(1, settings.jobs + 1, dtype=np.float64)
     weight: Floats = (rank + settings.quota_offset) ** -settings.quota_exponent

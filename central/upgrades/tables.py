@@ -71,12 +71,9 @@ def read_jobs(path: Path) -> Jobs:
 
 
 def read_rows(path: Path, metric: str = "", *, needs_metric: bool = True) -> Rows:
-    """Read a ROWS file. Raises InputError if it cannot be read, lacks a column, or a value cannot be.
+    """Read a ROWS file; without `metric` its column is the first of value, ipc and mips, and may be missing if not needed.
 
-    Args:
-        path: the file.
-        metric: its column; "" takes the first that there is of value, ipc and mips.
-        needs_metric: whether a file without it is refused.
+    Raises InputError if it cannot be read, lacks a column, or a value cannot be.
     """
     file = UserTable(path)
     file.require("machine", "job")

@@ -198,13 +198,8 @@ class WhitepandaState:
 def _state_of(machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, usage: Floats) -> WhitepandaState:
     """Sum over machine days, each as a dense matrix (slots x jobs).
 
-    Args:
-        machine: of each slot with a y, sorted.
-        slot: its number.
-        y: its mean of normalised CPI.
-        place: which of these slots each task slot is in.
-        job: of each task slot.
-        usage: its usage.
+    `machine`, `slot` and `y`, the mean normalised CPI, are of each slot that has one, sorted; `place` (which of these),
+    `job` and `usage` are of each task slot there.
     """
     (machine_of_day, _), of_place = group(machine, slot // SLOTS_PER_DAY)
     cells = cells_of(of_place[place], place, job)
