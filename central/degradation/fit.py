@@ -23,7 +23,7 @@ from agent.analysis.degradation.model import (
 from agent.analysis.degradation.relative import relative
 from central.degradation import glm
 from central.degradation.glm import FitError
-from central.degradation.runs import Columns, Runs
+from central.degradation.runs import Runs
 from central.models.groups import Floats
 
 #: What the choice among the models of behaviours and CPU levels needs of a VM's baseline: see `degradation.Rule`.
@@ -190,6 +190,8 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
         "memory_bound_from": options.memory_bound_from,
         "cpu": cpu,
     }
+    # The rule's signals are inputs only where there is a rule.
+    inputs = dict.fromkeys((*columns.features, *(RULE_SIGNALS if len(parts) > 1 else ())))
     return {
         "format": FORMAT,
         "target": columns.target,
@@ -205,7 +207,7 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
                     "key": list(key),
                     "rows": group.rows,
                     "target": _number(group.target),
-                    "values": [_number(v) for v in _values_of(group.values, columns, len(parts) > 1)],
+                    "values": [_number(group.values[columns.inputs.index(name)]) for name in inputs],
                 }
                 for key, group in sorted(runs.groups.items())
             ],
@@ -234,12 +236,6 @@ def inputs_of(runs: Runs, model: Model) -> tuple[Floats, Floats]:
     """Return the rows' values and baselines as the model wants them, each of shape (n, len(model.inputs))."""
     places = [runs.columns.inputs.index(name) for name in model.inputs]
     return runs.values[:, places], runs.baseline[:, places]
-
-
-def _values_of(values: Floats, columns: Columns, with_rule: bool) -> Sequence[float]:  # noqa: FBT001 - private
-    """Return a group's inputs in the order of the model's: the rule's signals come in only where there is a rule."""
-    wanted = dict.fromkeys((*columns.features, *(RULE_SIGNALS if with_rule else ())))
-    return [float(values[columns.inputs.index(name)]) for name in wanted]
 
 
 def _number(value: float) -> float | None:

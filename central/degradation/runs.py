@@ -185,16 +185,17 @@ def make_runs(table: Table, columns: Columns) -> Runs:
     table.require([columns.target], "--target")
     table.require(columns.group_by, "--group-by")
     table.require(columns.features, "--features")
+    table.require([columns.scenario] if columns.scenario else [], "--scenario")
+    table.require([columns.time] if columns.time else [], "--time")
     if columns.target in columns.features:
         raise InputError(
             f"--features: {columns.target} is the target, which is not known where degradation is estimated"
         )
-    if columns.scenario:
-        table.require([columns.scenario], "--scenario")
-    if columns.time:
-        table.require([columns.time], "--time")
     target = table.numbers(columns.target)
-    _check_positive(table, columns.target, target)
+    wrong = np.flatnonzero(target <= 0)
+    if len(wrong):
+        which = f"row {wrong[0] + 1}: {target[wrong[0]]:g}; {len(wrong)} such rows"
+        raise InputError(f"{table.path}: the target {columns.target} must be positive ({which})")
     values = np.column_stack([table.numbers(name) for name in columns.inputs])
     is_baseline = table.where(columns.baseline_where, "--baseline-where")
     if not table.rows:
@@ -285,15 +286,6 @@ def _known_features(
     return fewer, values[:, is_known], groups, left_out
 
 
-def _check_positive(table: Table, name: str, target: Floats) -> None:
-    wrong = np.flatnonzero(target <= 0)
-    if len(wrong):
-        row = int(wrong[0])
-        raise InputError(
-            f"{table.path}: the target {name} must be positive (row {row + 1}: {target[row]:g}; {len(wrong)} such rows)"
-        )
-
-
 def _check_file(path: Path) -> None:
     if not path.exists():
         raise InputError(f"{path}: no such file")
@@ -306,12 +298,9 @@ def _check_file(path: Path) -> None:
 
 
 def _check_header(path: Path, columns: int) -> None:
-    """Refuse what DuckDB made something else of: two columns of a name, lines of other lengths than the first.
-
-    It gives the second column another name, and takes lines that it can make nothing of for one column.
-    """
+    """Refuse two columns of a name, which DuckDB renames, and lines of other lengths, of which it makes one column."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        delimiter = _delimiter(file.readline())
+        delimiter = max(",;\t|", key=file.readline().count)
         file.seek(0)
         lines = (line for line in csv.reader(file, delimiter=delimiter) if line)
         header = next(lines, [])
@@ -328,10 +317,6 @@ def _check_header(path: Path, columns: int) -> None:
                 raise InputError(
                     f"{path}: row {number} has {len(line)} fields, but the first line names {len(header)} columns"
                 )
-
-
-def _delimiter(header: str) -> str:
-    return max(",;\t|", key=header.count)
 
 
 def _shown(value: pa.Scalar) -> str:

@@ -10,27 +10,17 @@ _LINKS = {"inverse": "inverse_power", "log": "log"}
 def summary_table(estimator: Mapping[str, Any], title: str) -> str:
     """Return the table of an estimator block of kind "glm", as lines of text."""
     s = estimator["summary"]
-    left = (
-        ("Dep. Variable:", "perf. deg."),
-        ("Model:", "GLM"),
-        ("Model family:", "Gamma"),
-        ("Link function:", _LINKS[estimator["link"]]),
-        ("Method:", "IRLS"),
-        ("No. Iterations:", f"{s['iterations']}"),
-        ("Covariance type:", "nonrobust"),
-    )
-    right = (
-        ("No. Observations:", f"{s['observations']}"),
-        ("Df Residuals:", f"{s['df_residuals']}"),
-        ("Df Model:", f"{s['df_model']}"),
-        ("Scale:", f"{s['scale']:.5g}"),
-        ("Log-Likelihood:", f"{s['log_likelihood']:.2f}"),
-        ("Deviance:", f"{s['deviance']:.4f}"),
-        ("Pearson chi2:", f"{s['pearson_chi2']:.2f}"),
+    head = (
+        ("Dep. Variable:", "perf. deg.", "No. Observations:", s["observations"]),
+        ("Model:", "GLM", "Df Residuals:", s["df_residuals"]),
+        ("Model family:", "Gamma", "Df Model:", s["df_model"]),
+        ("Link function:", _LINKS[estimator["link"]], "Scale:", f"{s['scale']:.5g}"),
+        ("Method:", "IRLS", "Log-Likelihood:", f"{s['log_likelihood']:.2f}"),
+        ("No. Iterations:", s["iterations"], "Deviance:", f"{s['deviance']:.4f}"),
+        ("Covariance type:", "nonrobust", "Pearson chi2:", f"{s['pearson_chi2']:.2f}"),
     )
     lines = [title, "Generalized linear model regression results".center(_WIDTH).rstrip(), "=" * _WIDTH]
-    for (name, value), (other, number) in zip(left, right, strict=True):
-        lines.append(f"{name:<18}{value:>19}    {other:<18}{number:>19}")
+    lines += [f"{name:<18}{value:>19}    {other:<18}{number:>19}" for name, value, other, number in head]
     lines += ["=" * _WIDTH, f"{'':<28}{'coef':>9}{'std err':>9}{'z':>9}{'P>|z|':>7}{'[0.025':>8}{'0.975]':>8}"]
     lines.append("-" * _WIDTH)
     lines += [

@@ -141,7 +141,8 @@ def terms_of(values: Floats, baseline: Floats) -> Terms:
 
     Raises FitError if none varies.
     """
-    scales = _scales(values)
+    scales = np.abs(values).mean(axis=0)  # a typical magnitude: see `agent.analysis.degradation.relative`
+    scales = np.where(scales > 0, scales, 1.0)
     found: list[tuple[int, str]] = []
     seen: list[Floats] = []
     for form, numbers in (("raw", values), ("baseline", baseline), ("relative", relative(values, baseline, scales))):
@@ -154,12 +155,6 @@ def terms_of(values: Floats, baseline: Floats) -> Terms:
         raise FitError("no feature varies over the rows")
     columns = np.array([column for column, _ in found], dtype=np.int64)
     return Terms(columns, tuple(form for _, form in found), scales[columns])
-
-
-def _scales(values: Floats) -> Floats:
-    """Return a typical magnitude of each feature: see `agent.analysis.degradation.relative`."""
-    scales = np.abs(values).mean(axis=0)
-    return np.where(scales > 0, scales, 1.0)
 
 
 def _link(degradation: Floats, link: str) -> Floats:

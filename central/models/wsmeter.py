@@ -332,7 +332,7 @@ class _Estimates:
                 difference=found[k],
                 p=float(p[k]),
                 adjusted_p=float(adjusted[k]),
-                verdict=_verdict(float(ratio[k]), float(adjusted[k]), 1.0 - self._confidence),
+                verdict="unclear" if adjusted[k] > 1.0 - self._confidence else "gain" if ratio[k] > 0 else "loss",
             )
             for k in range(jobs)
         )
@@ -365,12 +365,6 @@ def _benjamini_hochberg(p: Floats) -> Floats:
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
     return adjusted
-
-
-def _verdict(ratio: float, adjusted_p: float, threshold: float) -> str:
-    if adjusted_p > threshold:
-        return "unclear"
-    return "gain" if ratio > 0 else "loss"
 
 
 def _machine_baseline(rows: _Together, confidence: float) -> Interval | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from central.placement.fleet import DECIMALS, Hosts, Ranking
+from central.placement.fleet import DECIMALS, Hosts
 from central.placement.schedule import NOWHERE, Placement, Schedule, Vm
 
 
@@ -54,7 +54,8 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
         words += f", chosen by {rule}"
     if len(ranking.order) > 1:
         then = int(ranking.order[1])
-        ties = _ties(ranking) if rule == "dfactor" else 0
+        cost = np.round(ranking.added[ranking.order], DECIMALS)
+        ties = int((cost[1:] == cost[0]).sum()) if rule == "dfactor" else 0
         more = " and others" if ties > 1 else ""
         words += (
             f"; ties with {hosts.names[then]}{more}; the first in the file"
@@ -64,12 +65,6 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
     if ranking.full:
         words += f"; no room on {sum(ranking.full.values())} hosts: {_full_words(ranking.full)}"
     return words
-
-
-def _ties(ranking: Ranking) -> int:
-    """Count the hosts listed after the best that are as good by dfactor."""
-    cost = np.round(ranking.added[ranking.order], DECIMALS)
-    return int((cost[1:] == cost[0]).sum())
 
 
 def _full_words(full: dict[str, int]) -> str:

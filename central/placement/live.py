@@ -1,14 +1,14 @@
 """Loading vectors of the live fleet, from the lake's last windows: per job, and summed per host.
 
-A loading is the share of a VM's own time that it is at a resource (D-Factor, section 3), so measured shares come first:
+A loading is the share of a VM's own time spent at a resource (D-Factor, section 3). Measured shares come first:
 
     cpu           cores used, less those that waited for memory where that is measured
     memory_stall  cores that waited for memory: cores used * the share of their cycles
     disk_wait     share of the time in which some thread of the VM waited for a disk
 
-Where central's configuration says what a host's memory, disks or network can do (`placement`), the resource `memory`,
-`disk` or `network` is bytes per second over that instead: the share of its time that the resource works for the VM.
-Waits for the network are measured by nobody.
+Where `placement` in central's configuration has the capacity of a host's memory, disks or network, the resource
+`memory`, `disk` or `network` is bytes per second over that instead: the share of its time that the resource works for
+the VM. No agent measures waits for the network.
 """
 
 import threading

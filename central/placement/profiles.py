@@ -1,6 +1,6 @@
 """Measurements in files turned into loading vectors: `whitepanda slowdown profile`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,10 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
             profile = fit_runs(y[here], x[here]) if kind == PROBES else mean_shares(x[here], group)
         except ValueError as error:
             raise InputError(f"{path}: job {job}: {error}") from None
-        found.append(_job(job, profile, resources, rest))
+        measured = dict(zip(resources, profile.shares, strict=True))
+        loading, notes = _usable({name: each.value for name, each in measured.items()}, rest)
+        found.append(JobProfile(job, profile.n, profile.tau_s, measured, loading, (), notes))
     return Profiles(kind, (*resources, rest) if rest else resources, tuple(found))
-
-
-def _job(job: str, profile: Profile, resources: Sequence[str], rest: str) -> JobProfile:
-    measured = dict(zip(resources, profile.shares, strict=True))
-    loading, notes = _usable({name: each.value for name, each in measured.items()}, rest)
-    return JobProfile(job, profile.n, profile.tau_s, measured, loading, (), notes)
 
 
 def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], tuple[str, ...]]:

@@ -70,7 +70,7 @@ def place_all(
 ) -> Schedule:
     """Place VMs in the order in which they arrive, those of one moment in theirs, or the longest loading vector first.
 
-    The first state of `hosts` stays in their totals; VMs with a host run there already. `top`: hosts that a ranking names.
+    The first state of `hosts` stays in their totals; VMs with a host run there already. `top`: hosts in a ranking.
     """
     state = _State(hosts, vms)
     placements = list[Placement]()

@@ -59,7 +59,13 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
             "add the platform first, with runs of known workloads"
         )
     usable = (is_new_w | is_new_p) & (rows.interferers < len(workloads)).all(axis=1)
-    members, noise = _all(model), noise_of(model)
+    # Members and quantile heads are one here: both learned what the same baseline leaves.
+    members = Members(
+        model.members.shape,
+        np.concatenate([model.members.workload, model.quantiles.workload]),
+        np.concatenate([model.members.platform, model.quantiles.platform]),
+    )
+    noise = noise_of(model)
 
     def estimated(names: tuple[str, ...], places: Ids, first: int, estimate: _Estimate) -> list[_Embedding]:
         found = []
@@ -87,15 +93,6 @@ def noise_of(model: Model) -> float:
     """Return the robust deviation of the calibration rows' logarithms around their predictions."""
     residuals = np.concatenate([pool.residuals for pool in model.pools.values()])
     return max(_LEAST_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
-
-
-def _all(model: Model) -> Members:
-    """Return members and quantile heads as one: both learned what the same baseline leaves."""
-    return Members(
-        model.members.shape,
-        np.concatenate([model.members.workload, model.quantiles.workload]),
-        np.concatenate([model.members.platform, model.quantiles.platform]),
-    )
 
 
 def _grown(

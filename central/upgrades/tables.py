@@ -71,7 +71,7 @@ def read_jobs(path: Path) -> Jobs:
 
 
 def read_rows(path: Path, metric: str = "", *, needs_metric: bool = True) -> Rows:
-    """Read a ROWS file; without `metric` its column is the first of value, ipc and mips, and may be missing if not needed.
+    """Read a ROWS file; without `metric` its column is the first of value, ipc and mips.
 
     Raises InputError if it cannot be read, lacks a column, or a value cannot be.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from central.models.antagonists.panda import MIN_RELATIVE_STD, CpiMoments
-from central.models.groups import Column, Floats, find, sums
+from central.models.groups import Column, Floats, concatenate, group, sums
 
 AGEING = 0.9
 OUTLIER_STDS = 2.0
@@ -34,13 +34,7 @@ class Spec:
     def next_day(self, day: CpiMoments, ageing: float = AGEING) -> "Spec":
         """Age the spec by a day (counts and moments times `ageing`), then add a day's samples."""
         new = Spec.of(day)
-        keys = (np.concatenate([self.job, new.job]), np.concatenate([self.platform, new.platform]))
-        known = find((self.job, self.platform), (new.job, new.platform))
-        fresh = known < 0
-        order = np.lexsort((np.append(self.platform, new.platform[fresh]), np.append(self.job, new.job[fresh])))
-        job = np.append(self.job, new.job[fresh])[order]
-        platform = np.append(self.platform, new.platform[fresh])[order]
-        at = find((job, platform), keys)
+        (job, platform), at = group(concatenate(self.job, new.job), concatenate(self.platform, new.platform))
         weights = np.concatenate([self.weight * ageing, new.weight])
         means = np.concatenate([self.mean, new.mean])
         squares = np.concatenate([self.m2 * ageing, new.m2])
