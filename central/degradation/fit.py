@@ -47,21 +47,16 @@ class Rival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """How a model is fitted.
+    """How a model is fitted."""
 
-    `methods`: names of rivals, empty for all. `baseline_rows`: fit to baseline rows too (their degradation is about 1).
-    `min_baseline_rows` 0: half the median number of baseline rows per group, at most 10. `calibrate_by`: "run" or
-    "scenario", what intervals are to cover: runs of training's scenarios, or scenarios that training has not.
-    """
-
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # names of rivals, empty for all
     nominal: float = 0.9
     seed: int = 0
     memory_bound_from: float = 0.5
-    baseline_rows: bool = True
-    min_baseline_rows: int = 0
+    baseline_rows: bool = True  # fit to baseline rows too (their degradation is about 1)
+    min_baseline_rows: int = 0  # 0: half the median number of baseline rows per group, at most 10
     held_out_sets: int = 8
-    calibrate_by: str = "run"
+    calibrate_by: str = "run"  # or "scenario": intervals cover runs of training's scenarios, or new scenarios
     provenance: dict[str, Any] = field(default_factory=dict)
 
 

@@ -114,7 +114,7 @@ def fit(
         "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
         "novelty": _novelty_block(_with_training(novelty, *known, rng)),
     }
-    Intervals.from_json(block)  # what the agent will read; an error here is ours
+    Intervals.from_json(block)  # what the agent will read; an error here is a bug
     return block
 
 

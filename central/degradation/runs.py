@@ -141,25 +141,20 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """The usable rows of a RUNS file: each with a target, a group baseline, and all features known.
-
-    `values`, `baseline`: shape (n, inputs). `degradation`: shape (n,). `is_baseline`: shape (n,). `scenarios`, `runs`:
-    shape (n,), names. `at_s`: shape (n,), NaN without a time column. `counts`: rows read, and those left out, by
-    reason. `left_out_features`: those that no row knows.
-    """
+    """The n usable rows of a RUNS file: each with a target, a group baseline, and all features known."""
 
     columns: Columns
-    values: Floats
+    values: Floats  # shape (n, inputs), and so has `baseline`; all others (n,)
     baseline: Floats
     baseline_rows: NDArray[np.int64]
     degradation: Floats
     is_baseline: NDArray[np.bool_]
-    scenarios: NDArray[np.str_]
+    scenarios: NDArray[np.str_]  # names, as `runs`
     runs: NDArray[np.str_]
-    at_s: Floats
+    at_s: Floats  # NaN without a time column
     groups: Mapping[tuple[str, ...], GroupBaseline]
-    counts: Mapping[str, int]
-    left_out_features: tuple[str, ...] = ()
+    counts: Mapping[str, int]  # rows read, and those left out, by reason
+    left_out_features: tuple[str, ...] = ()  # those that no row has a value of
 
     def take(self, rows: NDArray[Any]) -> "Runs":
         """Return only some of the rows: a mask or places. Groups and counts stay."""

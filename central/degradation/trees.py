@@ -180,7 +180,7 @@ def _block(
         ),
         "uses": sorted({int(column) for column in terms.columns}),
     }
-    Trees.from_json(block)  # what the agent will read; an error here is ours
+    Trees.from_json(block)  # what the agent will read; an error here is a bug
     return block
 
 

@@ -6,8 +6,8 @@ what is missing to 1 it idles. On a machine with P = sum of the loading vectors 
 
     lambda_j = 1 + p_j . P - p_j . p_j
 
-is how many times longer job j takes than alone (its dilation). Ours: a resource of c equal units counts as c
-elements of p / c each, so products of that resource are divided by c. A pair of jobs cannot exceed 2.
+is how many times longer job j takes than alone (its dilation). Unlike the paper, a resource of c equal units counts as
+c elements of p / c each, so products of that resource are divided by c. A pair of jobs cannot exceed 2.
 """
 
 import numpy as np

@@ -14,7 +14,7 @@ what does not depend on the neighbour; so it reaches beyond 2, and below 1, wher
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -43,13 +43,6 @@ class Pairs:
     def where(self, chosen: Any) -> "Pairs":
         """Return the rows of a mask or of indices."""
         return Pairs(self.victim[chosen], self.beside[chosen], self.platform[chosen], self.slowdown[chosen])
-
-
-class Loadings(Protocol):
-    """The result of a fit."""
-
-    def predict(self, pairs: Pairs) -> Floats:
-        """Predict the slow-down of each pair; `pairs.slowdown` is not used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Pitot: how long a workload runs on a platform, alone or beside others (Interference-Aware Edge Runtime Prediction).
 
 Section 3 of the paper: log C = a_i + b_j + w_i.p_j + sum_t (s_i.v_jt) * leaky(sum_k u_k.g_jt), with a_i + b_j the
-linear scaling baseline. Ours: every workload has an embedding of its own as what suffers (s) and as what disturbs (u),
-the embeddings are a tower over the features plus a free part, and a model is several such members, whose mean counts.
-Only numpy is needed to predict; `central.models.pitot_training` trains.
+linear scaling baseline. Unlike the paper, every workload has an embedding of its own as what suffers (s) and as what
+disturbs (u), the embeddings are a tower over the features plus a free part, and a model is several such members, whose
+mean counts. Only numpy is needed to predict; `central.models.pitot_training` trains.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Bounds of runtimes: conformal quantiles of residuals that are scaled by how hard a row is, per number of co-runners.
 
-Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Ours
-are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log difficulty
-of workload, platform and interferers that the residuals of the training tell, S the disagreement of the members, and G
+Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Here
+they are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log
+difficulty of workload, platform and interferers from the training's residuals, S the disagreement of the members, and G
 how far quantile heads are above the prediction. They made smaller margins than one scale for all rows
 (docs/studies/pitot.md).
 """

@@ -21,30 +21,24 @@ _FLOOR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How members are trained. Chosen on rows held out of a development split (docs/studies/pitot.md).
-
-    `huber`: the loss is quadratic below this difference of logarithms and linear above; `learned`: learned features of
-    each workload and platform beside those given; `free`: embeddings get a part that is no function of any feature;
-    `tower`: they get one that is. Without towers they are plain matrix factorisation. `quantile`: which one of the
-    runtimes is learned. `proportional`: members predict factors and not their logarithms, and the loss is the naive one
-    of the paper's figure 4a, the relative error; for studies only, a model predicts logarithms.
-    """
+    """How members are trained. Chosen on rows held out of a development split (docs/studies/pitot.md)."""
 
     rank: int = 96
     interference_rank: int = 16
     interference_types: int = 2
     hidden: int = 256
-    learned: int = 8
-    free: bool = True
-    tower: bool = True
+    learned: int = 8  # learned features of each workload and platform beside those given
+    free: bool = True  # embeddings have a part that is no function of any feature
+    tower: bool = True  # and one that is; without towers this is plain matrix factorisation
     steps: int = 4000
     batch: int = 2048
     rate: float = 2e-3
     decay: float = 0.3
-    huber: float = 0.02
+    huber: float = 0.02  # the loss is quadratic below this difference of logarithms and linear above
     beside_weight: float = 1.0
-    quantile: float = 0.5
+    quantile: float = 0.5  # of the runtimes, which is learned
     leak: float = LEAK
+    # For studies: predict factors, not logarithms, by the relative error, the naive loss of the paper's figure 4a.
     proportional: bool = False
 
     @property

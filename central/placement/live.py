@@ -61,11 +61,7 @@ class JobLoading:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there.
-
-    `running` has the job of each of these VMs that is busy (`BUSY_CORES`), by host. `unmeasured` says why resources
-    are left out.
-    """
+    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there."""
 
     since_unix_ns: int
     until_unix_ns: int
@@ -73,8 +69,8 @@ class Snapshot:
     jobs: dict[str, JobLoading]
     hosts: Hosts
     vms: tuple[int, ...]
-    running: tuple[tuple[str, ...], ...]
-    unmeasured: dict[str, str]
+    running: tuple[tuple[str, ...], ...]  # by host, the job of each of these VMs that is busy (`BUSY_CORES`)
+    unmeasured: dict[str, str]  # why resources are left out
 
     def rank(self, loading: Floats, top: int) -> Ranking:
         """Rank hosts for a VM with this loading; a resource with NaN does not count.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.special import stdtrit
 
-from central.models.dfactor_pairs import ExtendedLoadings, Loadings, Pairs, fit_extended, fit_plain
+from central.models.dfactor_pairs import ExtendedLoadings, Pairs, fit_extended, fit_plain
 from central.models.groups import Floats, Ints, group, sums
 from central.models.pitot import ALONE
 from central.runtimes.tables import Names, read_log_runtimes, read_rows
@@ -33,18 +33,14 @@ _MOST = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured pairs of a file, and the names that their numbers are places of.
-
-    `same` numbers the distinct (workload, interferer, platform): what was measured twice. Left out were
-    `without_alone` pairs whose workload has no run alone on the platform, and `of_several` rows beside more than one.
-    """
+    """Measured pairs of a file, and the names that their numbers are places of."""
 
     pairs: Pairs
     workloads: Names
     platforms: Names
-    same: Ints
-    without_alone: int
-    of_several: int
+    same: Ints  # numbers the distinct (workload, interferer, platform): what was measured twice
+    without_alone: int  # pairs left out, whose workload has no run alone on the platform
+    of_several: int  # rows left out, beside more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +55,13 @@ class MeanError:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A fifth of the pairs, predicted by models that were fitted to the others.
-
-    `errors` by model and part of the measured slow-downs (`parts_of`); `resources` and `penalty` are what the extended
-    form was given, by validation inside the other four fifths.
-    """
+    """A fifth of the pairs, predicted by models that were fitted to the others."""
 
     measured: Floats
     predicted: dict[str, Floats]
-    errors: dict[str, dict[str, MeanError]]
-    resources: int
-    penalty: float
+    errors: dict[str, dict[str, MeanError]]  # by model and part of the measured slow-downs (`parts_of`)
+    resources: int  # of the extended form, by validation inside the other four fifths
+    penalty: float  # likewise
 
 
 def read_pairs(path: Path) -> Measured:
@@ -134,7 +126,7 @@ def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldO
     fitted, asked = measured.pairs.where(~is_held), measured.pairs.where(is_held)
     workloads, platforms = len(measured.workloads), len(measured.platforms)
     say("D-Factor")
-    plain: Loadings = fit_plain(fitted, workloads, platforms, seed=seed)
+    plain = fit_plain(fitted, workloads, platforms, seed=seed)
     model, resources, penalty = chosen_extended(fitted, measured.same[~is_held], workloads, platforms, seed, say)
     predicted = {
         PLATFORM: by_platform(fitted, asked, platforms),
@@ -244,7 +236,7 @@ class Asked:
     pairs: Pairs
     slowdown: Floats
 
-    def with_slowdowns(self, model: Loadings) -> pa.Table:
+    def with_slowdowns(self, model: ExtendedLoadings) -> pa.Table:
         """Return the rows, and behind them what the model says: a column slowdown, 1 of rows alone."""
         found = self.slowdown.copy()
         found[self.is_pair] = model.predict(self.pairs)

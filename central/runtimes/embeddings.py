@@ -36,19 +36,15 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How often the nearest name is of the same group.
-
-    `share` is of all `names`; `chance` what it is on average if groups are dealt out at random, 95 % of the time from
-    `chance_low` to `chance_high`; `p` the share of such deals that reach `share` (one of them being the real one).
-    """
+    """How often the nearest name is of the same group."""
 
     names: int
     groups: int
-    share: float
-    chance: float
-    chance_low: float
-    chance_high: float
-    p: float
+    share: float  # of all names
+    chance: float  # mean share if groups are dealt out at random
+    chance_low: float  # 95 % of these shares are from here
+    chance_high: float  # to here
+    p: float  # share of such deals that reach `share` (one of them being the real one)
 
 
 def embed(model: Model) -> tuple[Embedded, Embedded]:

@@ -119,7 +119,7 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def read_model(path: Path) -> Model:
-    """Read a model file. Raises InputError if it is not there, or no model of ours; says what is wrong with it."""
+    """Read a model file. Raises InputError if it is not there, or no whitepanda model; says what is wrong with it."""
     try:
         return _parsed(read_arrays(path))
     except OSError as error:

@@ -6,6 +6,7 @@ The code that shows, draws and writes the results of files then does the same wi
 import math
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -93,18 +94,13 @@ def comparison_request(
     confidence: float,
 ) -> fleet_pb2.CompareSidesRequest:
     """Return the request of a comparison."""
-    current, new = sides
+    fields: dict[str, Any] = {}
+    for name, side in zip(("current", "new"), sides, strict=True):
+        fields |= {f"{name}_hosts": side.hosts or (), f"{name}_platform": side.platform or ""}
+        fields |= {f"{name}_since_unix_ns": _unix_ns(side.from_ns), f"{name}_until_unix_ns": _unix_ns(side.until_ns)}
+        fields[f"{name}_rest"] = bool(side.not_hosts)
     return fleet_pb2.CompareSidesRequest(
-        current_hosts=current.hosts or (),
-        current_platform=current.platform or "",
-        current_since_unix_ns=_unix_ns(current.from_ns),
-        current_until_unix_ns=_unix_ns(current.until_ns),
-        current_rest=bool(current.not_hosts),
-        new_hosts=new.hosts or (),
-        new_platform=new.platform or "",
-        new_since_unix_ns=_unix_ns(new.from_ns),
-        new_until_unix_ns=_unix_ns(new.until_ns),
-        new_rest=bool(new.not_hosts),
+        **fields,
         metric=metric,
         min_instances=min(min_instances, _MAX_UINT32),
         min_coverage=max(min_coverage, _ALMOST_NONE),
