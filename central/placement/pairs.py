@@ -97,22 +97,16 @@ def read_pairs(path: Path) -> Measured:
         slowdown = np.exp(log_us - mean[at])
     victim, platform = places.workload[known], places.platform[known]
     beside = places.interferers[known].max(axis=1) if known.any() else np.zeros(0, dtype=np.int64)
+    without_alone, of_several = int((is_pair & ~known).sum()), int((others > 1).sum())
     if len(victim) < _LEAST_PAIRS:
-        of_several = int((others > 1).sum())
         raise InputError(
             f"{path}: has {len(victim):,} pairs of a workload beside one other, fewer than {_LEAST_PAIRS} "
-            f"({int((is_pair & ~known).sum()):,} more have no run alone on their platform, {of_several:,} rows are "
-            "beside several); measure more"
+            f"({without_alone:,} more have no run alone on their platform, {of_several:,} rows are beside several); "
+            "measure more"
         )
     _, same = group(victim, beside, platform)
-    return Measured(
-        Pairs(victim, beside, platform, slowdown[known]),
-        workloads,
-        platforms,
-        same,
-        int((is_pair & ~known).sum()),
-        int((others > 1).sum()),
-    )
+    pairs = Pairs(victim, beside, platform, slowdown[known])
+    return Measured(pairs, workloads, platforms, same, without_alone, of_several)
 
 
 def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldOut:
