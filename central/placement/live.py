@@ -87,7 +87,8 @@ class Snapshot:
 
 def _share_of_time(loading: Floats) -> Floats:
     known = np.nan_to_num(loading)
-    return known / max(1.0, float(known.sum()))
+    shares: Floats = known / max(1.0, float(known.sum()))
+    return shares
 
 
 class LiveFleet:

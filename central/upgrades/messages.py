@@ -142,8 +142,8 @@ def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
 
 
 def _interval(estimate: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
-    numbers = (estimate.value, estimate.low, estimate.high, estimate.standard_error)
-    return Interval(*(number / scale for number in numbers), estimate.degrees_of_freedom or math.inf)
+    value, low, high = estimate.value / scale, estimate.low / scale, estimate.high / scale
+    return Interval(value, low, high, estimate.standard_error / scale, estimate.degrees_of_freedom or math.inf)
 
 
 def _unix_ns(time_ns: int | None) -> int:

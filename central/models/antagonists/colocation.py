@@ -14,6 +14,8 @@ import numpy.typing as npt
 from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, counts, find, group, merge_sums, sums
 
+Bools = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -63,20 +65,28 @@ class PairSums:
         return PairSums(**pairs, **users)
 
 
-def pair_sums(slots: TaskSlots) -> PairSums:
-    """Compute the sums of task slots."""
-    sensitive = slots.latency_sensitive & ~np.isnan(slots.cpi)
-    machine, job = slots.machine[sensitive], slots.job[sensitive]
-    places, at = group(machine, slots.slot[sensitive])
-    share = 1.0 / np.bincount(at, minlength=len(places[0]))[at]
-    victims = cells_of(machine, at, job, slots.platform[sensitive])
+def machine_slots(slots: TaskSlots) -> tuple[Bools, list[Column], Ints, Bools, Ints]:
+    """Find the machine slots with latency-sensitive tasks of known CPI.
 
+    Returns the rows of these tasks, the slots' (machine, slot), which slot each of the rows is in; and the rows with a
+    known usage in such a slot, and which slot each of them is in.
+    """
+    sensitive = slots.latency_sensitive & ~np.isnan(slots.cpi)
+    places, at = group(slots.machine[sensitive], slots.slot[sensitive])
     where = np.full(slots.rows, -1, dtype=np.int64)
     used = ~np.isnan(slots.usage)
     where[used] = find(places, (slots.machine[used], slots.slot[used]))
     beside = where >= 0
+    return sensitive, places, at, beside, where[beside]
+
+
+def pair_sums(slots: TaskSlots) -> PairSums:
+    """Compute the sums of task slots."""
+    sensitive, places, at, beside, where = machine_slots(slots)
+    share = 1.0 / np.bincount(at, minlength=len(places[0]))[at]
+    victims = cells_of(slots.machine[sensitive], at, slots.job[sensitive], slots.platform[sensitive])
     u = slots.usage[beside]
-    users = cells_of(slots.machine[beside], where[beside], slots.job[beside])
+    users = cells_of(slots.machine[beside], where, slots.job[beside])
 
     weighted = slots.cpi[sensitive] * share
     left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from central.models.antagonists.colocation import cells_of
+from central.models.antagonists.colocation import cells_of, machine_slots
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.antagonists.whitepanda_solve import Level, alone, are_reversed, solve
 from central.models.groups import Column, Floats, Ints, find, group, merge_sums, sum_by, sums
@@ -115,17 +115,11 @@ class WhitepandaState:
     @classmethod
     def of(cls, rows: TaskSlots) -> "WhitepandaState":
         """Make the state of whole days of some machines."""
-        sensitive = rows.latency_sensitive & ~np.isnan(rows.cpi)
-        day = rows.slot // SLOTS_PER_DAY
-        z = robust_n_cpi(rows.job[sensitive], rows.platform[sensitive], day[sensitive], rows.cpi[sensitive])
-        (machine, slot), at = group(rows.machine[sensitive], rows.slot[sensitive])
+        sensitive, (machine, slot), at, beside, place = machine_slots(rows)
+        day = rows.slot[sensitive] // SLOTS_PER_DAY
+        z = robust_n_cpi(rows.job[sensitive], rows.platform[sensitive], day, rows.cpi[sensitive])
         y = sums(at, z, len(slot)) / np.maximum(np.bincount(at, minlength=len(slot)), 1)
-
-        place = np.full(rows.rows, -1, dtype=np.int64)
-        used = ~np.isnan(rows.usage)
-        place[used] = find((machine, slot), (rows.machine[used], rows.slot[used]))
-        beside = place >= 0
-        return _state_of(machine, slot, y, place[beside], rows.job[beside], rows.usage[beside])
+        return _state_of(machine, slot, y, place, rows.job[beside], rows.usage[beside])
 
     def merge(self, other: "WhitepandaState") -> "WhitepandaState":
         """Return the state of both parts together. Associative and commutative up to rounding."""

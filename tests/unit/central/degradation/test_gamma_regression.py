@@ -9,7 +9,6 @@ import pytest
 
 from agent.analysis.degradation.glm import Glm
 from central.degradation import glm
-from central.degradation.table import summary_table
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "glm"
 NAMES = ("guest_ratio", "memory_bandwidth_bytes_per_s", "core_stall_ratio", "total_stall_ratio")
@@ -134,7 +133,7 @@ def test_what_cannot_be_fitted_says_so():
 def test_the_table_is_laid_out_as_the_papers():
     features, degradation = published(2)
     block = glm.fit(features, np.ones_like(features), degradation, NAMES, "inverse")
-    text = summary_table(block, "specjbb")
+    text = glm.summary_table(block, "specjbb")
     lines = text.splitlines()
     assert lines[0] == "specjbb"
     assert lines[1].strip() == "Generalized linear model regression results"
