@@ -90,7 +90,7 @@ def fit(
 
     errors = np.abs(np.log(estimated / degradation))
     wide, wide_baseline = with_log(values, baseline, estimated)
-    terms = _difficulty_terms(wide, wide_baseline, columns, is_relative)
+    terms = _difficulty_terms(wide, wide_baseline, columns, is_relative=is_relative)
     floor = max(_FLOOR * float(errors.mean()), _LEAST_FLOOR)
     folds = _folds(rows, rng)
     expected = np.empty(len(errors))
@@ -98,7 +98,7 @@ def fit(
         rest = _difficulty(wide[~is_out], wide_baseline[~is_out], errors[~is_out], terms, seed)
         expected[is_out] = Trees.from_json(rest).predict(wide[is_out], wide_baseline[is_out])
     difficulty = floor + expected
-    novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative)
+    novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative=is_relative)
     if others is not None:
         quantile = _quantile(errors / (difficulty * novelty.factor(usual)), nominal)
         held = np.abs(np.log(others / degradation)) / (quantile * difficulty)
@@ -134,24 +134,21 @@ def _folds(units: NDArray[np.str_], rng: np.random.Generator) -> list[NDArray[np
     return [np.isin(place, order[fold::_FOLDS]) for fold in range(_FOLDS)]
 
 
-def _difficulty_terms(
-    values: Floats,
-    baseline: Floats,
-    columns: list[int],
-    is_relative: bool,  # noqa: FBT001 - private
-) -> Terms:
+def _kept_terms(terms: Terms, kept: list[int], columns: Sequence[int]) -> Terms:
+    """Return some of the terms, all where none is kept, with `columns` in place of their numbers."""
+    kept = kept or list(range(len(terms.forms)))
+    chosen = np.array(columns, dtype=np.int64)[terms.columns[kept]]
+    return Terms(chosen, tuple(terms.forms[i] for i in kept), terms.scales[kept])
+
+
+def _difficulty_terms(values: Floats, baseline: Floats, columns: list[int], *, is_relative: bool) -> Terms:
     """Return the terms of the used columns, and the log of the estimate; what the model sees alone, if relative."""
     places = [*columns, values.shape[1] - 1]
     terms = trees.terms_of(values[:, places], baseline[:, places])
     log = len(places) - 1
-    kept = [
-        i
-        for i, (column, form) in enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
-        if not is_relative or column == log or form == "relative"
-    ]
-    kept = kept or list(range(len(terms.forms)))
-    chosen = np.array(places, dtype=np.int64)[terms.columns[kept]]
-    return Terms(chosen, tuple(terms.forms[i] for i in kept), terms.scales[kept])
+    forms = enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
+    kept = [i for i, (column, form) in forms if not is_relative or column == log or form == "relative"]
+    return _kept_terms(terms, kept, places)
 
 
 def _difficulty(values: Floats, baseline: Floats, errors: Floats, terms: Terms, seed: int) -> dict[str, Any]:
@@ -175,15 +172,13 @@ def _novelty(
     scenarios: NDArray[np.str_],
     folds: list[NDArray[np.bool_]],
     rng: np.random.Generator,
-    is_relative: bool,  # noqa: FBT001 - private
+    *,
+    is_relative: bool,
 ) -> tuple[Novelty, Floats, Floats]:
     """Return the measure, the novelty of each row seen from other units, and from other scenarios (NaN: one only)."""
     used = trees.terms_of(values[:, columns], baseline[:, columns])
     kept = [i for i, form in enumerate(used.forms) if form == "relative" or not (is_relative or form == "baseline")]
-    kept = kept or list(range(len(used.forms)))
-    terms = Terms(
-        np.array(columns, dtype=np.int64)[used.columns[kept]], tuple(used.forms[i] for i in kept), used.scales[kept]
-    )
+    terms = _kept_terms(used, kept, columns)
     seen = terms.of(values, baseline)
     middles = np.median(seen, axis=0)
     widths = np.median(np.abs(seen - middles), axis=0)
