@@ -32,7 +32,7 @@ _LEAST_FLOOR = 1e-6
 _USUAL = 0.9
 #: Beyond what was held out, widths grow at least in proportion to the novelty; and at most this fast.
 _SLOPES = (1.0, 1.4, 2.0, 2.8, 4.0)
-#: Rows farther away than in proportion this, or than most rows of scenarios held out were, cannot be told.
+#: Rows farther away than in proportion this, or than most rows of scenarios held out were, get no estimate.
 _LIMIT = 4.0
 _SCENARIO_SHARE = 0.95
 _LEAST_ROWS = 20
@@ -244,7 +244,7 @@ def _with_training(novelty: Novelty, values: Floats, baseline: Floats, rng: np.r
     chosen = np.sort(rng.permutation(refused)[:_PROTOTYPES])
     more = np.round(novelty.places(values[chosen], baseline[chosen]), 4)
     wider = replace(novelty, prototypes=np.vstack((novelty.prototypes, more)))
-    # A row without neighbours stays lonely: then what is no more lonely can be told too.
+    # A row without neighbours stays far away: then rows no farther get an estimate too.
     most = float(wider.of(values, baseline).max()) * (1 + _ROUNDING)
     return replace(wider, limit=max(novelty.limit, most))
 

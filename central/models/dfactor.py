@@ -109,7 +109,7 @@ def linear_sum_s(neutral_s: npt.ArrayLike) -> float:
 def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
     """Both loading vectors (p, 1 - p) of a busy job of two resources, equation (13): the two values of p.
 
-    The model cannot tell which of them it is. They are real if lambda >= (n + 1) / 2. Raises ValueError if they are
+    The model cannot distinguish them. They are real if lambda >= (n + 1) / 2. Raises ValueError if they are
     not: the job is idle at times, or uses more than two resources.
     """
     inside = 1.0 - 2.0 * (copies - dilation) / (copies - 1)

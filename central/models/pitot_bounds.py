@@ -88,7 +88,7 @@ def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scatter:
-    """What tells how far a row may be off, each a logarithm of shape (n,): see the module."""
+    """Measures of how far a row may be off, each a logarithm of shape (n,): see the module."""
 
     difficulty: Floats
     disagreement: Floats

@@ -251,7 +251,7 @@ def read_asked(path: Path, measured: Measured) -> Asked:
     if (others > 1).any():
         row = int(np.flatnonzero(others > 1)[0])
         raise InputError(
-            f"{path}: row {row + 1} is beside {others[row]} others, and pairs tell of one; use `whitepanda runtime`"
+            f"{path}: row {row + 1} is beside {others[row]} others, and pairs have one; use `whitepanda runtime`"
         )
     is_pair = others == 1
     beside = rows.interferers.max(axis=1, initial=ALONE)[is_pair]

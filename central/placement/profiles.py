@@ -101,7 +101,7 @@ def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], t
     total = sum(loading.values())
     if total > 1:
         loading = {name: value / total for name, value in loading.items()}
-        if total > 1 + SUM_TOLERANCE:  # below it is rounding, nothing to tell
+        if total > 1 + SUM_TOLERANCE:  # below it is rounding
             notes.append(f"shares sum to {total:.4g}; they are divided by that")
     if rest:
         loading[rest] = max(1.0 - total, 0.0)

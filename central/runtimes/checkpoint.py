@@ -28,11 +28,11 @@ class Checkpoint:
     it cannot be written, the fit continues but cannot be resumed.
     """
 
-    def __init__(self, model: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, model: Path, show: Callable[[str], None]) -> None:
         """Take the model's file, and a function that shows a line about the checkpoint."""
         is_plain = not model.is_symlink() and (model.is_file() or not model.exists())
         self.path = model.with_name(f"{model.name}.partial") if is_plain else None
-        self._tell = tell
+        self._show = show
 
     def read(self, digest: str, most: int) -> list[Member]:
         """Return the members, at most so many, that a stopped fit of the same digest has trained.
@@ -46,15 +46,13 @@ class Checkpoint:
         except (
             OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
         ):  # fmt: skip
-            self._tell(
-                f"warning: {self.path}: is no whitepanda checkpoint and left alone; this fit cannot go on if stopped"
-            )
+            self._show(f"warning: {self.path}: is no whitepanda checkpoint and left alone; this fit cannot be resumed")
             self.path = None
             return []
         if of_digest != digest:
-            self._tell(f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew")
+            self._show(f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew")
             return []
-        self._tell(f"going on behind {len(found)} of {most} members, which {self.path} has")
+        self._show(f"continuing after {len(found)} of {most} members, which {self.path} has")
         return found[:most]
 
     def write(self, digest: str, members: list[Member]) -> None:
@@ -70,7 +68,7 @@ class Checkpoint:
             with replacing(self.path, mode=0o644) as file:
                 np.savez(file, allow_pickle=False, **arrays)
         except OSError as error:
-            self._tell(f"warning: {self.path}: cannot write: {error.strerror}; this fit cannot go on if stopped")
+            self._show(f"warning: {self.path}: cannot write: {error.strerror}; this fit cannot be resumed")
             self.path = None
 
     def remove(self) -> None:
@@ -80,7 +78,7 @@ class Checkpoint:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            self._tell(f"warning: {self.path}: cannot be removed: {error.strerror}; the model is written")
+            self._show(f"warning: {self.path}: cannot be removed: {error.strerror}; the model is written")
 
 
 def _read(path: Path) -> tuple[list[Member], str]:

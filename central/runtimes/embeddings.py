@@ -1,4 +1,4 @@
-"""Embeddings of a model's workloads and platforms: as a table, and how well they tell groups (suites) apart."""
+"""Embeddings of a model's workloads and platforms: as a table, and how well they separate groups (suites)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from whitepanda.common.extras import how_to_install
 #: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
 _SEPARATORS = "/:"
 _OTHER = "other"
-#: Neighbours that t-SNE looks at: scikit-learn's own choice, and the share of few names that it may be at most.
+#: Neighbours that t-SNE uses: scikit-learn's own choice, and the share of few names that it may be at most.
 _PERPLEXITY, _MOST_OF_NAMES = 30.0, 1 / 3
 _LEAST_NAMES = 4
 _SHUFFLES = 2000

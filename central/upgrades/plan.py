@@ -27,7 +27,7 @@ class PlanOptions:
     top: int | None = None  # only so many of the heaviest jobs
     coverage: float | None = None  # only so many of the heaviest that they have this share of the weight
     design_effect: float = 1.0  # by what variances are multiplied because instances of a machine are not independent
-    # of machines' mean values; tells how many machines the paper's baseline needs.
+    # of machines' mean values; decides how many machines the paper's baseline needs.
     machine_std_percent: float | None = None
 
 
@@ -80,7 +80,7 @@ class Plan:
                 self.jobs.job, self.solution.observe, self.jobs.weight, self.jobs.cost, strict=True
             )
         ]
-        told: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "jobs": jobs,
             "cost": self.solution.cost,
             "is_optimal": self.solution.is_optimal,
@@ -101,7 +101,7 @@ class Plan:
             found = self.fidelity
             for row, observed, more in zip(jobs, found.instances, self.more, strict=True):
                 row |= {"observed": int(observed), "more": int(more)}
-            told["observed"] = {
+            summary["observed"] = {
                 "is_met": found.is_met,
                 "margin_percent": found.margin_percent,
                 "independent_margin_percent": found.independent_margin_percent,
@@ -111,7 +111,7 @@ class Plan:
                 "more_instances": int(self.more.sum()),
                 "more_cost": float(self.jobs.cost @ self.more),
             }
-        return told
+        return summary
 
 
 def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None) -> Plan:

@@ -147,12 +147,12 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
 
 def show_drawn(drawn: Drawn, out: Path | None) -> None:
     """Print the machines drawn, or where they are written, and how good they are."""
-    told = drawn.as_json(0)
-    of = f"{drawn.fleet_machines:,} machines ({told['share']:.1%})"
+    summary = drawn.as_json(0)
+    of = f"{drawn.fleet_machines:,} machines ({summary['share']:.1%})"
     _say(f"{len(drawn.machines):,} of {of}, draw {drawn.draws:,}")
     _say(f"jobs with enough instances there have {drawn.coverage:.1%} of the weight")
     if drawn.planned:
-        met = f"{told['planned_jobs_met']:,} of {told['planned_jobs']:,} planned jobs"
+        met = f"{summary['planned_jobs_met']:,} of {summary['planned_jobs']:,} planned jobs"
         _say(f"{met} have there what the plan wants")
     if drawn.imbalance is not None:
         _say(f"their metric is now {drawn.imbalance:+.2f} standard errors off the fleet's")

@@ -1,10 +1,10 @@
 """A simulated fleet to try WSMeter on: jobs with the paper's skew, machines whose instances share their luck.
 
-Its settings are what the paper tells of its fleets, none is fitted to what an estimator makes of it:
+Its settings are those of the paper's fleets; none is fitted to an estimator's results:
 
 * Share of quota of the job of rank r: (r + offset)^-exponent, so that clusters of 25 and 50 machines have four
   instances of jobs with about 79 and 85 % of the quota (the paper: 82 and 87 %). Every job has an instance.
-* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. What the paper tells of
+* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. What the paper reports of
   variance: a machine's mean varies by 15 % (13 %); 50 (400) machines give +-1.6 % (+-0.45 %) at t = 2 if instances are
   taken as independent, on 87 % (91 %) of the quota; and these margins are too narrow by 20 %, which is what the
   machines' shared luck has to add. So the three spreads follow.
@@ -32,9 +32,9 @@ class FleetSettings:
     quota_offset: float = 6.0  # the same
     instance_quota_spread: float = 0.7  # of the logarithm of an instance's quota, over jobs
     machine_std: float = 0.15  # of machines' mean values, relative
-    told_machines: int = 50  # of the paper's cluster
-    told_margin: float = 0.016  # its margin at t = 2, were instances independent
-    told_coverage: float = 0.87  # and its share of the quota
+    reported_machines: int = 50  # of the paper's cluster
+    reported_margin: float = 0.016  # its margin at t = 2, were instances independent
+    reported_coverage: float = 0.87  # and its share of the quota
     widening: float = 1.2  # what margins must be multiplied by because instances of a machine are not independent
     job_spread: float = 0.4  # of the logarithm of the jobs' spreads
     lasting: float = 0.5  # share of the variance of luck that stays from one measurement to the next
@@ -113,8 +113,8 @@ def _values(
 ) -> tuple[Floats, Floats, float]:
     """Return the jobs' means, the relative spreads of their instances, and the variance of machines' luck."""
     weight, count, job, machine = placed
-    told = (settings.told_margin / 2.0) ** 2 * settings.told_machines  # per machine, relative
-    shared = (settings.widening**2 - 1.0) * told
+    reported = (settings.reported_margin / 2.0) ** 2 * settings.reported_machines  # per machine, relative
+    shared = (settings.widening**2 - 1.0) * reported
     shape = np.exp(settings.job_spread * rng.standard_normal(settings.jobs))
     luck = np.clip(rng.standard_normal(settings.jobs), -2.0, 2.0)
     luck = (luck - count @ luck / count.sum()) / math.sqrt(count @ luck**2 / count.sum())
@@ -123,7 +123,7 @@ def _values(
     def values(between: float) -> tuple[Floats, Floats, float]:
         mean = np.exp(between * luck)
         unit = settings.machines * (weight**2 * (mean * shape) ** 2 / count).sum() / (weight @ mean) ** 2
-        own = shape * math.sqrt(told * settings.told_coverage / unit)
+        own = shape * math.sqrt(reported * settings.reported_coverage / unit)
         means = sums(machine, mean[job], settings.machines) / here
         within = float((count * (mean * own) ** 2).sum() / count.sum()) / float(here.mean())
         return mean, own, math.sqrt((means.var() + within) / means.mean() ** 2 + shared)
