@@ -217,7 +217,7 @@ def run_held_out(name: str, seed: int) -> dict[str, Any]:
     learnt, scored = _halves(days)
     learnt_by_patches = dict[tuple[Patch, ...], list[Any]]()
     methods: dict[str, Method] = {
-        "panda": _elsewhere(Panda, _states(lambda day: PairState.of(**day.columns()), learnt)),
+        "panda": _elsewhere(Panda, _states(PairState.of, learnt)),
         "oracle": Known(coefficients),
     }
     for variant, (kind, patches) in ABLATION.items():

@@ -37,8 +37,8 @@ from bench.cloud_white import figures, floor, readings, scenarios, tables  # noq
 from bench.cloud_white.run_files import write  # noqa: E402
 from bench.cloud_white.runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - the same
 from bench.cloud_white.simulation import Study  # noqa: E402
-from central.degradation.choose import fit_model, only  # noqa: E402
 from central.degradation.fit import RULE_SIGNALS, FitOptions, document, fit_parts, rivals  # noqa: E402
+from central.degradation.model_selection import fit_model  # noqa: E402
 from central.degradation.runs import Columns, Runs, Table, make_runs  # noqa: E402
 from collector.simulated.profiles import STRESSORS  # noqa: E402
 
@@ -185,7 +185,7 @@ def fit_paper(table: Table) -> dict[str, Any]:
     runs = runs_of(table, PAPERS_FEATURES, scenario="vm")
     memory, total = (runs.baseline[:, runs.columns.inputs.index(name)] for name in RULE_SIGNALS[:2])
     shares = [float((memory / total)[runs.scenarios == name].mean()) for name in TRAINED_ON]
-    options = only(FitOptions(seed=SEED, memory_bound_from=sum(shares) / 2), "gamma-inverse-split")
+    options = FitOptions(methods=("gamma-inverse-split",), seed=SEED, memory_bound_from=sum(shares) / 2)
     (rival,) = rivals(runs.columns.features, options)
     return document(runs, fit_parts(runs, rival, options), {"method": rival.name}, options)
 

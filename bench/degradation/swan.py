@@ -28,8 +28,8 @@ from agent.analysis.degradation.glm import Glm
 from agent.analysis.degradation.model import parse
 from agent.analysis.degradation.trees import Trees
 from central.degradation import glm, trees
-from central.degradation.choose import fit_model, folds_of, only
 from central.degradation.fit import FitOptions
+from central.degradation.model_selection import fit_model, folds_of
 from central.degradation.runs import Columns, Runs, Table, make_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +84,7 @@ def gamma_per_load(rest: Runs, out: Runs, _seed: int) -> Floats:
     rest = measured(rest)
     for value in np.unique(out.values[:, load]):
         is_in, is_out = rest.values[:, load] == value, out.values[:, load] == value
-        fitted, _ = glm.fit(rest.values[is_in], rest.baseline[is_in], rest.degradation[is_in], FEATURES, "log")
+        fitted = glm.fit(rest.values[is_in], rest.baseline[is_in], rest.degradation[is_in], FEATURES, "log")
         result[is_out] = Glm.from_json(fitted).predict(out.values[is_out], out.baseline[is_out])
     return alone(result)
 
@@ -106,21 +106,13 @@ def plain(kind: str) -> Method:
 
 def monotone_boosting(rest: Runs, out: Runs, seed: int) -> Floats:
     """Our other rival: more bandwidth of the aggressor never makes the victim faster."""
-    block = trees.fit(
-        rest.values,
-        rest.baseline,
-        rest.degradation,
-        rest.scenarios,
-        inputs=FEATURES,
-        seed=seed,
-        method="boosting-monotone",
-    )
+    block = trees.rivals(FEATURES, seed)["boosting-monotone"](rest.values, rest.baseline, rest.degradation)
     return alone(Trees.from_json(block).predict(out.values, out.baseline))
 
 
 def ours(rest: Runs, out: Runs, seed: int) -> Floats:
     """Fitted, calibrated, written and read."""
-    written = json.dumps(fit_model(rest, only(FitOptions(seed=seed), "extra-trees")))
+    written = json.dumps(fit_model(rest, FitOptions(methods=("extra-trees",), seed=seed)))
     estimates = parse(json.loads(written)).predict(out.values, out.baseline, out.baseline_rows)
     return np.stack((estimates.degradation, estimates.low, estimates.high))
 
@@ -220,7 +212,7 @@ def print_tables(results: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 def cost_ms(runs: Runs) -> dict[str, float]:
     """What 1, 20 and 100 victims cost the agent, median of 50."""
-    model = parse(fit_model(runs, only(FitOptions(), "extra-trees")))
+    model = parse(fit_model(runs, FitOptions(methods=("extra-trees",))))
     rows = measured(runs)
     result = {}
     for count in (1, 20, 100):

@@ -37,7 +37,12 @@ from central.upgrades.simulated import CPU_UPGRADE, FleetSettings, simulate_flee
 MARKER = "<!-- below: written by bench/wsmeter/study.py -->"
 #: The paper's case II: another power policy, with which about as many jobs win as lose.
 DVFS_POLICY = FleetSettings(
-    machine_std=0.13, told_machines=400, told_margin=0.0045, told_coverage=0.91, effect=0.01, effect_spread=0.025
+    machine_std=0.13,
+    reported_machines=400,
+    reported_margin=0.0045,
+    reported_coverage=0.91,
+    effect=0.01,
+    effect_spread=0.025,
 )
 MIN_COVERAGE = 0.8
 GOOGLE_SIZES = (4, 8, 16, 32, 64, 128)

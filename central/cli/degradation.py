@@ -10,12 +10,12 @@ from rich.text import Text
 
 from agent.analysis.degradation.model import parse
 from central.cli._outputs import JsonOption, check_output, grid, provenance, say
-from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
+from central.degradation.glm import summary_tables
+from central.degradation.model_selection import fit_model
 from central.degradation.rows import predict_rows, read_model, write_model
 from central.degradation.runs import Columns, Table, left_out_words, make_runs
-from central.degradation.table import summary_tables
 from central.plotting.degradation import plot as write_plot
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError

@@ -14,10 +14,10 @@ from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
-from central.upgrades.asked import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.upgrades.draw import DrawOptions
 from central.upgrades.draw import draw as draw_machines
 from central.upgrades.lake_rows import parse_side, parse_sides, read_side
+from central.upgrades.messages import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.upgrades.plan import PlanOptions, make_plan
 from central.upgrades.plots import plot_comparison, plot_plan
 from central.upgrades.show import comparison_json, show_comparison, show_drawn, show_plan

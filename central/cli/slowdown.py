@@ -95,11 +95,11 @@ def estimated(jobs: Jobs, units: Any) -> dict[str, Any]:
     rows = [{"job": name, "dilation": float(value)} for name, value in zip(jobs.names, slow, strict=True)]
     if jobs.tau_s is not None:
         start = np.zeros(len(rows)) if jobs.start_s is None else jobs.start_s
-        times = dfactor.completion_times(jobs.loadings, jobs.tau_s, start, units)
+        end = dfactor.completion_times(jobs.loadings, jobs.tau_s, start, units)
         for k, row in enumerate(rows):
-            row["completion_s"] = float(times.elapsed_s[k])
+            row["completion_s"] = float(end[k] - start[k])
             if jobs.start_s is not None:
-                row["end_s"] = float(times.end_s[k])
+                row["end_s"] = float(end[k])
     return {"jobs": rows, "total_dilation": float(slow.sum())}
 
 

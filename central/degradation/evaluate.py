@@ -7,14 +7,15 @@ Dynamic: the mean error over quanta of 1 s.
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.model import Estimates, Model, parse
-from central.degradation.choose import constant_of, fit_model, folds_of, only
 from central.degradation.fit import FitOptions, inputs_of
+from central.degradation.model_selection import constant_of, fit_model, folds_of
 from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import percentile_with
 from central.models.groups import Floats
@@ -28,24 +29,18 @@ _ERRORS = ("mean_ape", "median_ape", "overall_error", "overall_error_with_scatte
 def errors(
     measured: Floats, estimated: Floats, runs: NDArray[np.str_], at_s: Floats, scatter: Floats | None = None
 ) -> dict[str, float]:
-    """Compare estimates with measurements; rows without an estimate (NaN) are left out.
+    """Compare estimates with measurements, shapes (n,); rows without an estimate (NaN) are left out.
 
-    Args:
-        measured: shape (n,), degradation.
-        estimated: shape (n,).
-        runs: shape (n,): which run each row is of.
-        at_s: shape (n,): when in its run; NaN: each row is a quantum of its own.
-        scatter: shape (n,), of what is measured around estimates (`Model.scatter`), NaN where it is not known.
+    `runs` names each row's run, `at_s` is when in its run (NaN: each row is a quantum of its own), `scatter` is of the
+    measured values around estimates (`Model.scatter`), NaN where it is not known.
 
-    Returns:
-        Ratios (0.05 = 5 %): `mean_ape`, `median_ape` over rows; `overall_error`, `dynamic_error` as means over runs;
-        `overall_error_with_scatter` likewise, of what rows are expected to be and not only of estimates, over the runs
-        of which all rows have a scatter. NaN where nothing is estimated.
-
+    Returns ratios (0.05 = 5 %), NaN where nothing is estimated: `mean_ape`, `median_ape` over rows; `overall_error` and
+    `dynamic_error` as means over runs; `overall_error_with_scatter` likewise, of what rows are expected to be and not
+    only of estimates, over the runs of which all rows have a scatter.
     """
-    told = np.isfinite(estimated)
-    spread = (np.full(len(told), math.nan) if scatter is None else scatter)[told]
-    measured, estimated, runs, at_s = measured[told], estimated[told], runs[told], at_s[told]
+    known = np.isfinite(estimated)
+    spread = (np.full(len(known), math.nan) if scatter is None else scatter)[known]
+    measured, estimated, runs, at_s = measured[known], estimated[known], runs[known], at_s[known]
     if not len(measured):
         return dict.fromkeys(_ERRORS, math.nan)
     ape = np.abs(estimated - measured) / measured
@@ -81,15 +76,9 @@ def _dynamic(measured: Floats, estimated: Floats, at_s: Floats) -> float:
 def summary(
     runs: Runs, estimates: Estimates, constant: Floats, nominal: float, scatter: Floats | None = None
 ) -> dict[str, Any]:
-    """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant.
+    """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant, shape (n,).
 
-    Args:
-        runs: the measured rows.
-        estimates: one per row.
-        constant: shape (n,): what the constant estimates of each row.
-        nominal: coverage that the intervals claim.
-        scatter: as for `errors`.
-
+    `nominal` is the coverage that the intervals claim, `scatter` as for `errors`.
     """
     spread = np.full(len(constant), math.nan) if scatter is None else scatter
     result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), spread)
@@ -125,41 +114,30 @@ def _of_rows(
 
 
 def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Estimates, dict[str, Any]]:
-    """Evaluate a model on the rows of `runs` that are no baselines.
+    """Evaluate a model on the rows that are no baselines: return these, the estimates, and their summary.
 
-    Returns:
-        Those rows, the estimates, and their summary.
-
-    Raises:
-        InputError: every row is a baseline.
-
+    Raises InputError if every row is a baseline.
     """
     rows = _measured(runs)
+    estimates, scatter = _estimated(rows, model)
+    constants = np.full(len(rows.degradation), constant)
+    return rows, estimates, summary(rows, estimates, constants, model.nominal, scatter)
+
+
+def _estimated(rows: Runs, model: Model) -> tuple[Estimates, Floats]:
     values, baseline = inputs_of(rows, model)
     estimates = model.predict(values, baseline, rows.baseline_rows)
-    constants = np.full(len(rows.degradation), constant)
-    scatter = model.scatter(values, baseline, estimates.degradation)
-    return rows, estimates, summary(rows, estimates, constants, model.nominal, scatter)
+    return estimates, model.scatter(values, baseline, estimates.degradation)
 
 
 def evaluate_refitted(
     runs: Runs, options: FitOptions, method: str, folds: int, on_progress: Callable[[str], None] = lambda _step: None
 ) -> tuple[Runs, Estimates, dict[str, Any]]:
-    """Evaluate a method: fitted, and its intervals calibrated, without the rows that it then estimates.
+    """Evaluate a method, refitted and recalibrated without the rows that it then estimates, as `evaluate_as_is` does.
 
-    Args:
-        runs: the measured rows.
-        options: as for fitting.
-        method: of the rivals.
-        folds: that many folds of rows drawn at random (`options.seed`); 0: each scenario is held out in turn.
-        on_progress: called with what is being done.
-
-    Returns:
-        As `evaluate_as_is`.
-
-    Raises:
-        InputError: every row is a baseline, there is one scenario only, or a fit fails.
-
+    With `folds`, so many folds of rows are drawn at random (`options.seed`); with 0 each scenario is held out in turn.
+    `on_progress` is called with what is being done. Raises InputError if every row is a baseline, there is one scenario
+    only, or a fit fails.
     """
     rows = _measured(runs)
     is_measured = ~runs.is_baseline
@@ -170,23 +148,14 @@ def evaluate_refitted(
     for number, is_out in enumerate(_held_out(runs, folds, options.seed), start=1):
         on_progress(f"{method}, held-out set {number}")
         rest, out = runs.take(~is_out), np.flatnonzero(is_out & is_measured)
-        model = parse(fit_model(rest, only(options, method)))
-        part = runs.take(out)
-        values, baseline = inputs_of(part, model)
-        estimates = model.predict(values, baseline, part.baseline_rows)
-        scatter = model.scatter(values, baseline, estimates.degradation)
+        model = parse(fit_model(rest, replace(options, methods=(method,))))
+        estimates, scatter = _estimated(runs.take(out), model)
         numbers[:, out] = np.stack((estimates.degradation, estimates.low, estimates.high, scatter))
         reasons[out], models[out] = estimates.reasons, estimates.models
         constants[out] = constant_of(rest)
-    told = Estimates(
-        numbers[0][is_measured],
-        numbers[1][is_measured],
-        numbers[2][is_measured],
-        tuple(str(r) for r in reasons[is_measured]),
-        tuple(str(m) for m in models[is_measured]),
-    )
-    constant, scatter = constants[is_measured], numbers[3][is_measured]
-    return rows, told, summary(rows, told, constant, options.nominal, scatter)
+    *columns, scatter = numbers[:, is_measured]
+    found = Estimates(*columns, *(tuple(str(word) for word in words[is_measured]) for words in (reasons, models)))
+    return rows, found, summary(rows, found, constants[is_measured], options.nominal, scatter)
 
 
 def _measured(runs: Runs) -> Runs:

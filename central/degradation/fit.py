@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,66 +23,51 @@ from agent.analysis.degradation.model import (
 from agent.analysis.degradation.relative import relative
 from central.degradation import glm
 from central.degradation.glm import FitError
-from central.degradation.runs import Columns, Runs
+from central.degradation.runs import Runs
 from central.models.groups import Floats
 
 #: What the choice among the models of behaviours and CPU levels needs of a VM's baseline: see `degradation.Rule`.
 RULE_SIGNALS = ("memory_stall_ratio", "total_stall_ratio", "guest_ratio")
 #: Rows, baselines apart, that a behaviour and CPU level needs for a model of its own.
 MIN_CELL_ROWS = 100
-#: How far outside what training saw, as a share of its span, a feature may lie. Regressions go on in a straight line,
-#: trees stay where they are, and their intervals know by themselves which rows are unlike training.
+#: How far outside training's values, as a share of their span, a feature may lie. Regressions continue in a straight
+#: line; trees stay constant, and their intervals find out by themselves which rows are unlike training.
 RANGE_MARGIN = {"glm": 0.1, "trees": 0.5}
 _SPLIT = "-split"
 _MAX_MIN_BASELINE_ROWS = 10
-
-FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
 
 
 class Rival(NamedTuple):
     """One way to make a model. `split`: per behaviour and CPU level, where there are enough rows of it."""
 
     name: str
-    fit: FitFunction
+    fit: Callable[[Floats, Floats, Floats], dict[str, Any]]
     split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """How a model is fitted.
+    """How a model is fitted."""
 
-    `methods`: names of rivals, empty for all. `baseline_rows`: fit to baseline rows too (their degradation is about 1).
-    `min_baseline_rows` 0: half the median number of baseline rows per group, at most 10. `calibrate_by`: "run" or
-    "scenario", what intervals are to cover: runs of training's scenarios, or scenarios that training has not.
-    """
-
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # names of rivals, empty for all
     nominal: float = 0.9
     seed: int = 0
     memory_bound_from: float = 0.5
-    baseline_rows: bool = True
-    min_baseline_rows: int = 0
+    baseline_rows: bool = True  # fit to baseline rows too (their degradation is about 1)
+    min_baseline_rows: int = 0  # 0: half the median number of baseline rows per group, at most 10
     held_out_sets: int = 8
-    calibrate_by: str = "run"
+    calibrate_by: str = "run"  # or "scenario": intervals cover runs of training's scenarios, or new scenarios
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
 def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
     """Return the rivals that were asked for, all without `options.methods`.
 
-    Raises:
-        ValueError: a method is not known; names those that are.
-
+    Raises ValueError if a method is not known; names those that are.
     """
     from central.degradation import trees  # noqa: PLC0415 - the extra `train`
 
-    def regression(link: str) -> FitFunction:
-        def fit(values: Floats, baseline: Floats, degradation: Floats, _s: NDArray[np.str_]) -> dict[str, Any]:
-            return glm.fit(values, baseline, degradation, features, link)[0]
-
-        return fit
-
-    known = [Rival(f"gamma-{link}", regression(link)) for link in LINKS]
+    known = [Rival(f"gamma-{link}", partial(glm.fit, names=features, link=link)) for link in LINKS]
     known += [Rival(rival.name + _SPLIT, rival.fit, split=True) for rival in known]
     known += [Rival(name, fit) for name, fit in trees.rivals(features, options.seed).items()]
     names = [rival.name for rival in known]
@@ -93,25 +80,22 @@ def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
 def fit_parts(runs: Runs, rival: Rival, options: FitOptions) -> list[dict[str, Any]]:
     """Fit a rival: the `models` of a model file, without ranges and intervals.
 
-    Raises:
-        FitError: it cannot be fitted to these rows, or has nothing to split.
-
+    Raises FitError if it cannot be fitted to these rows, or has nothing to split.
     """
     fitted = runs if options.baseline_rows else runs.take(~runs.is_baseline)
     parts = [_part(fitted, rival, None, None)]
     if not rival.split:
         return parts
     behaviours, levels = cells(runs, options)
-    for behaviour in (MEMORY_BOUND, CPU_BOUND):
-        for level in CPU_LEVELS:
-            is_in = (behaviours == behaviour) & (levels == level)
-            if int((is_in & ~runs.is_baseline).sum()) < MIN_CELL_ROWS:
-                continue
-            wanted = is_in if options.baseline_rows else is_in & ~runs.is_baseline
-            try:
-                parts.append(_part(runs.take(wanted), rival, behaviour, level))
-            except FitError:
-                continue  # the model for any VM serves this cell
+    for behaviour, level in product((MEMORY_BOUND, CPU_BOUND), CPU_LEVELS):
+        is_in = (behaviours == behaviour) & (levels == level)
+        if int((is_in & ~runs.is_baseline).sum()) < MIN_CELL_ROWS:
+            continue
+        wanted = is_in if options.baseline_rows else is_in & ~runs.is_baseline
+        try:
+            parts.append(_part(runs.take(wanted), rival, behaviour, level))
+        except FitError:
+            continue  # the model for any VM serves this cell
     if len(parts) == 1:
         raise FitError(f"no behaviour and CPU level has {MIN_CELL_ROWS} rows and a model of its own")
     return parts
@@ -121,9 +105,9 @@ def cells(runs: Runs, options: FitOptions) -> tuple[NDArray[np.str_], Floats]:
     """Return each row's behaviour ("": not known) and CPU level (NaN), by the rule that the agent applies."""
     behaviours = np.full(len(runs.values), "", dtype="<U16")
     levels = np.full(len(runs.values), np.nan)
-    if not has_rule(runs.columns):
-        return behaviours, levels
     inputs = runs.columns.inputs
+    if not set(RULE_SIGNALS) <= set(inputs):
+        return behaviours, levels
     memory, total = (runs.baseline[:, inputs.index(name)] for name in RULE_SIGNALS[:2])
     used = used_share(runs.baseline, inputs, RULE_SIGNALS[2])
     known = ~np.isnan(memory + total + used)
@@ -138,15 +122,22 @@ def cells(runs: Runs, options: FitOptions) -> tuple[NDArray[np.str_], Floats]:
     return behaviours, levels
 
 
-def has_rule(columns: Columns) -> bool:
-    """Whether the runs know the signals that a VM's model is chosen by."""
-    return set(RULE_SIGNALS) <= set(columns.inputs)
+def rows_of_parts(
+    parts: list[dict[str, Any]], runs: Runs, options: FitOptions
+) -> list[tuple[dict[str, Any], NDArray[np.bool_]]]:
+    """Return each part with its rows: those of its behaviour and CPU level, all for the model of any VM."""
+    behaviours, levels = cells(runs, options)
+    result = []
+    for part in parts:
+        is_in = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+        result.append((part, np.ones_like(is_in) if part["behaviour"] is None else is_in))
+    return result
 
 
 def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) -> dict[str, Any]:
     count = len(runs.columns.features)
     values, baseline = runs.values[:, :count], runs.baseline[:, :count]
-    estimator = rival.fit(values, baseline, runs.degradation, runs.scenarios)
+    estimator = rival.fit(values, baseline, runs.degradation)
     part: dict[str, Any] = {
         "behaviour": behaviour,
         "cpu_level": level,
@@ -156,7 +147,7 @@ def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) 
         "ranges": [],
     }
     if estimator["kind"] == "glm":
-        # A constant alone uses none; its intervals still look at the features.
+        # A constant alone uses none; its intervals still use the features.
         part["uses"] = [term["column"] for term in estimator["terms"]] or list(range(count))
     elif "uses" in estimator:
         part["uses"] = estimator["uses"]
@@ -165,14 +156,10 @@ def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) 
 
 def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) -> list[dict[str, Any]]:
     """Return the parts with the ranges of what they use: relative to the baseline for regressions, else raw."""
-    behaviours, levels = cells(runs, options)
     count = len(runs.columns.features)
     scales = glm.scales_of(runs.values[:, :count])
     result = []
-    for part in parts:
-        is_in = np.ones(len(runs.values), dtype=np.bool_)
-        if part["behaviour"] is not None:
-            is_in = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+    for part, is_in in rows_of_parts(parts, runs, options):
         values, baseline = runs.values[is_in, :count], runs.baseline[is_in, :count]
         form = "relative" if part["estimator"]["kind"] == "glm" else "raw"
         seen = relative(values, baseline, scales) if form == "relative" else values
@@ -180,15 +167,8 @@ def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) ->
         for column in part.get("uses", range(count)):
             low, high = float(seen[:, column].min()), float(seen[:, column].max())
             margin = RANGE_MARGIN[part["estimator"]["kind"]] * (high - low)
-            ranges.append(
-                {
-                    "column": column,
-                    "form": form,
-                    "low": low - margin,
-                    "high": high + margin,
-                    "scale": float(scales[column]),
-                }
-            )
+            span = {"low": low - margin, "high": high + margin}
+            ranges.append({"column": column, "form": form, **span, "scale": float(scales[column])})
         result.append({**part, "ranges": ranges})
     return result
 
@@ -205,6 +185,8 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
         "memory_bound_from": options.memory_bound_from,
         "cpu": cpu,
     }
+    # The rule's signals are inputs only where there is a rule.
+    inputs = dict.fromkeys((*columns.features, *(RULE_SIGNALS if len(parts) > 1 else ())))
     return {
         "format": FORMAT,
         "target": columns.target,
@@ -220,7 +202,7 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
                     "key": list(key),
                     "rows": group.rows,
                     "target": _number(group.target),
-                    "values": [_number(v) for v in _values_of(group.values, columns, len(parts) > 1)],
+                    "values": [_number(group.values[columns.inputs.index(name)]) for name in inputs],
                 }
                 for key, group in sorted(runs.groups.items())
             ],
@@ -240,21 +222,15 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
     }
 
 
-def model_of(runs: Runs, parts: list[dict[str, Any]], options: FitOptions, method: str = "") -> Model:
+def model_of(runs: Runs, parts: list[dict[str, Any]], options: FitOptions) -> Model:
     """Return the run-time model of parts, for the rows of `runs`: what is measured is what the agent will do."""
-    return parse(document(runs, parts, {"method": method}, options))
+    return parse(document(runs, parts, {"method": ""}, options))
 
 
 def inputs_of(runs: Runs, model: Model) -> tuple[Floats, Floats]:
     """Return the rows' values and baselines as the model wants them, each of shape (n, len(model.inputs))."""
     places = [runs.columns.inputs.index(name) for name in model.inputs]
     return runs.values[:, places], runs.baseline[:, places]
-
-
-def _values_of(values: Floats, columns: Columns, with_rule: bool) -> Sequence[float]:  # noqa: FBT001 - private
-    """Return a group's inputs in the order of the model's: the rule's signals come in only where there is a rule."""
-    wanted = dict.fromkeys((*columns.features, *(RULE_SIGNALS if with_rule else ())))
-    return [float(values[columns.inputs.index(name)]) for name in wanted]
 
 
 def _number(value: float) -> float | None:

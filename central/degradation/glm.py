@@ -3,10 +3,8 @@
 Source: "Cloud White", section 6.3. statsmodels fits; `agent.analysis.degradation.glm` evaluates what is written here.
 """
 
-import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,39 +24,12 @@ MAX_STALL_FEATURES = 2
 _STALLS = frozenset({"memory_stall_ratio", "core_stall_ratio", "total_stall_ratio"})
 #: A feature of which less than this share is not already in the candidates before it adds nothing but noise.
 _MIN_NEW_SHARE = 1e-6
+_WIDTH = 78  # of the summary
+_LINK_NAMES = {"inverse": "inverse_power", "log": "log"}
 
 
 class FitError(Exception):
     """This estimator cannot be fitted to these rows; the message says why. Another one may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One coefficient, with its standard error, Wald statistic, significance and 95 % interval."""
-
-    name: str
-    coefficient: float
-    standard_error: float
-    z: float
-    p: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Regression:
-    """A fitted Gamma regression, with what the paper's Table 2 tells of it. `terms[0]` is the constant."""
-
-    link: str
-    terms: tuple[Term, ...]
-    observations: int
-    df_residuals: int
-    df_model: int
-    scale: float
-    log_likelihood: float
-    deviance: float
-    pearson_chi2: float
-    iterations: int
 
 
 def scales_of(values: Floats) -> Floats:
@@ -72,19 +43,13 @@ def scales_of(values: Floats) -> Floats:
     return scales
 
 
-def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> Regression:
-    """Fit a constant and these terms by iteratively reweighted least squares.
+def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
+    """Fit a constant and terms (n, k), relative to the baseline, by iteratively reweighted least squares.
 
-    Args:
-        terms: shape (n, k), already relative to the baseline.
-        degradation: shape (n,), > 0.
-        names: of the terms.
-        link: "inverse" or "log".
-
-    Raises:
-        FitError: too few rows, or the iteration diverges or leaves the link's domain.
-        UnavailableError: statsmodels is not installed.
-
+    `link` is "inverse" or "log". Returns what the paper's Table 2 reports, for the model file: `terms[0]` is the
+    constant, each has its coefficient, standard error, Wald statistic, significance and 95 % interval. Raises FitError
+    for too few rows, or if the iteration diverges or leaves the link's domain, UnavailableError if statsmodels is not
+    installed.
     """
     try:
         import statsmodels.api as sm  # noqa: PLC0415 - takes a second, and is in the extra `train` only
@@ -110,18 +75,21 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
     fitted = np.asarray(result.fittedvalues)
     if not result.converged or not np.isfinite(numbers).all() or not (fitted > 0).all():
         raise FitError("IRLS does not converge within the link's domain")
-    return Regression(
-        link=link,
-        terms=tuple(Term(name, *(float(x) for x in numbers[:, i])) for i, name in enumerate(("const", *names))),
-        observations=rows,
-        df_residuals=int(result.df_resid),
-        df_model=int(result.df_model),
-        scale=float(result.scale),
-        log_likelihood=log_likelihood,
-        deviance=float(result.deviance),
-        pearson_chi2=float(result.pearson_chi2),
-        iterations=int(result.fit_history["iteration"]),
-    )
+    keys = ("coef", "std_err", "z", "p", "low", "high")
+    return {
+        "observations": rows,
+        "df_residuals": int(result.df_resid),
+        "df_model": int(result.df_model),
+        "scale": float(result.scale),
+        "log_likelihood": log_likelihood,
+        "deviance": float(result.deviance),
+        "pearson_chi2": float(result.pearson_chi2),
+        "iterations": int(result.fit_history["iteration"]),
+        "terms": [
+            {"name": name, **dict(zip(keys, each, strict=True))}
+            for name, each in zip(("const", *names), numbers.T.tolist(), strict=True)
+        ],
+    }
 
 
 def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list[int]:
@@ -129,11 +97,7 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
 
     Those with |correlation| > `MIN_CORRELATION`; where no feature has that, the strongest one. At most
     `MAX_STALL_FEATURES` of the stalls. A feature that is a linear combination of those before it is left out, as no
-    coefficient of theirs would have a meaning.
-
-    Raises:
-        FitError: no feature varies, or the degradation does not.
-
+    coefficient of theirs would have a meaning. Raises FitError if no feature varies, or the degradation does not.
     """
     centred = terms - terms.mean(axis=0)
     spread = np.sqrt((centred**2).mean(axis=0))
@@ -164,24 +128,11 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
     return chosen
 
 
-def fit(
-    values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str
-) -> tuple[dict[str, Any], Regression]:
-    """Fit a model of the paper's kind.
+def fit(values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str) -> dict[str, Any]:
+    """Fit a model of the paper's kind; return its estimator block, see `agent.analysis.degradation.glm`.
 
-    Args:
-        values: shape (n, k), in their own units, all known.
-        baseline: the same without interference, shape (n, k).
-        degradation: shape (n,), > 0.
-        names: of the k features.
-        link: "inverse" or "log".
-
-    Returns:
-        The estimator block of a model file (see `agent.analysis.degradation.glm`), and the regression behind it.
-
-    Raises:
-        FitError: as `regress` and `candidates`.
-
+    `values` and `baseline` have shape (n, k), in their own units, all known; `degradation` (n,) is above 0; `link` is
+    "inverse" or "log". Raises FitError as `regress` and `candidates`.
     """
     scales = scales_of(values)
     terms = relative(values, baseline, scales)
@@ -196,46 +147,55 @@ def fit(
                 raise
             eliminated.append(names[columns.pop()])
             continue
-        weakest = max(range(len(columns)), key=lambda i: regression.terms[i + 1].p, default=None)
-        if weakest is None or regression.terms[weakest + 1].p <= MAX_P:
+        weakest = max(range(1, len(columns) + 1), key=lambda i: regression["terms"][i]["p"], default=None)
+        if weakest is None or regression["terms"][weakest]["p"] <= MAX_P:
             break
-        eliminated.append(names[columns.pop(weakest)])
-    block = {
+        eliminated.append(names[columns.pop(weakest - 1)])
+    constant, *coefficients = (term["coef"] for term in regression["terms"])
+    return {
         "kind": "glm",
         "link": link,
-        "constant": regression.terms[0].coefficient,
+        "constant": constant,
         "terms": [
-            {"column": c, "name": names[c], "coefficient": t.coefficient, "scale": float(scales[c])}
-            for c, t in zip(columns, regression.terms[1:], strict=True)
+            {"column": c, "name": names[c], "coefficient": coefficient, "scale": float(scales[c])}
+            for c, coefficient in zip(columns, coefficients, strict=True)
         ],
-        "summary": _summary(regression, eliminated),
+        "summary": regression | {"eliminated": eliminated},
     }
-    return block, regression
 
 
-def _summary(regression: Regression, eliminated: Sequence[str]) -> dict[str, Any]:
-    """Return what the table is printed from, for the model file."""
-    r = regression
-    return {
-        "observations": r.observations,
-        "df_residuals": r.df_residuals,
-        "df_model": r.df_model,
-        "scale": r.scale,
-        "log_likelihood": r.log_likelihood,
-        "deviance": r.deviance,
-        "pearson_chi2": r.pearson_chi2,
-        "iterations": r.iterations,
-        "terms": [
-            {
-                "name": t.name,
-                "coef": t.coefficient,
-                "std_err": t.standard_error,
-                "z": t.z,
-                "p": t.p if math.isfinite(t.p) else 1.0,
-                "low": t.low,
-                "high": t.high,
-            }
-            for t in r.terms
-        ],
-        "eliminated": list(eliminated),
-    }
+def summary_table(estimator: Mapping[str, Any], title: str) -> str:
+    """Return an estimator block of kind "glm" in the layout of the paper's Table 2."""
+    s = estimator["summary"]
+    head = (
+        ("Dep. Variable:", "perf. deg.", "No. Observations:", s["observations"]),
+        ("Model:", "GLM", "Df Residuals:", s["df_residuals"]),
+        ("Model family:", "Gamma", "Df Model:", s["df_model"]),
+        ("Link function:", _LINK_NAMES[estimator["link"]], "Scale:", f"{s['scale']:.5g}"),
+        ("Method:", "IRLS", "Log-Likelihood:", f"{s['log_likelihood']:.2f}"),
+        ("No. Iterations:", s["iterations"], "Deviance:", f"{s['deviance']:.4f}"),
+        ("Covariance type:", "nonrobust", "Pearson chi2:", f"{s['pearson_chi2']:.2f}"),
+    )
+    lines = [title, "Generalized linear model regression results".center(_WIDTH).rstrip(), "=" * _WIDTH]
+    lines += [f"{name:<18}{value:>19}    {other:<18}{number:>19}" for name, value, other, number in head]
+    lines += ["=" * _WIDTH, f"{'':<28}{'coef':>9}{'std err':>9}{'z':>9}{'P>|z|':>7}{'[0.025':>8}{'0.975]':>8}"]
+    lines.append("-" * _WIDTH)
+    lines += [
+        f"{t['name'][:28]:<28}{t['coef']:>9.4f}{t['std_err']:>9.3f}{t['z']:>9.3f}{t['p']:>7.3f}{t['low']:>8.3f}{t['high']:>8.3f}"
+        for t in s["terms"]
+    ]
+    lines.append("=" * _WIDTH)
+    if s["eliminated"]:
+        lines.append("eliminated: " + ", ".join(s["eliminated"]))
+    return "\n".join(lines)
+
+
+def summary_tables(model: Mapping[str, Any]) -> str:
+    """Return the tables of all regressions of a model file, one below the other; "" where it has none."""
+    tables = []
+    for part in model["models"]:
+        if part["estimator"]["kind"] != "glm" or "summary" not in part["estimator"]:
+            continue
+        which = "any VM" if part["cpu_level"] is None else f"{part['behaviour']}, {part['cpu_level']:.0%} CPU"
+        tables.append(summary_table(part["estimator"], f"{model['choice']['method']}: {which}"))
+    return "\n\n".join(tables)

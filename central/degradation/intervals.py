@@ -32,7 +32,7 @@ _LEAST_FLOOR = 1e-6
 _USUAL = 0.9
 #: Beyond what was held out, widths grow at least in proportion to the novelty; and at most this fast.
 _SLOPES = (1.0, 1.4, 2.0, 2.8, 4.0)
-#: Rows farther away than in proportion this, or than most rows of scenarios held out were, cannot be told.
+#: Rows farther away than in proportion this, or than most rows of scenarios held out were, get no estimate.
 _LIMIT = 4.0
 _SCENARIO_SHARE = 0.95
 _LEAST_ROWS = 20
@@ -56,31 +56,26 @@ def fit(
     training: tuple[Floats, Floats] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Calibrate intervals.
+    """Calibrate intervals; return their block, see `agent.analysis.degradation.intervals`.
+
+    Raises FitError for fewer than 20 rows, or if no feature varies.
 
     Args:
         values: shape (n, k), the model's features.
         baseline: shape (n, k), the same without interference.
         degradation: shape (n,), measured.
-        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: none, the row is not used.
-        scenarios: shape (n,), the scenario of each row; rows of one unit are of one scenario.
+        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: the row is not used.
+        scenarios: shape (n,); rows of one unit are of one scenario.
         nominal: the share of rows that intervals are to cover, such as 0.9.
         units: shape (n,): rows that go together, such as those of one run; None: each row by itself.
         by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario; None: there are none.
         uses: columns that the model uses; empty: all.
-        is_relative: whether the model sees features relative to their baseline only, so that nothing else is novel.
-        each_scenario: the nominal share is to be covered of each scenario, so the worst one says how wide: of a few
-            scenarios, and for one more, that is what conformal prediction over scenarios comes to.
-        training: values and baselines, each of shape (m, k), of all rows that the model was fitted to, baselines too:
-            none of them is too novel to be told. None: `values` and `baseline`.
+        is_relative: the model sees features relative to their baseline only, so nothing else is novel.
+        each_scenario: the nominal share is to be covered of each scenario, so the worst one sets the width: for few
+            scenarios, and one more, this equals conformal prediction over scenarios.
+        training: values and baselines, each (m, k), of all rows that the model was fitted to, baselines too: none of
+            them is too novel. None: `values` and `baseline`.
         seed: of the folds, prototypes and trees.
-
-    Returns:
-        An intervals block, see `agent.analysis.degradation.intervals`.
-
-    Raises:
-        FitError: fewer than 20 rows, or no feature varies.
-
     """
     usable = np.isfinite(estimated) & (estimated > 0)
     if int(usable.sum()) < _LEAST_ROWS:
@@ -95,7 +90,7 @@ def fit(
 
     errors = np.abs(np.log(estimated / degradation))
     wide, wide_baseline = with_log(values, baseline, estimated)
-    terms = _difficulty_terms(wide, wide_baseline, columns, is_relative)
+    terms = _difficulty_terms(wide, wide_baseline, columns, is_relative=is_relative)
     floor = max(_FLOOR * float(errors.mean()), _LEAST_FLOOR)
     folds = _folds(rows, rng)
     expected = np.empty(len(errors))
@@ -103,7 +98,7 @@ def fit(
         rest = _difficulty(wide[~is_out], wide_baseline[~is_out], errors[~is_out], terms, seed)
         expected[is_out] = Trees.from_json(rest).predict(wide[is_out], wide_baseline[is_out])
     difficulty = floor + expected
-    novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative)
+    novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative=is_relative)
     if others is not None:
         quantile = _quantile(errors / (difficulty * novelty.factor(usual)), nominal)
         held = np.abs(np.log(others / degradation)) / (quantile * difficulty)
@@ -119,7 +114,7 @@ def fit(
         "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
         "novelty": _novelty_block(_with_training(novelty, *known, rng)),
     }
-    Intervals.from_json(block)  # what the agent will read; an error here is ours
+    Intervals.from_json(block)  # what the agent will read; an error here is a bug
     return block
 
 
@@ -139,24 +134,21 @@ def _folds(units: NDArray[np.str_], rng: np.random.Generator) -> list[NDArray[np
     return [np.isin(place, order[fold::_FOLDS]) for fold in range(_FOLDS)]
 
 
-def _difficulty_terms(
-    values: Floats,
-    baseline: Floats,
-    columns: list[int],
-    is_relative: bool,  # noqa: FBT001 - private
-) -> Terms:
+def _kept_terms(terms: Terms, kept: list[int], columns: Sequence[int]) -> Terms:
+    """Return some of the terms, all where none is kept, with `columns` in place of their numbers."""
+    kept = kept or list(range(len(terms.forms)))
+    chosen = np.array(columns, dtype=np.int64)[terms.columns[kept]]
+    return Terms(chosen, tuple(terms.forms[i] for i in kept), terms.scales[kept])
+
+
+def _difficulty_terms(values: Floats, baseline: Floats, columns: list[int], *, is_relative: bool) -> Terms:
     """Return the terms of the used columns, and the log of the estimate; what the model sees alone, if relative."""
     places = [*columns, values.shape[1] - 1]
     terms = trees.terms_of(values[:, places], baseline[:, places])
     log = len(places) - 1
-    kept = [
-        i
-        for i, (column, form) in enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
-        if not is_relative or column == log or form == "relative"
-    ]
-    kept = kept or list(range(len(terms.forms)))
-    chosen = np.array(places, dtype=np.int64)[terms.columns[kept]]
-    return Terms(chosen, tuple(terms.forms[i] for i in kept), terms.scales[kept])
+    forms = enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
+    kept = [i for i, (column, form) in forms if not is_relative or column == log or form == "relative"]
+    return _kept_terms(terms, kept, places)
 
 
 def _difficulty(values: Floats, baseline: Floats, errors: Floats, terms: Terms, seed: int) -> dict[str, Any]:
@@ -180,15 +172,13 @@ def _novelty(
     scenarios: NDArray[np.str_],
     folds: list[NDArray[np.bool_]],
     rng: np.random.Generator,
-    is_relative: bool,  # noqa: FBT001 - private
+    *,
+    is_relative: bool,
 ) -> tuple[Novelty, Floats, Floats]:
     """Return the measure, the novelty of each row seen from other units, and from other scenarios (NaN: one only)."""
     used = trees.terms_of(values[:, columns], baseline[:, columns])
     kept = [i for i, form in enumerate(used.forms) if form == "relative" or not (is_relative or form == "baseline")]
-    kept = kept or list(range(len(used.forms)))
-    terms = Terms(
-        np.array(columns, dtype=np.int64)[used.columns[kept]], tuple(used.forms[i] for i in kept), used.scales[kept]
-    )
+    terms = _kept_terms(used, kept, columns)
     seen = terms.of(values, baseline)
     middles = np.median(seen, axis=0)
     widths = np.median(np.abs(seen - middles), axis=0)
@@ -227,14 +217,9 @@ def _distances(
 
 
 def _with_slope(novelty: Novelty, held: Floats, unusual: Floats, nominal: float) -> Novelty:
-    """Return the measure with the least slope that covers the novel rows of held-out scenarios.
+    """Return the measure with the least slope that covers the nominal share of the novel rows of held-out scenarios.
 
-    Args:
-        novelty: as without them.
-        held: shape (n,): their |log error| / half width without a slope, NaN where there is none.
-        unusual: shape (n,), their novelty.
-        nominal: the share to be covered.
-
+    `held` (n,) is |log error| / half width without a slope, NaN where there is none; `unusual` (n,) is the novelty.
     """
     is_novel = np.isfinite(held) & (unusual > 1)
     if int(is_novel.sum()) < _LEAST_ROWS:
@@ -259,7 +244,7 @@ def _with_training(novelty: Novelty, values: Floats, baseline: Floats, rng: np.r
     chosen = np.sort(rng.permutation(refused)[:_PROTOTYPES])
     more = np.round(novelty.places(values[chosen], baseline[chosen]), 4)
     wider = replace(novelty, prototypes=np.vstack((novelty.prototypes, more)))
-    # A row without neighbours stays lonely: then what is no more lonely can be told too.
+    # A row without neighbours stays far away: then rows no farther get an estimate too.
     most = float(wider.of(values, baseline).max()) * (1 + _ROUNDING)
     return replace(wider, limit=max(novelty.limit, most))
 

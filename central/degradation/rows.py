@@ -33,15 +33,7 @@ class Predicted:
 
 
 def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
-    """Read a model file.
-
-    Returns:
-        The model, and the file's content.
-
-    Raises:
-        InputError: it is not there, no JSON, or no model.
-
-    """
+    """Read a model file: the model, and the content. Raises InputError if it is not there, no JSON, or no model."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -57,30 +49,19 @@ def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
 
 
 def write_model(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a model file.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a model file. Raises InputError if it cannot be written."""
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     with writing(path, mode=0o644) as file:
         file.write(text.encode())
 
 
 def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") -> Predicted:
-    """Estimate the degradation of a file's rows.
+    """Estimate the degradation of a file's rows (CSV or Parquet, with the model's inputs and its groups' columns).
 
-    Args:
-        rows: CSV or Parquet, with the model's inputs and the columns of its groups.
-        model: as `read_model` reads it.
-        out: CSV or Parquet by its name: the rows in their order, and the columns degradation, low, high, reason and
-            predicted_<target>.
-        baseline_where: which rows are baselines, of their groups instead of what the model has for these; "": none.
-
-    Raises:
-        InputError: a column is missing, not numeric or in the way, no row is a baseline, or `out` cannot be written.
-
+    `out` (CSV or Parquet by its name) has the rows in their order, and the columns degradation, low, high, reason and
+    predicted_<target>. Rows that meet `baseline_where` are the baselines of their groups, instead of the model's.
+    Raises InputError if a column is missing, not numeric or in the way, no row is a baseline, or `out` cannot be
+    written.
     """
     table = Table(rows)
     table.require(model.group_by, "the model's groups")

@@ -6,7 +6,7 @@ The user's expressions run on a table in memory, on a connection that can open n
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,10 @@ _LEFT_OUT = {
 
 
 class Table:
-    """The rows of one CSV or Parquet file, in the file's order.
-
-    Args:
-        path: the file.
-
-    """
+    """The rows of one CSV or Parquet file, in the file's order."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            InputError: it is not there, not readable, or not of its kind.
-
-        """
+        """Read the file. Raises InputError if it is not there, not readable, or not of its kind."""
         self.path = path
         self._duckdb = duckdb_connection.connect()
         name = str(path)
@@ -72,9 +62,7 @@ class Table:
     def require(self, names: Sequence[str], what: str) -> None:
         """Check that the columns are there.
 
-        Raises:
-            InputError: names the first that is not, and those that are.
-
+        Raises InputError, which names the first that is not, and those that are.
         """
         for name in names:
             if name not in self.columns:
@@ -84,9 +72,7 @@ class Table:
     def numbers(self, name: str) -> Floats:
         """Return a column as numbers, shape (rows,), NaN where the file has nothing.
 
-        Raises:
-            InputError: a value is no finite number; names the first such row.
-
+        Raises InputError if a value is no finite number; names the first such row.
         """
         column = _quoted(name)
         query = f"SELECT try_cast({column} AS DOUBLE), {column} FROM runs ORDER BY __row"  # noqa: S608 - quoted
@@ -112,9 +98,7 @@ class Table:
     def where(self, expression: str, option: str) -> NDArray[np.bool_]:
         """Return which rows an expression of the user's is true for, shape (rows,).
 
-        Raises:
-            InputError: it is no condition over the columns.
-
+        Raises InputError if it is no condition over the columns.
         """
         if not expression.strip():
             raise InputError(f"{option}: must be a condition on the columns, such as phase = 'quiet'; it is empty")
@@ -157,30 +141,25 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """The usable rows of a RUNS file: each with a target, a group baseline, and all features known.
-
-    `values`, `baseline`: shape (n, inputs). `degradation`: shape (n,). `is_baseline`: shape (n,). `scenarios`, `runs`:
-    shape (n,), names. `at_s`: shape (n,), NaN without a time column. `counts`: rows read, and those left out, by
-    reason. `left_out_features`: those that no row knows.
-    """
+    """The n usable rows of a RUNS file: each with a target, a group baseline, and all features known."""
 
     columns: Columns
-    values: Floats
+    values: Floats  # shape (n, inputs), and so has `baseline`; all others (n,)
     baseline: Floats
     baseline_rows: NDArray[np.int64]
     degradation: Floats
     is_baseline: NDArray[np.bool_]
-    scenarios: NDArray[np.str_]
+    scenarios: NDArray[np.str_]  # names, as `runs`
     runs: NDArray[np.str_]
-    at_s: Floats
+    at_s: Floats  # NaN without a time column
     groups: Mapping[tuple[str, ...], GroupBaseline]
-    counts: Mapping[str, int]
-    left_out_features: tuple[str, ...] = ()
+    counts: Mapping[str, int]  # rows read, and those left out, by reason
+    left_out_features: tuple[str, ...] = ()  # those that no row has a value of
 
     def take(self, rows: NDArray[Any]) -> "Runs":
         """Return only some of the rows: a mask or places. Groups and counts stay."""
-        return Runs(
-            columns=self.columns,
+        return replace(
+            self,
             values=self.values[rows],
             baseline=self.baseline[rows],
             baseline_rows=self.baseline_rows[rows],
@@ -189,32 +168,29 @@ class Runs:
             scenarios=self.scenarios[rows],
             runs=self.runs[rows],
             at_s=self.at_s[rows],
-            groups=self.groups,
-            counts=self.counts,
-            left_out_features=self.left_out_features,
         )
 
 
 def make_runs(table: Table, columns: Columns) -> Runs:
     """Make arrays of a table's rows.
 
-    Raises:
-        InputError: a column is missing or not numeric, no row is a baseline, a target is not positive, no row is left.
-
+    Raises InputError if a column is missing or not numeric, no row is a baseline, a target is not positive, no row is
+    left.
     """
     table.require([columns.target], "--target")
     table.require(columns.group_by, "--group-by")
     table.require(columns.features, "--features")
+    table.require([columns.scenario] if columns.scenario else [], "--scenario")
+    table.require([columns.time] if columns.time else [], "--time")
     if columns.target in columns.features:
         raise InputError(
             f"--features: {columns.target} is the target, which is not known where degradation is estimated"
         )
-    if columns.scenario:
-        table.require([columns.scenario], "--scenario")
-    if columns.time:
-        table.require([columns.time], "--time")
     target = table.numbers(columns.target)
-    _check_positive(table, columns.target, target)
+    wrong = np.flatnonzero(target <= 0)
+    if len(wrong):
+        which = f"row {wrong[0] + 1}: {target[wrong[0]]:g}; {len(wrong)} such rows"
+        raise InputError(f"{table.path}: the target {columns.target} must be positive ({which})")
     values = np.column_stack([table.numbers(name) for name in columns.inputs])
     is_baseline = table.where(columns.baseline_where, "--baseline-where")
     if not table.rows:
@@ -300,27 +276,9 @@ def _known_features(
     features = tuple(name for name in columns.features if name in kept)
     if not features:
         raise InputError(f"{table.path}: no row has a value of any feature ({', '.join(columns.features)})")
-    fewer = Columns(
-        target=columns.target,
-        baseline_where=columns.baseline_where,
-        group_by=columns.group_by,
-        features=features,
-        scenario=columns.scenario,
-        time=columns.time,
-        where=columns.where,
-        extra_inputs=tuple(name for name in columns.extra_inputs if name in kept),
-    )
+    fewer = replace(columns, features=features, extra_inputs=tuple(x for x in columns.extra_inputs if x in kept))
     groups = {k: GroupBaseline(g.rows, g.target, g.values[is_known]) for k, g in groups.items()}
     return fewer, values[:, is_known], groups, left_out
-
-
-def _check_positive(table: Table, name: str, target: Floats) -> None:
-    wrong = np.flatnonzero(target <= 0)
-    if len(wrong):
-        row = int(wrong[0])
-        raise InputError(
-            f"{table.path}: the target {name} must be positive (row {row + 1}: {target[row]:g}; {len(wrong)} such rows)"
-        )
 
 
 def _check_file(path: Path) -> None:
@@ -335,12 +293,9 @@ def _check_file(path: Path) -> None:
 
 
 def _check_header(path: Path, columns: int) -> None:
-    """Refuse what DuckDB made something else of: two columns of a name, lines of other lengths than the first.
-
-    It gives the second column another name, and takes lines that it can make nothing of for one column.
-    """
+    """Refuse two columns of a name, which DuckDB renames, and lines of other lengths, of which it makes one column."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        delimiter = _delimiter(file.readline())
+        delimiter = max(",;\t|", key=file.readline().count)
         file.seek(0)
         lines = (line for line in csv.reader(file, delimiter=delimiter) if line)
         header = next(lines, [])
@@ -357,10 +312,6 @@ def _check_header(path: Path, columns: int) -> None:
                 raise InputError(
                     f"{path}: row {number} has {len(line)} fields, but the first line names {len(header)} columns"
                 )
-
-
-def _delimiter(header: str) -> str:
-    return max(",;\t|", key=header.count)
 
 
 def _shown(value: pa.Scalar) -> str:

@@ -13,25 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.degradation.intervals import Intervals
-from agent.analysis.degradation.model import parse
-from central.degradation.fit import FitOptions, cells, document, inputs_of
+from central.degradation.fit import FitOptions, inputs_of, model_of, rows_of_parts
 from central.degradation.runs import Runs
 from central.models.groups import Floats
 
-#: Rows of a run, quiet or not, that tell of a scatter.
+#: Rows that a run, quiet or not, needs to show a scatter.
 _LEAST_ROWS = 6
 _QUANTILES = 200
 _NORMAL = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
 
 
 def percentile_with(estimated: Floats, scatter: Floats, percentile: float) -> float:
-    """Return a percentile of what a run's rows are expected to be, each log-normal around its estimate.
+    """Return a percentile (0 to 100) of a run's expected rows, each log-normal around its estimate, shape (n,).
 
-    Args:
-        estimated: shape (n,), known.
-        scatter: shape (n,), standard deviations of the logarithm.
-        percentile: 0 to 100.
-
+    `scatter` (n,) has the standard deviations of the logarithm.
     """
     return float(np.percentile(estimated[:, None] * np.exp(scatter[:, None] * _NORMAL), percentile))
 
@@ -41,21 +36,12 @@ def with_scatter(
 ) -> list[dict[str, Any]]:
     """Return the parts with the scatter within training's runs; None where they are too short, or without intervals.
 
-    Args:
-        parts: with intervals.
-        runs: what they were fitted to.
-        held_out: shape (n,), estimates of rows by models that were not fitted to them: trees know their own rows.
-        options: as for the fit.
-
+    `held_out` (n,) has estimates of rows by models that were not fitted to them, because trees know their own rows.
     """
-    model = parse(document(runs, parts, {"method": ""}, options))
+    model = model_of(runs, parts, options)
     values, baseline = (one[:, : len(model.features)] for one in inputs_of(runs, model))
-    behaviours, levels = cells(runs, options)
     result = []
-    for part, one in zip(parts, model.estimators, strict=True):
-        rows = np.ones(len(runs.degradation), dtype=np.bool_)
-        if part["behaviour"] is not None:
-            rows = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+    for (part, rows), one in zip(rows_of_parts(parts, runs, options), model.estimators, strict=True):
         is_regression = part["estimator"]["kind"] == "glm"
         estimated = one.estimator.predict(values, baseline) if is_regression else held_out
         found = None

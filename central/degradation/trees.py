@@ -10,21 +10,19 @@ inverse that the paper's regressions use: of what lands in one leaf the largest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.analysis.degradation.relative import relative
 from agent.analysis.degradation.trees import Terms, Trees
+from central.degradation.glm import FitError
 from central.models.groups import Floats
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
+#: Fits an estimator block to values, baseline and degradation.
+FitFunction = Callable[[Floats, Floats, Floats], dict[str, Any]]
 
 EXTRA_TREES = 100
 #: Leaves per extra-tree, at most about: bounds the model file.
@@ -37,8 +35,6 @@ _BOOSTING = {
     "min_samples_leaf": 5,
     "early_stopping": False,
 }
-METHODS = ("extra-trees", "boosting", "boosting-monotone")
-
 #: Where more of a feature cannot make a VM faster (1) or slower (-1). Not occupancy: a full cache need not hurt.
 _DIRECTIONS: Mapping[str, int] = {
     "run_queue_wait_ratio": 1,
@@ -60,53 +56,15 @@ def directions_of(features: Sequence[str]) -> tuple[int, ...]:
 
 
 def rivals(features: Sequence[str], seed: int) -> dict[str, FitFunction]:
-    """Return the methods by name, each a function of values, baseline, degradation and scenarios.
-
-    The monotone one is there where a feature has a direction.
-    """
-
-    def method(name: str) -> FitFunction:
-        def one(values: Floats, baseline: Floats, degradation: Floats, scenarios: NDArray[np.str_]) -> dict[str, Any]:
-            return fit(values, baseline, degradation, scenarios, inputs=features, seed=seed, method=name)
-
-        return one
-
-    has_directions = any(directions_of(features))
-    return {name: method(name) for name in METHODS if has_directions or name != "boosting-monotone"}
-
-
-def fit(
-    values: Floats,
-    baseline: Floats,
-    degradation: Floats,
-    scenarios: NDArray[np.str_],  # noqa: ARG001 - one signature for all rivals
-    *,
-    inputs: Sequence[str],
-    seed: int,
-    method: str = "extra-trees",
-) -> dict[str, Any]:
-    """Fit a method of `METHODS`.
-
-    Args:
-        values: shape (n, k), features in their own units, all known.
-        baseline: shape (n, k), the same without interference.
-        degradation: shape (n,), > 0, 1 = as without interference.
-        scenarios: shape (n,), not used.
-        inputs: names of the features, for the directions of the monotone one.
-        seed: of the trees' randomness.
-        method: of `METHODS`.
-
-    Returns:
-        An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.
-
-    Raises:
-        FitError: no feature varies.
-
-    """
-    if method == "extra-trees":
-        return fit_extra_trees(values, baseline, degradation, seed=seed)
-    directions = directions_of(inputs) if method == "boosting-monotone" else (0,) * len(inputs)
-    return fit_boosting(values, baseline, degradation, seed=seed, directions=directions)
+    """Return the methods by name. The monotone one is there where a feature has a direction."""
+    directions = directions_of(features)
+    found: dict[str, FitFunction] = {
+        "extra-trees": partial(fit_extra_trees, seed=seed),
+        "boosting": partial(fit_boosting, seed=seed),
+    }
+    if any(directions):
+        found["boosting-monotone"] = partial(fit_boosting, seed=seed, directions=directions)
+    return found
 
 
 def fit_extra_trees(
@@ -122,10 +80,12 @@ def fit_extra_trees(
 ) -> dict[str, Any]:
     """Fit extremely randomised trees (Geurts, Ernst, Wehenkel 2006): the mean over the trees of a power or log.
 
+    Raises FitError if no feature varies.
+
     Args:
-        values: as `fit`.
-        baseline: as `fit`.
-        degradation: as `fit`.
+        values: shape (n, k), features in their own units, all known.
+        baseline: shape (n, k), the same without interference.
+        degradation: shape (n,), > 0, 1 = as without interference.
         seed: of the trees' randomness.
         link: of `agent.analysis.degradation.trees.LINKS`.
         trees: how many.
@@ -133,11 +93,7 @@ def fit_extra_trees(
         terms: what to split; None: all of `terms_of`.
 
     Returns:
-        An estimator block.
-
-    Raises:
-        FitError: no feature varies.
-
+        An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.
     """
     from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - the extra `train`
 
@@ -150,34 +106,22 @@ def fit_extra_trees(
 
 
 def fit_boosting(
-    values: Floats,
-    baseline: Floats,
-    degradation: Floats,
-    *,
-    seed: int,
-    directions: Sequence[int] = (),
-    terms: Terms | None = None,
+    values: Floats, baseline: Floats, degradation: Floats, *, seed: int, directions: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Fit gradient boosting to the log of the degradation.
+    """Fit gradient boosting to the log of the degradation; arguments and result as of `fit_extra_trees`.
+
+    Raises FitError if no feature varies.
 
     Args:
-        values: as `fit`.
-        baseline: as `fit`.
-        degradation: as `fit`.
+        values: shape (n, k).
+        baseline: shape (n, k).
+        degradation: shape (n,).
         seed: of the binning of large data.
         directions: per feature 1 or -1 where the degradation may only rise or fall as it grows, at the same baseline.
-        terms: what to split; None: all of `terms_of`.
-
-    Returns:
-        An estimator block.
-
-    Raises:
-        FitError: no feature varies.
-
     """
     from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - the extra `train`
 
-    terms = terms or terms_of(values, baseline)
+    terms = terms_of(values, baseline)
     signs = directions or (0,) * values.shape[1]
     constraints = [
         0 if form == "baseline" else signs[column]
@@ -193,13 +137,12 @@ def fit_boosting(
 
 
 def terms_of(values: Floats, baseline: Floats) -> Terms:
-    """Return the terms that rows know something by: those that vary, and no two that are the same.
+    """Return the terms that rows can be told apart by: those that vary, and no two that are the same.
 
-    Raises:
-        FitError: none varies.
-
+    Raises FitError if none varies.
     """
-    scales = _scales(values)
+    scales = np.abs(values).mean(axis=0)  # a typical magnitude: see `agent.analysis.degradation.relative`
+    scales = np.where(scales > 0, scales, 1.0)
     found: list[tuple[int, str]] = []
     seen: list[Floats] = []
     for form, numbers in (("raw", values), ("baseline", baseline), ("relative", relative(values, baseline, scales))):
@@ -209,17 +152,9 @@ def terms_of(values: Floats, baseline: Floats) -> Terms:
                 found.append((column, form))
                 seen.append(term)
     if not found:
-        from central.degradation.glm import FitError  # noqa: PLC0415 - only for this
-
         raise FitError("no feature varies over the rows")
     columns = np.array([column for column, _ in found], dtype=np.int64)
     return Terms(columns, tuple(form for _, form in found), scales[columns])
-
-
-def _scales(values: Floats) -> Floats:
-    """Return a typical magnitude of each feature: see `agent.analysis.degradation.relative`."""
-    scales = np.abs(values).mean(axis=0)
-    return np.where(scales > 0, scales, 1.0)
 
 
 def _link(degradation: Floats, link: str) -> Floats:
@@ -245,7 +180,7 @@ def _block(
         ),
         "uses": sorted({int(column) for column in terms.columns}),
     }
-    Trees.from_json(block)  # what the agent will read; an error here is ours
+    Trees.from_json(block)  # what the agent will read; an error here is a bug
     return block
 
 

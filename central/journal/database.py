@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from whitepanda.common.durable import sync_folder
-
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.files.durable import sync_folder
 
 _SCHEMA_VERSION = "1"
 _SCHEMA = """

@@ -6,11 +6,9 @@ what is missing to 1 it idles. On a machine with P = sum of the loading vectors 
 
     lambda_j = 1 + p_j . P - p_j . p_j
 
-is how many times longer job j takes than alone (its dilation). Ours: a resource of c equal units counts as c
-elements of p / c each, so products of that resource are divided by c. A pair of jobs cannot exceed 2.
+is how many times longer job j takes than alone (its dilation). Unlike the paper, a resource of c equal units counts as
+c elements of p / c each, so products of that resource are divided by c. A pair of jobs cannot exceed 2.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +20,7 @@ SUM_TOLERANCE = 1e-9
 
 
 def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
-    """Dilation lambda of each job while all of them are on one machine, equation (5).
-
-    Their sum is the total dilation, equation (14).
+    """Dilation lambda of each job while all of them are on one machine, equation (5); their sum is equation (14).
 
     Args:
         loadings: shares of time, shape (jobs, resources), each 0 to 1; a row sums to 1 (busy) or less (idle).
@@ -32,7 +28,6 @@ def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
 
     Returns:
         Shape (jobs,), each at least 1.
-
     """
     p = np.asarray(loadings, dtype=np.float64)
     others = p.sum(axis=0) - p
@@ -41,7 +36,7 @@ def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
 
 
 def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
-    """Give p' . P of each machine, equation (15): what a new job would suffer there, over 1.
+    """Return p' . P of each machine, equation (15), shape (machines,): the new job's dilation there, less 1.
 
     By symmetry it is also what the jobs there would suffer from it, all together.
 
@@ -49,10 +44,6 @@ def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.Arr
         loading: of the new job, shape (resources,).
         totals: P of each machine, shape (machines, resources).
         units: of each resource, shape (resources,), or of each machine too, shape (machines, resources).
-
-    Returns:
-        Shape (machines,).
-
     """
     p, u = np.asarray(loading, dtype=np.float64), np.asarray(units, dtype=np.float64)
     # One row of units is for every machine: a product of a matrix and a vector.
@@ -62,27 +53,14 @@ def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.Arr
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """When jobs end. `end_s` on the clock of the starts; `elapsed_s` since each job's own start; shape (jobs,)."""
-
-    end_s: Floats
-    elapsed_s: Floats
-
-    @property
-    def makespan_s(self) -> float:
-        """When the last job has ended that ends; 0 without jobs."""
-        return float(self.end_s[np.isfinite(self.end_s)].max(initial=0.0))
-
-
 def completion_times(
     loadings: npt.ArrayLike,
     neutral_s: npt.ArrayLike,
     start_s: npt.ArrayLike = 0.0,
     units: npt.ArrayLike = 1.0,
     background: npt.ArrayLike = 0.0,
-) -> Timeline:
-    """Completion times on one machine, by events.
+) -> Floats:
+    """Return when jobs on one machine end, on the clock of the starts, by events; shape (jobs,).
 
     Between two events (a job arrives or ends) the jobs there have constant dilations, and the neutral work that is
     left of each falls by 1 / lambda per second.
@@ -93,7 +71,6 @@ def completion_times(
         start_s: when each arrives; shape (jobs,) or one number.
         units: as of `dilations`.
         background: sum of the loading vectors of others that are there all the time; shape (resources,).
-
     """
     p = np.asarray(loadings, dtype=np.float64)
     beside = added_dilation(np.broadcast_to(background, p.shape[1:]), p, units)
@@ -121,7 +98,7 @@ def completion_times(
         done = {here[k] for k in np.flatnonzero(ends <= step)}
         end[list(done)] = now
         here = [job for job in here if job not in done]
-    return Timeline(end, end - start)
+    return end
 
 
 def linear_sum_s(neutral_s: npt.ArrayLike) -> float:
@@ -132,11 +109,8 @@ def linear_sum_s(neutral_s: npt.ArrayLike) -> float:
 def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
     """Both loading vectors (p, 1 - p) of a busy job of two resources, equation (13): the two values of p.
 
-    The model cannot tell which of them it is. They are real if lambda >= (n + 1) / 2.
-
-    Raises:
-        ValueError: they are not: the job is idle at times, or uses more than two resources.
-
+    The model cannot distinguish them. They are real if lambda >= (n + 1) / 2. Raises ValueError if they are
+    not: the job is idle at times, or uses more than two resources.
     """
     inside = 1.0 - 2.0 * (copies - dilation) / (copies - 1)
     if inside < 0:
@@ -146,8 +120,3 @@ def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
         )
     root = inside**0.5 / 2
     return 0.5 - root, 0.5 + root
-
-
-def two_resources(first: float) -> Floats:
-    """Loading vector (p, 1 - p) of a busy job of two resources."""
-    return np.array([first, 1.0 - first])

@@ -7,14 +7,14 @@ Two forms, both with loadings per workload and capacities per platform, fitted t
     extended:  lambda = m_p n_w (1 + sum_k a_wk b_ik / c_pk),  all > 0
 
 The plain one is D-Factor (`central.models.dfactor`) with platforms: their units c, and how fast their resources are, as
-a job's shares of time are t_wk g_pk over their sum with the idle one. The extended one is ours: what a workload suffers
-(a) and what it causes (b) differ, shares need not sum to 1, and a factor per platform and per workload takes what is
-there whatever runs beside it; so it reaches beyond 2, and below 1, where the plain one cannot.
+a job's shares of time are t_wk g_pk over their sum with the idle one. In the extended one (whitepanda's) a workload's
+suffering (a) and its effect (b) differ, shares need not sum to 1, and a factor per platform and per workload stands for
+what does not depend on the neighbour; so it reaches beyond 2, and below 1, where the plain one cannot.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -25,6 +25,8 @@ from central.models.groups import Floats, Ints
 # Relative errors below this count by their square: the absolute value's kink would stop the solver early.
 _SMOOTH = 0.03
 _MAX_STEPS = 400
+# Of the plain form: resources, without names as only their products matter, and the penalty of squared parameters.
+_RESOURCES, _PENALTY = 2, 1e-2
 # Where the logarithms of 1 / c begin; a few products of it together make the usual slow-downs.
 _FIRST_LOG_SHARE = -1.5
 
@@ -41,13 +43,6 @@ class Pairs:
     def where(self, chosen: Any) -> "Pairs":
         """Return the rows of a mask or of indices."""
         return Pairs(self.victim[chosen], self.beside[chosen], self.platform[chosen], self.slowdown[chosen])
-
-
-class Loadings(Protocol):
-    """What a fit returns."""
-
-    def predict(self, pairs: Pairs) -> Floats:
-        """Predict the slow-down of each pair; `pairs.slowdown` is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class PlainLoadings:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedLoadings:
-    """Ours. `suffers`, `causes` (workloads, resources); `per_unit`; factors of platforms and of workloads."""
+    """whitepanda's. `suffers`, `causes` (workloads, resources); `per_unit`; factors of platforms and of workloads."""
 
     suffers: Floats
     causes: Floats
@@ -89,39 +84,26 @@ class ExtendedLoadings:
         return factor * (1.0 + products.sum(axis=1))  # type: ignore[no-any-return]
 
 
-def fit_plain(
-    pairs: Pairs,
-    workloads: int,
-    platforms: int,
-    *,
-    resources: int = 2,
-    speeds: bool = True,
-    penalty: float = 1e-2,
-    seed: int = 0,
-) -> PlainLoadings:
+def fit_plain(pairs: Pairs, workloads: int, platforms: int, *, speeds: bool = True, seed: int = 0) -> PlainLoadings:
     """Fit D-Factor's loading vectors, and of the platforms the units and speeds of resources.
+
+    Raises ValueError if there are no pairs, or a slow-down is not above 0.
 
     Args:
         pairs: what was measured; indices below `workloads` and `platforms`.
         workloads: how many there are; one without pairs gets a loading near the middle.
         platforms: the same.
-        resources: how many, without names: only the products matter.
         speeds: whether shares of time shift from platform to platform, with how fast its resources are.
-        penalty: of the squared parameters (logarithms and logits), against sums over the pairs.
         seed: of where the search begins.
-
-    Raises:
-        ValueError: there are no pairs, or a slow-down is not above 0.
-
     """
     _check(pairs)
     rng = np.random.default_rng(seed)
     rows = _Incidence(pairs, workloads, platforms)
-    ends = np.cumsum([workloads * (resources + 1), platforms * resources])
+    ends = np.cumsum([workloads * (_RESOURCES + 1), platforms * _RESOURCES])
 
     def parts(x: Floats) -> tuple[Floats, Floats, Floats]:
         time, per_unit, speed = np.split(x, ends)
-        speed = speed.reshape(platforms, -1) if speeds else np.zeros((platforms, resources + 1))
+        speed = speed.reshape(platforms, -1) if speeds else np.zeros((platforms, _RESOURCES + 1))
         return time.reshape(workloads, -1), 1.0 / (1.0 + np.exp(-per_unit.reshape(platforms, -1))), speed
 
     def loss(x: Floats) -> tuple[float, Floats]:
@@ -134,16 +116,16 @@ def fit_plain(
         both = slope[:, None] * own * other * unit
         by_own = both - own * both.sum(axis=1, keepdims=True)
         by_other = both - other * both.sum(axis=1, keepdims=True)
-        by_unit = rows.platform @ (slope[:, None] * own * other)[:, :resources]
+        by_unit = rows.platform @ (slope[:, None] * own * other)[:, :_RESOURCES]
         by_speed = rows.platform @ (by_own + by_other)
         gradient = np.concatenate([
             (rows.victim @ by_own + rows.beside @ by_other).ravel(),
             (by_unit * per_unit * (1.0 - per_unit)).ravel(),
             by_speed.ravel() if speeds else np.zeros(0),
         ])  # fmt: skip
-        return value + penalty * float(x @ x), gradient + 2 * penalty * x
+        return value + _PENALTY * float(x @ x), gradient + 2 * _PENALTY * x
 
-    first = rng.normal(size=int(ends[-1]) + speeds * platforms * (resources + 1))
+    first = rng.normal(size=int(ends[-1]) + speeds * platforms * (_RESOURCES + 1))
     first[: ends[0]] *= 0.5
     first[ends[1] :] *= 0.3
     time, per_unit, speed = parts(_solve(loss, first))
@@ -158,19 +140,10 @@ def _shares(logs: Floats) -> Floats:
 def fit_extended(
     pairs: Pairs, workloads: int, platforms: int, *, resources: int = 4, penalty: float = 0.05, seed: int = 0
 ) -> ExtendedLoadings:
-    """Fit the extended form.
+    """Fit the extended form; arguments and errors as of `fit_plain`.
 
-    Args:
-        pairs: as of `fit_plain`.
-        workloads: the same.
-        platforms: the same.
-        resources: how many, without names.
-        penalty: of the squared logarithms of loadings; a tenth of it for capacities, 1 for factors.
-        seed: of where the search begins.
-
-    Raises:
-        ValueError: there are no pairs, or a slow-down is not above 0.
-
+    `resources`: how many, without names. `penalty`: of the squared logarithms of loadings; a tenth for capacities, 1
+    for factors.
     """
     _check(pairs)
     rng = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ from central.models.groups import Floats
 _NOMINAL = 0.95
 # Weights are those of the fit before; a few rounds settle them.
 _ROUNDS = 5
-# Residuals, as shares of the time, that no longer tell how much runs scatter: digits of a double.
+# Residuals, as shares of the time, that no longer show how much runs scatter: digits of a double.
 _ROUNDING = 1e-12
 # Times of one job that differ by more are a mistake in the table, and no fit in double precision.
 _MOST_RATIO = 1e9
@@ -25,9 +25,9 @@ _MOST_RATIO = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % interval; None where the rows tell nothing of it, or it has no end.
+    """A value with its 95 % interval; None where the rows do not show it, or it has no end.
 
-    They tell nothing if there are none to spare, or if they scatter by no more than rounding.
+    They do not if there are none to spare, or if they scatter by no more than rounding.
     """
 
     value: float
@@ -47,15 +47,13 @@ class Profile:
 def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
     """Fit T = tau (1 + sum_k s_k X_k).
 
+    Raises ValueError for fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone,
+    or numbers of too different sizes.
+
     Args:
         time_s: of each run, above 0; shape (runs,).
         beside: X: the sum of the loading vectors of what ran beside (s is then p), or the copies less one (s is then
             |p|^2); shape (runs, columns).
-
-    Raises:
-        ValueError: fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone, or
-            numbers of too different sizes.
-
     """
     times = np.asarray(time_s, dtype=np.float64)
     if len(times) and times.max() / _MOST_RATIO > times.min():
@@ -100,17 +98,13 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
 
 
 def mean_shares(samples: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Profile:
-    """Average measured shares of time.
+    """Average measured shares of time. Raises ValueError if there are no samples.
 
     Args:
         samples: shares per sample and resource, 0 to 1; shape (samples, resources). Windows of one length: they count
             alike.
         group: what samples belong to, such as their VM, shape (samples,): these are then what varies independently, and
             each counts alike. None: every sample is independent.
-
-    Raises:
-        ValueError: there are no samples.
-
     """
     table = np.asarray(samples, dtype=np.float64)
     if not len(table):
@@ -140,6 +134,6 @@ def _ratio(beta: Floats, covariance: Floats, k: int, reach: float) -> Estimate:
     b = float(beta[0] * beta[k] - square[0, k])
     c = float(beta[k] ** 2 - square[k, k])
     if a <= 0:
-        return Estimate(value, None, None)  # the time alone is not told from 0
+        return Estimate(value, None, None)  # the time alone may be 0
     half = max(b * b - a * c, 0.0) ** 0.5
     return Estimate(value, (b - half) / a, (b + half) / a)

@@ -52,8 +52,26 @@ def counts(number: Ints, values: Ints, groups: int) -> Ints:
     return total
 
 
+def sum_by(keys: dict[str, Column], values: dict[str, Column]) -> dict[str, Column]:
+    """Return the columns of a table with one row per distinct key, sorted, and the sums of its values."""
+    found, number = group(*keys.values())
+    table = dict(zip(keys, found, strict=True))
+    for name, column in values.items():
+        add = counts if column.dtype.kind == "i" else sums
+        table[name] = add(number, column, len(found[0]))
+    return table
+
+
+def merge_sums(a: object, b: object, keys: tuple[str, ...], values: tuple[str, ...]) -> dict[str, Column]:
+    """Return `sum_by` of two parts' rows; the columns are their attributes of these names."""
+    return sum_by(
+        {name: concatenate(getattr(a, name), getattr(b, name)) for name in keys},
+        {name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in values},
+    )
+
+
 def concatenate(a: Column, b: Column) -> Column:
-    """Concatenate keys. An empty part has no say in the type, so that nothing becomes text or a float."""
+    """Concatenate keys. An empty part does not decide the type: nothing becomes text or a float."""
     if not len(a) or not len(b):
         return a if len(a) else b
     return np.concatenate([a, b])

@@ -1,9 +1,9 @@
 """Pitot: how long a workload runs on a platform, alone or beside others (Interference-Aware Edge Runtime Prediction).
 
 Section 3 of the paper: log C = a_i + b_j + w_i.p_j + sum_t (s_i.v_jt) * leaky(sum_k u_k.g_jt), with a_i + b_j the
-linear scaling baseline. Ours: every workload has an embedding of its own as what suffers (s) and as what disturbs (u),
-the embeddings are a tower over the features plus a free part, and a model is several such members, whose mean counts.
-Only numpy is needed to predict; `central.models.pitot_training` trains.
+linear scaling baseline. Unlike the paper, every workload has an embedding of its own as what suffers (s) and as what
+disturbs (u), the embeddings are a tower over the features plus a free part, and a model is several such members, whose
+mean counts. Only numpy is needed to predict; `central.models.pitot_training` trains.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ _MOST_PAIRS = 8_000_000
 _ITERATIONS = 50
 #: Weight in the baseline of a row beside others: it counts only where there is nothing else.
 _BESIDE = 1e-4
+_REGULARISATION = 1e-3  # pulls names with few rows to the mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +92,7 @@ class Shape:
 class Members:
     """Embeddings of all members: workload (members, workloads, width), platform (members, platforms, width).
 
-    They are scaled so that the dot products are what equation 5 and 9 say, without further factors.
+    They are scaled so that the dot products are those of equations 5 and 9, without further factors.
     """
 
     shape: Shape
@@ -102,9 +103,7 @@ class Members:
         return len(self.workload)
 
 
-def linear_baseline(
-    rows: Rows, log_us: Floats, workloads: int, platforms: int, regularisation: float = 1e-3
-) -> tuple[Floats, Floats]:
+def linear_baseline(rows: Rows, log_us: Floats, workloads: int, platforms: int) -> tuple[Floats, Floats]:
     """Fit log C = a_i + b_j by alternating means (appendix B.1), on rows alone.
 
     Rows beside others count, less their mean slow-down, only where a workload or platform was never seen alone.
@@ -114,11 +113,9 @@ def linear_baseline(
         log_us: shape (n,), logarithm of runtimes.
         workloads: how many there are.
         platforms: likewise.
-        regularisation: pulls what has few rows to the mean.
 
     Returns:
         a (workloads,) and b (platforms,); what has no row gets the mean.
-
     """
     is_beside = rows.co_runners > 0
     weight = np.where(is_beside, _BESIDE, 1.0)
@@ -127,8 +124,8 @@ def linear_baseline(
     a, b = np.zeros(workloads), np.zeros(platforms)
     mean = float(np.average(values, weights=weight))
     slow_down = 0.0
-    in_workload = np.bincount(i, weight, workloads) + regularisation * _BESIDE
-    in_platform = np.bincount(j, weight, platforms) + regularisation * _BESIDE
+    in_workload = np.bincount(i, weight, workloads) + _REGULARISATION * _BESIDE
+    in_platform = np.bincount(j, weight, platforms) + _REGULARISATION * _BESIDE
     for _ in range(_ITERATIONS):
         left = values - mean - slow_down * is_beside
         a = np.bincount(i, weight * (left - b[j]), workloads) / in_workload
@@ -139,16 +136,7 @@ def linear_baseline(
 
 
 def log_runtimes(members: Members, rows: Rows) -> Singles:
-    """Predict what is to be added to the baseline, by every member.
-
-    Args:
-        members: the embeddings.
-        rows: n of them.
-
-    Returns:
-        Shape (members, n): logarithms of factors.
-
-    """
+    """Predict each row's addition to the baseline by every member: logarithms of factors, shape (members, n)."""
     found = np.empty((len(members), len(rows)), dtype=np.float32)
     i, workloads = _places(rows.workload)
     j, platforms = _places(rows.platform)

@@ -1,8 +1,8 @@
 """Bounds of runtimes: conformal quantiles of residuals that are scaled by how hard a row is, per number of co-runners.
 
-Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Ours
-are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log difficulty
-of workload, platform and interferers that the residuals of the training tell, S the disagreement of the members, and G
+Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Here
+they are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log
+difficulty of workload, platform and interferers from the training's residuals, S the disagreement of the members, and G
 how far quantile heads are above the prediction. They made smaller margins than one scale for all rows
 (docs/studies/pitot.md).
 """
@@ -88,7 +88,7 @@ def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scatter:
-    """What tells how far a row may be off, each a logarithm of shape (n,): see the module."""
+    """Measures of how far a row may be off, each a logarithm of shape (n,): see the module."""
 
     difficulty: Floats
     disagreement: Floats
@@ -139,9 +139,7 @@ class Pool:
     def head(self, epsilon: float, heads: Sequence[Exponents] = HEADS) -> Head:
         """Choose the head with the least margin on the calibration rows, calibrated for `epsilon`.
 
-        Raises:
-            ValueError: there are too few rows for this epsilon.
-
+        Raises ValueError if there are too few rows for this epsilon.
         """
         count = len(self.residuals)
         # One part in 1e9 of a row: (1 - 0.1) * 10 is 9, not 9.000000000000002.

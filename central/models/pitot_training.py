@@ -21,30 +21,24 @@ _FLOOR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How members are trained. Chosen on rows held out of a development split (docs/studies/pitot.md).
-
-    `huber`: the loss is quadratic below this difference of logarithms and linear above; `learned`: learned features of
-    each workload and platform beside those given; `free`: embeddings get a part that is no function of any feature;
-    `tower`: they get one that is. Without towers they are plain matrix factorisation. `quantile`: which one of the
-    runtimes is learned. `proportional`: members predict factors and not their logarithms, and the loss is the naive one
-    of the paper's figure 4a, the relative error; for studies only, a model predicts logarithms.
-    """
+    """How members are trained. Chosen on rows held out of a development split (docs/studies/pitot.md)."""
 
     rank: int = 96
     interference_rank: int = 16
     interference_types: int = 2
     hidden: int = 256
-    learned: int = 8
-    free: bool = True
-    tower: bool = True
+    learned: int = 8  # learned features of each workload and platform beside those given
+    free: bool = True  # embeddings have a part that is no function of any feature
+    tower: bool = True  # and one that is; without towers this is plain matrix factorisation
     steps: int = 4000
     batch: int = 2048
     rate: float = 2e-3
     decay: float = 0.3
-    huber: float = 0.02
+    huber: float = 0.02  # the loss is quadratic below this difference of logarithms and linear above
     beside_weight: float = 1.0
-    quantile: float = 0.5
+    quantile: float = 0.5  # of the runtimes, which is learned
     leak: float = LEAK
+    # For studies: predict factors, not logarithms, by the relative error, the naive loss of the paper's figure 4a.
     proportional: bool = False
 
     @property
@@ -73,16 +67,7 @@ class Trainer:
         workload_features: NDArray[np.float64],
         platform_features: NDArray[np.float64],
     ) -> None:
-        """Take the rows.
-
-        Args:
-            options: sizes and schedule.
-            rows: n of them.
-            residuals: shape (n,), log runtimes less the baseline.
-            workload_features: shape (workloads, any number), finite.
-            platform_features: shape (platforms, any number), finite.
-
-        """
+        """Take n rows, their log runtimes less the baseline, shape (n,), and finite features (names, any number)."""
         self._options = options
         self._rows = len(rows)
         self._batch = min(options.batch, len(rows))
@@ -95,13 +80,7 @@ class Trainer:
         self._features = (_standardised(workload_features), _standardised(platform_features))
 
     def member(self, seed: int, progress: Callable[[float], None] = lambda _: None) -> Trained:
-        """Train a member.
-
-        Args:
-            seed: of its first values and of the order of the rows; the same seed gives the same member.
-            progress: called with the share that is done.
-
-        """
+        """Train a member. The same seed gives the same member; `progress` is called with the share that is done."""
         options = self._options
         parameters = self._start(seed)
         state = _optimiser(options).init(parameters)

@@ -25,13 +25,12 @@ def new_workload(
         members: of the fit.
         baseline: of its workloads, shape (workloads,).
         platform_baseline: shape (platforms,).
-        rows: n runs of the new workload; `rows.workload` is not looked at.
+        rows: n runs of the new workload; `rows.workload` is not used.
         log_us: their runtimes, logarithms, shape (n,).
         noise: deviation of a run's logarithm around its prediction.
 
     Returns:
         Embeddings (members, width), and the workload's baseline.
-
     """
     shape = members.shape
     found = np.empty((len(members), shape.workload_width), dtype=np.float32)

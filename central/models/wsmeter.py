@@ -1,8 +1,8 @@
-"""WSMeter: did the fleet become faster? The weighted metric of jobs, and intervals that know of machines. Pure numpy.
+"""WSMeter: did the fleet become faster? The weighted metric of jobs, with intervals by machines. Pure numpy.
 
 Source: "WSMeter: A Performance Evaluation Methodology for Google's Production Warehouse-Scale Computers" (ASPLOS 2018),
-sections 3, 4.3 and 5. Fleet performance is sum_k w_k mean_k over the jobs of both sides; w_k are shares of quota, made
-to sum to 1 over these jobs.
+sections 3, 4.3 and 5. Fleet performance is sum_k w_k mean_k over the jobs that both sides have; w_k are their shares of
+quota, normalised to sum to 1.
 
 The paper's variance, sum_k w_k^2 s_k^2 / N_k, takes instances as independent. Those of one machine are not: they
 share its caches, its power and its clock. Its intervals cover about 90 % at nominal 95 %, and it widens them by 20 %.
@@ -28,19 +28,13 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 from central.models.groups import Column, Floats, Ints, group, sums
 
-#: Fewer instances of a job tell too little of its mean (the paper's section 5.2.1).
+#: Fewer instances of a job say too little about its mean (the paper's section 5.2.1).
 MIN_INSTANCES = 4
 _MIN_MACHINES = 2  # of a job: one alone has no variance
 
 
 class TooLittleCovered(ValueError):  # noqa: N818 - what it says, not that it is an error
-    """The jobs that can be compared have too small a share of the weight.
-
-    Attributes:
-        coverage: their share.
-        jobs: how many they are.
-
-    """
+    """The jobs that can be compared, so many, have too small a share of the weight: `coverage`."""
 
     def __init__(self, coverage: float, jobs: int) -> None:
         super().__init__(f"{jobs} jobs cover {coverage:.1%}")
@@ -50,18 +44,11 @@ class TooLittleCovered(ValueError):  # noqa: N818 - what it says, not that it is
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One side: an instance per row. Shapes (rows,).
+    """One side: an instance per row. Shapes (rows,)."""
 
-    Attributes:
-        machine: where it ran.
-        job: whose instance it is.
-        value: its metric.
-
-    """
-
-    machine: Column
-    job: Column
-    value: Floats
+    machine: Column  # where it ran
+    job: Column  # whose instance it is
+    value: Floats  # its metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +61,13 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its confidence interval.
-
-    Attributes:
-        value: the estimate.
-        low: lower end.
-        high: upper end.
-        standard_error: its standard error.
-        degrees: degrees of freedom of Student's quantile; infinite for the normal one.
-
-    """
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
     high: float
     standard_error: float
-    degrees: float
+    degrees: float  # degrees of freedom of Student's quantile; infinite for the normal one
 
     @property
     def margin(self) -> float:
@@ -99,66 +77,39 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class JobDifference:
-    """One job on both sides, heaviest first in `Comparison.jobs`.
-
-    Attributes:
-        job: its name.
-        weight: its share, of those compared.
-        current: mean of its metric on that side.
-        new: the same.
-        instances: number of them, current and new.
-        difference: (new - current) / current.
-        p: two-sided, that there is none.
-        adjusted_p: after Benjamini and Hochberg over all jobs compared.
-        verdict: "gain" or "loss" where `adjusted_p` is at most 1 - confidence, else "unclear"; of such verdicts at most
-            that share is expected to be false. It says up or down, whatever is better.
-
-    """
+    """One job on both sides, heaviest first in `Comparison.jobs`."""
 
     job: object
-    weight: float
-    current: float
+    weight: float  # its share, of those compared
+    current: float  # mean of its metric, on either side
     new: float
-    instances: tuple[int, int]
-    difference: Interval
-    p: float
-    adjusted_p: float
+    instances: tuple[int, int]  # number of them, current and new
+    difference: Interval  # (new - current) / current
+    p: float  # two-sided, that there is none
+    adjusted_p: float  # after Benjamini and Hochberg over all jobs compared
+    # "gain" or "loss" where `adjusted_p` is at most 1 - confidence, else "unclear"; of such verdicts at most that
+    # share is expected to be false. It says up or down, whatever is better.
     verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of `compare`. Shares are of 1.
+    """The result of `compare`. Shares are of 1."""
 
-    Attributes:
-        current: the weighted metric of that side.
-        new: the same.
-        difference: (new - current) / current.
-        independent: the same by the paper's variance, for comparison.
-        baseline: (new - current) / current of the means over machines, each the mean of its instances' values: the
-            paper's machine granularity. None where a side has fewer than two machines.
-        coverage: share of all CURRENT's weight that the compared jobs have.
-        confidence: of all intervals, such as 0.95.
-        machines: of each side, those with a compared job.
-        instances: the same.
-        jobs: those compared, heaviest first.
-        left_out: jobs of either side that were not compared, by reason.
-        p: two-sided, that there is no difference.
-
-    """
-
-    current: Interval
+    current: Interval  # the weighted metric, of either side
     new: Interval
-    difference: Interval
-    independent: Interval
+    difference: Interval  # (new - current) / current
+    independent: Interval  # the same by the paper's variance, for comparison
+    # (new - current) / current of the means over machines, each the mean of its instances' values: the paper's
+    # machine granularity. None where a side has fewer than two machines.
     baseline: Interval | None
-    coverage: float
-    confidence: float
-    machines: tuple[int, int]
-    instances: tuple[int, int]
-    jobs: tuple[JobDifference, ...]
-    left_out: dict[str, int] = field(default_factory=dict)
-    p: float = math.nan
+    coverage: float  # share of all CURRENT's weight that the compared jobs have
+    confidence: float  # of all intervals, such as 0.95
+    machines: tuple[int, int]  # of each side, those with a compared job
+    instances: tuple[int, int]  # the same
+    jobs: tuple[JobDifference, ...]  # those compared, heaviest first
+    left_out: dict[str, int] = field(default_factory=dict)  # jobs of either side that were not compared, by reason
+    p: float = math.nan  # two-sided, that there is no difference
 
 
 class MachineMeans:
@@ -174,7 +125,6 @@ class MachineMeans:
         n: rows per cell, shape (cells,).
         mean: shape (cells,).
         variance: of one row, divided by n - 1, shape (cells,).
-
     """
 
     def __init__(self, machine: Column, cell: Ints, value: Floats, cells: int) -> None:
@@ -199,7 +149,6 @@ class MachineMeans:
 
         Returns:
             Both of shape (parts,). A sum without any variance has degrees of freedom 1.
-
         """
         wanted = part[self._cell] >= 0
         cell, owner = self._cell[wanted], part[self._cell[wanted]]
@@ -236,6 +185,8 @@ def compare(
 ) -> Comparison:
     """Compare two sides by the weighted metric of the jobs that both have.
 
+    Raises TooLittleCovered for less than `min_coverage`, or no job is left.
+
     Args:
         current: one side; machines named alike on both sides are the same machines.
         new: the other.
@@ -244,10 +195,6 @@ def compare(
         min_coverage: refuse if the compared jobs have less of CURRENT's weight.
         top: only so many of the heaviest.
         confidence: of the intervals.
-
-    Raises:
-        TooLittleCovered: less than `min_coverage`, or no job is left.
-
     """
     together = _together(current, new, weights)
     chosen, left_out = _chosen(together, min_instances, top)
@@ -385,7 +332,7 @@ class _Estimates:
                 difference=found[k],
                 p=float(p[k]),
                 adjusted_p=float(adjusted[k]),
-                verdict=_verdict(float(ratio[k]), float(adjusted[k]), 1.0 - self._confidence),
+                verdict="unclear" if adjusted[k] > 1.0 - self._confidence else "gain" if ratio[k] > 0 else "loss",
             )
             for k in range(jobs)
         )
@@ -399,37 +346,25 @@ class _Estimates:
         return np.concatenate([-self._weight * new / current**2, self._weight / current])
 
     def _interval(self, value: float, variance: float, degrees: float) -> Interval:
-        return _interval(value, variance, degrees, self._confidence)
-
-
-def _interval(value: float, variance: float, degrees: float, confidence: float) -> Interval:
-    error = math.sqrt(variance)
-    half = error * (
-        float(ndtri(0.5 + confidence / 2.0)) if math.isinf(degrees) else float(stdtrit(degrees, 0.5 + confidence / 2.0))
-    )
-    return Interval(value, value - half, value + half, error, degrees)
+        error, level = math.sqrt(variance), 0.5 + self._confidence / 2.0
+        half = error * float(ndtri(level) if math.isinf(degrees) else stdtrit(degrees, level))
+        return Interval(value, value - half, value + half, error, degrees)
 
 
 def _p(estimate: Interval) -> float:
-    """Return the two-sided probability of an estimate so far from 0 if it were 0."""
+    """Return the two-sided p value of the estimate being 0."""
     if not estimate.standard_error:
         return 0.0 if estimate.value else 1.0
     return float(2.0 * stdtr(estimate.degrees, -abs(estimate.value) / estimate.standard_error))
 
 
 def _benjamini_hochberg(p: Floats) -> Floats:
-    """Return adjusted p values: those of at most q are, in expectation, false in a share of at most q."""
+    """Return adjusted p values: of those up to q, a share of at most q is expected to be false."""
     order = np.argsort(p)[::-1]
     scaled = p[order] * len(p) / np.arange(len(p), 0, -1)
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
     return adjusted
-
-
-def _verdict(ratio: float, adjusted_p: float, threshold: float) -> str:
-    if adjusted_p > threshold:
-        return "unclear"
-    return "gain" if ratio > 0 else "loss"
 
 
 def _machine_baseline(rows: _Together, confidence: float) -> Interval | None:
@@ -439,5 +374,4 @@ def _machine_baseline(rows: _Together, confidence: float) -> Interval | None:
     side = is_new.astype(np.int64)
     if np.bincount(side, minlength=2).min() < _MIN_MACHINES:
         return None
-    estimates = _Estimates(MachineMeans(machine, side, means, 2), np.ones(1), confidence)
-    return estimates.difference()
+    return _Estimates(MachineMeans(machine, side, means, 2), np.ones(1), confidence).difference()

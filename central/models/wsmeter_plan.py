@@ -5,7 +5,7 @@ section 4.3:
 
     minimise  sum_k cost_k N_k   subject to  sum_k w_k^2 var_k / N_k <= V,   least_k <= N_k <= most_k,   N_k integer.
 
-The paper leaves it to a solver. Here it is solved exactly, by a bound and a search of what the bound leaves open:
+The paper leaves it to a solver. Here a bound and a search of what the bound leaves open solve it exactly:
 
 * For a multiplier L the sum of cost_k N_k + L (w_k^2 var_k / N_k), less L V, falls apart by job and is smallest where
   N (N + 1) first reaches L w^2 var / cost. No plan costs less than that minimum. Bisection finds the best multiplier.
@@ -14,8 +14,8 @@ The paper leaves it to a solver. Here it is solved exactly, by a bound and a sea
 * These are searched by dynamic programming over jobs, those with the least penalties first. A state (cost, variance) is
   dropped if another is no worse in both, or if its penalties and the least of those to come reach that distance.
 
-Where the search ends by itself, no plan is cheaper by more than a relative 1e-9. Where it would hold more
-than `max_states` or make too many, the cheapest plan found so far is returned with the bound, so that the gap is known.
+Where the search ends by itself, no plan is cheaper by more than a relative 1e-9. Where it would hold more than
+`max_states` or make too many, the cheapest plan so far is returned with the bound, so that the gap is known.
 """
 
 import math
@@ -43,22 +43,13 @@ _LARGEST_WHOLE = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CheapestPlan:
-    """The result of `cheapest_plan`.
+    """The result of `cheapest_plan`."""
 
-    Attributes:
-        observe: instances of each job, shape (jobs,).
-        cost: of all of them.
-        lower_bound: no plan costs less. Equal to `cost` where that is proven.
-        is_optimal: whether it is proven that no plan is cheaper.
-        variance: sum of w^2 var / N, at most the target.
-
-    """
-
-    observe: Ints
-    cost: float
-    lower_bound: float
-    is_optimal: bool
-    variance: float
+    observe: Ints  # instances of each job, shape (jobs,)
+    cost: float  # of all of them
+    lower_bound: float  # no plan costs less. Equal to `cost` where that is proven
+    is_optimal: bool  # whether it is proven that no plan is cheaper
+    variance: float  # sum of w^2 var / N, at most the target
 
     @property
     def gap_ratio(self) -> float:
@@ -106,7 +97,6 @@ def cheapest_plan(
 
     Returns:
         The plan, or None where not even all instances suffice.
-
     """
     problem = _Problem(cost, spread, least, most, target)
     if not problem.is_met(most):
@@ -177,22 +167,15 @@ class _Layer:
 def _search(
     problem: _Problem, multiplier: float, bound: float, best: Ints, step: float, max_states: int
 ) -> tuple[Ints, bool]:
-    """Return the cheapest plan, and whether the search was complete.
+    """Return the cheapest plan, and whether the search was complete. `best` is a plan that meets the target.
 
-    Args:
-        problem: what is solved.
-        multiplier: of the bound.
-        bound: no plan costs less.
-        best: a plan that meets the target.
-        step: how much cheaper a cheaper plan is at least; 0 where nothing is known.
-        max_states: at most so many are held.
-
+    No plan costs less than `bound`, of this `multiplier`, and a cheaper plan is cheaper by `step` (0: not known).
     """
     base = problem.at(multiplier)
     base_cost, base_variance = float(problem.cost @ base), problem.variance(base)
     equal, enough = _EQUAL_COST * base_cost, max(step * (1.0 - 1e-9), _PROVEN * base_cost)
     best_cost = float(problem.cost @ best)
-    room = problem.target * (1.0 + _ROUNDING) - base_variance
+    slack = problem.target * (1.0 + _ROUNDING) - base_variance
     open_cost = best_cost - bound - enough
     options = _options(problem, multiplier, base, open_cost)
     cost, variance = np.zeros(1), np.zeros(1)
@@ -210,7 +193,7 @@ def _search(
         costs = (cost[:, None] + more_cost).ravel()
         variances = (variance[:, None] + more_variance).ravel()
         penalties = costs + multiplier * variances
-        met = np.flatnonzero(variances <= room)
+        met = np.flatnonzero(variances <= slack)
         cheapest = int(met[costs[met].argmin()]) if len(met) else -1
         is_better = cheapest >= 0 and base_cost + float(costs[cheapest]) < best_cost - equal
         if is_better:
@@ -218,7 +201,7 @@ def _search(
             best[k] = instances[cheapest % len(instances)]
             best_cost = base_cost + float(costs[cheapest])
             open_cost = best_cost - bound - enough
-        # A state is a plan as it is, which was looked at; to become a better one it has to move another job.
+        # A state is a plan by itself, checked above; to become a better one it has to move another job.
         kept = np.flatnonzero(penalties + next_penalty < open_cost)
         kept = kept[_undominated(costs[kept], variances[kept], equal)]
         work += len(costs)

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from central.placement.fleet import DECIMALS, Hosts, Ranking
+from central.placement.fleet import DECIMALS, Hosts
 from central.placement.schedule import NOWHERE, Placement, Schedule, Vm
 
 
 def explained(hosts: Hosts, vms: Sequence[Vm], schedule: Schedule, rule: str) -> dict[str, Any]:
     """Return each choice with its reason.
 
-    `dilation` is what D-Factor expects of the VM on that host at that moment, whatever the rule; `by_resource` says
-    what each resource adds to 1; `others` is by how much the dilations of those there rise in all.
+    `dilation` is D-Factor's prediction for the VM on that host at that moment, whatever the rule; `by_resource` is each
+    resource's addition to 1; `others` is by how much the dilations of the VMs there rise in all.
     """
     rows = [_row(hosts, vms[each.vm], each, rule) for each in schedule.placements]
     found: dict[str, Any] = {"rule": rule, "hosts": len(hosts.names), "placements": rows}
@@ -54,7 +54,8 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
         words += f", chosen by {rule}"
     if len(ranking.order) > 1:
         then = int(ranking.order[1])
-        ties = _ties(ranking) if rule == "dfactor" else 0
+        cost = np.round(ranking.added[ranking.order], DECIMALS)
+        ties = int((cost[1:] == cost[0]).sum()) if rule == "dfactor" else 0
         more = " and others" if ties > 1 else ""
         words += (
             f"; ties with {hosts.names[then]}{more}; the first in the file"
@@ -64,12 +65,6 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
     if ranking.full:
         words += f"; no room on {sum(ranking.full.values())} hosts: {_full_words(ranking.full)}"
     return words
-
-
-def _ties(ranking: Ranking) -> int:
-    """Count the hosts told after the best that are as good by dfactor."""
-    cost = np.round(ranking.added[ranking.order], DECIMALS)
-    return int((cost[1:] == cost[0]).sum())
 
 
 def _full_words(full: dict[str, int]) -> str:

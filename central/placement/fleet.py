@@ -1,4 +1,4 @@
-"""Hosts with what runs on them, ranked for a new VM. A host is its index here; ties go to the lowest."""
+"""Hosts and their load, ranked for a new VM. A host is its index here; ties go to the lowest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,33 +17,21 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Hosts as they are at first.
+    """Hosts as they are at first."""
 
-    Args:
-        names: of the hosts.
-        resources: names of the resources that jobs contend for.
-        totals: P, sum of the loading vectors of what runs there; shape (hosts, resources).
-        units: equal units of each resource, shape (resources,) or (hosts, resources).
-        limits: the most that the total loading may become, inf for no limit; shape (hosts, resources).
-        amounts: names of what only has to fit, such as memory.
-        used: of the amounts, shape (hosts, amounts).
-        room: of the amounts in all, shape (hosts, amounts).
-
-    """
-
-    names: tuple[str, ...]
-    resources: tuple[str, ...]
-    totals: Floats
-    units: Floats
-    limits: Floats
-    amounts: tuple[str, ...] = ()
-    used: Floats | None = None
-    room: Floats | None = None
+    names: tuple[str, ...]  # of the hosts
+    resources: tuple[str, ...]  # names of the resources that jobs contend for
+    totals: Floats  # P, sum of the loading vectors of what runs there; shape (hosts, resources)
+    units: Floats  # equal units of each resource, shape (resources,) or (hosts, resources)
+    limits: Floats  # the most that the total loading may become, inf for no limit; shape (hosts, resources)
+    amounts: tuple[str, ...] = ()  # names of what only has to fit, such as memory
+    used: Floats | None = None  # of the amounts, shape (hosts, amounts)
+    room: Floats | None = None  # of the amounts in all, shape (hosts, amounts)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a VM brings: its loading vector, the amounts that have to fit, its time alone (0 where not known)."""
+    """A VM's loading vector, the amounts that have to fit, its time alone (0 where not known)."""
 
     loading: Floats
     amounts: Floats
@@ -52,24 +40,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Hosts for a VM, best first.
+    """Hosts for a VM, best first."""
 
-    `order` has those with room. `added` is p' . P of all hosts, shape (hosts,): what the VM would suffer there over 1.
-    `full` counts the hosts without room by the first resource or amount that is lacking.
-    """
-
-    order: Ints
-    added: Floats
-    full: dict[str, int]
+    order: Ints  # those with room
+    added: Floats  # p' . P of all hosts, shape (hosts,): the VM's dilation there, less 1
+    full: dict[str, int]  # hosts without room, by the first resource or amount that is lacking
 
 
 class Fleet:
-    """What runs on hosts now.
-
-    Args:
-        hosts: as they are at first.
-
-    """
+    """The hosts' present load. `hosts` is the first state."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -80,40 +59,33 @@ class Fleet:
         self.sizes_s = np.zeros(n)
 
     def put(self, host: int, vm: Request) -> None:
-        """Let a VM run on a host."""
+        """Start a VM on a host."""
         self.totals[host] += vm.loading
         self.used[host] += vm.amounts
         self.sizes_s[host] += vm.tau_s
 
     def take(self, host: int, vm: Request) -> None:
-        """Let a VM end that was put on a host."""
+        """End a VM on a host."""
         self.totals[host] -= vm.loading
         self.used[host] -= vm.amounts
         self.sizes_s[host] -= vm.tau_s
 
     def rank(self, vm: Request, rule: str = "dfactor", top: int | None = None) -> Ranking:
-        """Rank the hosts for a VM.
-
-        Args:
-            vm: the new one.
-            rule: one of `RULES`.
-            top: so many hosts are enough; None: all.
-
-        """
+        """Rank the hosts for a VM by one of `RULES`; `top` of them, or all."""
         added = added_dilation(vm.loading, self.totals, self.hosts.units)
         cost = np.round(RULES[rule](self, vm, added), DECIMALS)
         fits, full = self._fits(vm)
         index = np.arange(len(cost)) if fits is None else np.flatnonzero(fits)
         cost = cost[index]
         if top is not None and top < len(index):
-            # Only what is no dearer than the last one wanted has to be sorted.
+            # Only hosts that are no dearer than the last one wanted have to be sorted.
             kept = np.flatnonzero(cost <= np.partition(cost, top - 1)[top - 1])
             index, cost = index[kept], cost[kept]
         order = index[np.argsort(cost, kind="stable")][:top]
         return Ranking(order, added, full)
 
     def _fits(self, vm: Request) -> tuple[npt.NDArray[np.bool_] | None, dict[str, int]]:
-        """Say which hosts have room (None: all), and count the others by what they lack."""
+        """Return which hosts have room (None: all), and the number of the others by what they lack."""
         lacks = list[tuple[str, npt.NDArray[np.bool_]]]()
         for k, name in enumerate(self.hosts.resources):
             limit = self.hosts.limits[:, k]
@@ -136,30 +108,12 @@ class Fleet:
 _Rule = Callable[[Fleet, Request, Floats], Floats]
 
 
-def _dfactor(_fleet: Fleet, _vm: Request, added: Floats) -> Floats:
-    return added
-
-
-def _graham(fleet: Fleet, vm: Request, _added: Floats) -> Floats:
-    cost: Floats = fleet.sizes_s + vm.tau_s
-    return cost
-
-
-def _first_fit(fleet: Fleet, _vm: Request, _added: Floats) -> Floats:
-    return np.zeros(len(fleet.totals))
-
-
-def _least_loaded(fleet: Fleet, _vm: Request, _added: Floats) -> Floats:
-    cost: Floats = (fleet.totals / fleet.hosts.units).sum(axis=1)
-    return cost
-
-
-#: What a host costs a VM; the cheapest is taken. dfactor: p' . P, equation (15), the list scheduler with loading
+#: A host's cost for a VM; the cheapest is taken. dfactor: p' . P, equation (15), the list scheduler with loading
 #: vectors. graham: the list scheduler, equation (16): sum of the times alone of what runs there. first-fit: the first
 #: host with room. least-loaded: least sum of all loadings per unit.
 RULES: dict[str, _Rule] = {
-    "dfactor": _dfactor,
-    "graham": _graham,
-    "first-fit": _first_fit,
-    "least-loaded": _least_loaded,
+    "dfactor": lambda _fleet, _vm, added: added,
+    "graham": lambda fleet, vm, _added: fleet.sizes_s + vm.tau_s,
+    "first-fit": lambda fleet, _vm, _added: np.zeros(len(fleet.totals)),
+    "least-loaded": lambda fleet, _vm, _added: (fleet.totals / fleet.hosts.units).sum(axis=1),
 }

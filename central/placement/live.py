@@ -1,14 +1,14 @@
 """Loading vectors of the live fleet, from the lake's last windows: per job, and summed per host.
 
-A loading is the share of a VM's own time that it is at a resource (D-Factor, section 3), so measured shares come first:
+A loading is the share of a VM's own time spent at a resource (D-Factor, section 3). Measured shares come first:
 
     cpu           cores used, less those that waited for memory where that is measured
     memory_stall  cores that waited for memory: cores used * the share of their cycles
     disk_wait     share of the time in which some thread of the VM waited for a disk
 
-Where central's configuration says what a host's memory, disks or network can do (`placement`), the resource `memory`,
-`disk` or `network` is bytes per second over that instead: the share of its time that the resource works for the VM.
-Waits for the network are measured by nobody.
+Where `placement` in central's configuration has the capacity of a host's memory, disks or network, the resource
+`memory`, `disk` or `network` is bytes per second over that instead: the share of its time that the resource works for
+the VM. No agent measures waits for the network.
 """
 
 import threading
@@ -49,26 +49,19 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class JobLoading:
-    """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of.
-
-    `standard_error` is that of VMs, NaN for fewer than two with a value; `measured` of the `vms` have one.
-    """
+    """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of."""
 
     job: str
     loading: Floats
-    standard_error: Floats
-    measured: tuple[int, ...]
+    standard_error: Floats  # over VMs, NaN for fewer than two with a value
+    measured: tuple[int, ...]  # so many of the `vms` have a value
     vms: int
     windows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there.
-
-    `running` has the job of each of these VMs that is busy (`BUSY_CORES`), by host. `unmeasured` says why resources
-    are left out.
-    """
+    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there."""
 
     since_unix_ns: int
     until_unix_ns: int
@@ -76,35 +69,33 @@ class Snapshot:
     jobs: dict[str, JobLoading]
     hosts: Hosts
     vms: tuple[int, ...]
-    running: tuple[tuple[str, ...], ...]
-    unmeasured: dict[str, str]
+    running: tuple[tuple[str, ...], ...]  # by host, the job of each of these VMs that is busy (`BUSY_CORES`)
+    unmeasured: dict[str, str]  # why resources are left out
 
     def rank(self, loading: Floats, top: int) -> Ranking:
-        """Rank hosts for a VM with this loading; NaN: a resource it is not known of, which then does not count.
+        """Rank hosts for a VM with this loading; a resource with NaN does not count.
 
-        Shares of more than 1 in all (a VM with several busy vCPUs) are divided by their sum for what it suffers, which
-        changes the size of `added`, not the order.
+        Shares of more than 1 in all (a VM with several busy vCPUs) are divided by their sum, which changes the size of
+        `added`, not the order.
         """
-        known = np.nan_to_num(loading)
-        return Fleet(self.hosts).rank(Request(known / max(1.0, float(known.sum())), np.zeros(0)), top=top)
+        return Fleet(self.hosts).rank(Request(_share_of_time(loading), np.zeros(0)), top=top)
 
     def by_resource(self, loading: Floats, host: int) -> Floats:
-        """Return what each resource of a host adds for such a VM."""
-        known = np.nan_to_num(loading)
-        units = self.hosts.units
-        parts: Floats = known / max(1.0, float(known.sum())) * self.hosts.totals[host] / units
+        """Return each resource's addition to the dilation of such a VM on a host."""
+        parts: Floats = _share_of_time(loading) * self.hosts.totals[host] / self.hosts.units
         return parts
+
+
+def _share_of_time(loading: Floats) -> Floats:
+    known = np.nan_to_num(loading)
+    shares: Floats = known / max(1.0, float(known.sum()))
+    return shares
 
 
 class LiveFleet:
     """Reads snapshots; one is good for `placement.refresh_s`. Safe in threads.
 
-    Args:
-        lake: where agents' windows are.
-        config: what hosts can do, how far back to look.
-        connected: names of the hosts that are connected, which may have no VM at all.
-        clock_unix_ns: the time.
-
+    `connected` returns the names of the hosts that are connected, which may have no VM at all.
     """
 
     def __init__(
@@ -165,7 +156,7 @@ class LiveFleet:
 
 @dataclass(frozen=True, slots=True)
 class _Resource:
-    """A resource that is known of: the share of each VM, NaN where it is not known; equal units of a host."""
+    """A resource: the share of each VM, NaN where it is not known; equal units of a host."""
 
     name: str
     shares: Floats
@@ -175,7 +166,7 @@ class _Resource:
 def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[list[_Resource], dict[str, str]]:
     """Return the resources that loading vectors have, and why each of the others is left out."""
     columns = {name: np.array(rows[name], dtype=np.float64) for name in (_STALL, _IO_WAIT, "cpu_usage_cores")}
-    # What is lacking of the ratio is not known of the cores either.
+    # Without the ratio the stalled cores are not known either.
     stalled = columns["cpu_usage_cores"] * columns[_STALL]
     cpu = columns["cpu_usage_cores"] - (0.0 if config.memory_bytes_per_s else np.nan_to_num(stalled))
     waits = {
@@ -210,10 +201,9 @@ def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:
 
 
 def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
-    """Mean rates and shares of each VM on each host, over its windows that begin in [since, until).
+    """Return mean rates and shares of each VM on each host, over its windows that begin in [since, until).
 
-    The share of cycles that waited for memory is that of the CPU time of the windows that have one: an idle VM's little
-    does not count as much.
+    The share of cycles that waited for memory is weighed by CPU time, so that idle windows hardly count.
     """
     days = sorted({day_of(at) for at in (*range(since, until, _DAY_NS), until - 1)})
     with lake.objects.session(), answering(_MEMORY_MIB) as connection:

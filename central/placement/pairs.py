@@ -1,6 +1,6 @@
 """Measured pairs, one workload beside another: how well loading vectors fitted to some of them predict the others.
 
-What `whitepanda slowdown pairs` does. Loading vectors are of workloads, capacities of platforms, both without names of
+For `whitepanda slowdown pairs`. Loading vectors are of workloads, capacities of platforms, both without names of
 resources: only their products were ever measured (`central.models.dfactor_pairs`).
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.special import stdtrit
 
-from central.models.dfactor_pairs import ExtendedLoadings, Loadings, Pairs, fit_extended, fit_plain
+from central.models.dfactor_pairs import ExtendedLoadings, Pairs, fit_extended, fit_plain
 from central.models.groups import Floats, Ints, group, sums
 from central.models.pitot import ALONE
 from central.runtimes.tables import Names, read_log_runtimes, read_rows
@@ -24,27 +24,23 @@ from whitepanda.common.errors import InputError
 RESOURCES, PENALTIES = (2, 4, 6), (0.05, 0.2)
 _SLOWDOWN = "slowdown"
 _VALIDATION, _HELD_OUT = 0.2, 0.2
-#: With fewer a fifth of them says next to nothing.
+#: With fewer, a fifth of them says next to nothing.
 _LEAST_PAIRS = 100
 PLATFORM, DFACTOR, EXTENDED = "per platform", "D-Factor", "extended"
-#: More a pair of busy jobs cannot reach in D-Factor.
+#: The most that a pair of busy jobs can reach in D-Factor.
 _MOST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured pairs of a file, and the names that their numbers are places of.
-
-    `same` numbers the distinct (workload, interferer, platform): what was measured twice. Left out were
-    `without_alone` pairs whose workload has no run alone on the platform, and `of_several` rows beside more than one.
-    """
+    """Measured pairs of a file, and the names that their numbers are places of."""
 
     pairs: Pairs
     workloads: Names
     platforms: Names
-    same: Ints
-    without_alone: int
-    of_several: int
+    same: Ints  # numbers the distinct (workload, interferer, platform): what was measured twice
+    without_alone: int  # pairs left out, whose workload has no run alone on the platform
+    of_several: int  # rows left out, beside more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +55,13 @@ class MeanError:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A fifth of the pairs, predicted by models that were fitted to the others.
-
-    `errors` by model and part of the measured slow-downs (`parts_of`); `resources` and `penalty` are what the extended
-    form was given, by validation inside the other four fifths.
-    """
+    """A fifth of the pairs, predicted by models that were fitted to the others."""
 
     measured: Floats
     predicted: dict[str, Floats]
-    errors: dict[str, dict[str, MeanError]]
-    resources: int
-    penalty: float
+    errors: dict[str, dict[str, MeanError]]  # by model and part of the measured slow-downs (`parts_of`)
+    resources: int  # of the extended form, by validation inside the other four fifths
+    penalty: float  # likewise
 
 
 def read_pairs(path: Path) -> Measured:
@@ -77,11 +69,8 @@ def read_pairs(path: Path) -> Measured:
 
     With runtime_us the rows without an interferer are the times alone (of several the geometric mean), and the
     slow-down of a pair is its time over the workload's alone on the same platform. With slowdown rows alone say
-    nothing.
-
-    Raises:
-        InputError: the file cannot be read, a column is missing, a value is not above 0, or there are too few pairs.
-
+    nothing. Raises InputError if the file cannot be read, a column is missing, a value is not above 0, or there are too
+    few pairs.
     """
     named = read_rows(path)
     workloads = Names.of(tuple(dict.fromkeys((*named.workloads, *named.interferers))))
@@ -108,32 +97,22 @@ def read_pairs(path: Path) -> Measured:
         slowdown = np.exp(log_us - mean[at])
     victim, platform = places.workload[known], places.platform[known]
     beside = places.interferers[known].max(axis=1) if known.any() else np.zeros(0, dtype=np.int64)
+    without_alone, of_several = int((is_pair & ~known).sum()), int((others > 1).sum())
     if len(victim) < _LEAST_PAIRS:
-        of_several = int((others > 1).sum())
         raise InputError(
             f"{path}: has {len(victim):,} pairs of a workload beside one other, fewer than {_LEAST_PAIRS} "
-            f"({int((is_pair & ~known).sum()):,} more have no run alone on their platform, {of_several:,} rows are "
-            "beside several); measure more"
+            f"({without_alone:,} more have no run alone on their platform, {of_several:,} rows are beside several); "
+            "measure more"
         )
     _, same = group(victim, beside, platform)
-    return Measured(
-        Pairs(victim, beside, platform, slowdown[known]),
-        workloads,
-        platforms,
-        same,
-        int((is_pair & ~known).sum()),
-        int((others > 1).sum()),
-    )
+    pairs = Pairs(victim, beside, platform, slowdown[known])
+    return Measured(pairs, workloads, platforms, same, without_alone, of_several)
 
 
 def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldOut:
-    """Fit to four fifths of the pairs, predict the fifth; what was measured twice is on one side.
+    """Fit to four fifths of the pairs, predict the fifth; what was measured twice stays together.
 
-    Args:
-        measured: the pairs.
-        seed: of the division and of where searches begin.
-        say: told what is being fitted.
-
+    `seed` is of the division and of where searches begin; `say` is called with what is being fitted.
     """
     rng = np.random.default_rng(seed)
     distinct = int(measured.same.max()) + 1
@@ -141,7 +120,7 @@ def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldO
     fitted, asked = measured.pairs.where(~is_held), measured.pairs.where(is_held)
     workloads, platforms = len(measured.workloads), len(measured.platforms)
     say("D-Factor")
-    plain: Loadings = fit_plain(fitted, workloads, platforms, seed=seed)
+    plain = fit_plain(fitted, workloads, platforms, seed=seed)
     model, resources, penalty = chosen_extended(fitted, measured.same[~is_held], workloads, platforms, seed, say)
     predicted = {
         PLATFORM: by_platform(fitted, asked, platforms),
@@ -213,14 +192,7 @@ def chosen_extended(
 ) -> tuple[ExtendedLoadings, int, float]:
     """Choose the number of resources and the penalty by a fifth of the pairs, then fit to all of them.
 
-    Args:
-        fitted: the pairs.
-        groups: number of each; those of one number are on one side.
-        workloads: how many there are.
-        platforms: the same.
-        seed: of the division (1000 more) and of where searches begin.
-        say: told what is being fitted.
-
+    Pairs of one number in `groups` stay together. `seed` is of the division (1000 more) and of where searches begin.
     """
     names, at = np.unique(groups, return_inverse=True)
     held = (np.random.default_rng(1000 + seed).random(len(names)) < _VALIDATION)[at]
@@ -258,7 +230,7 @@ class RowsToPredict:
     pairs: Pairs
     slowdown: Floats
 
-    def with_slowdowns(self, model: Loadings) -> pa.Table:
+    def with_slowdowns(self, model: ExtendedLoadings) -> pa.Table:
         """Return the rows, and behind them what the model says: a column slowdown, 1 of rows alone."""
         found = self.slowdown.copy()
         found[self.is_pair] = model.predict(self.pairs)
@@ -268,10 +240,8 @@ class RowsToPredict:
 def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
     """Read rows to predict: columns workload, platform, interferer.
 
-    Raises:
-        InputError: the file cannot be read or has a column slowdown, a name was never measured in its role, or a row is
-            beside several.
-
+    Raises InputError if the file cannot be read or has a column slowdown, a name was never measured in its role, or a
+    row is beside several.
     """
     named = read_rows(path)
     if _SLOWDOWN in named.table.columns:
@@ -281,7 +251,7 @@ def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
     if (others > 1).any():
         row = int(np.flatnonzero(others > 1)[0])
         raise InputError(
-            f"{path}: row {row + 1} is beside {others[row]} others, and pairs tell of one; use `whitepanda runtime`"
+            f"{path}: row {row + 1} is beside {others[row]} others, and pairs have one; use `whitepanda runtime`"
         )
     is_pair = others == 1
     beside = rows.interferers.max(axis=1, initial=ALONE)[is_pair]

@@ -21,13 +21,7 @@ _PAIRS_LOW, _PAIRS_HIGH, _PAIRS_TICKS = 0.7, 5.0, (0.7, 1, 1.5, 2, 3, 4, 5)
 
 
 def plot_profiles(path: Path, found: Profiles) -> None:
-    """Write a PNG: what was measured of each job, with its interval.
-
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
-    """
+    """Write a PNG: what was measured of each job, with its interval. Raises what `save_figure` and `new_figure` do."""
     rows = [(f"{job.job}: {name}", each) for job in found.jobs for name, each in job.measured.items()]
     rows = rows[:_SHOWN]
     figure, axes = new_figure((7.5, 1.2 + 0.28 * len(rows)))
@@ -43,14 +37,7 @@ def plot_profiles(path: Path, found: Profiles) -> None:
 def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> None:
     """Write a PNG: by how much over 1 a VM's time is stretched, per row, and by which resources.
 
-    Args:
-        path: the file to write.
-        rows: label, and what each resource adds.
-
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
+    `rows` are a label and each resource's part. Raises what `save_figure` and `new_figure` do.
     """
     shown = rows[:_SHOWN]
     figure, axes = new_figure((7.5, 1.2 + 0.28 * len(shown)))
@@ -69,10 +56,7 @@ def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> N
 def plot_pairs(path: Path, measured: Floats, predicted: Mapping[str, Floats]) -> None:
     """Write a PNG: measured slow-downs of pairs against predicted ones, from 0.7 to 5, a panel for each model.
 
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
+    Raises what `save_figure` and `new_figure` do.
     """
     figure, panels = new_figure((4.5 * len(predicted), 4.7), len(predicted))
     bins = np.geomspace(_PAIRS_LOW, _PAIRS_HIGH, 160)

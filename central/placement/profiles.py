@@ -1,13 +1,13 @@
-"""Measurements of people's files turned into loading vectors: `whitepanda slowdown profile`."""
+"""Measurements in files turned into loading vectors: `whitepanda slowdown profile`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from central.models.dfactor import SUM_TOLERANCE, n_copies_roots, two_resources
+from central.models.dfactor import SUM_TOLERANCE, n_copies_roots
 from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
 from central.placement.tables import JOB, TAU
 from central.tables.user_files import UserTable
@@ -21,19 +21,15 @@ _TIME, _VM, _SQUARE = "time_s", "vm", "squared_length"
 
 @dataclass(frozen=True, slots=True)
 class JobProfile:
-    """What was found of one job.
-
-    `measured` by resource, or `squared_length` of copies. `loading` is what `estimate` and `place` can use: measured
-    shares within 0 to 1 that sum to at most 1. `notes` say where it is not what was measured, or why there is none.
-    """
+    """The profile of one job."""
 
     job: str
     n: int
     tau_s: Estimate | None
-    measured: dict[str, Estimate]
-    loading: dict[str, float] | None
+    measured: dict[str, Estimate]  # by resource, or `squared_length` of copies
+    loading: dict[str, float] | None  # for `estimate` and `place`: shares within 0 to 1 that sum to at most 1
     candidates: tuple[dict[str, float], ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # where `loading` differs from what was measured, or why there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +44,13 @@ class Profiles:
 def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     """Profile the jobs of a CSV file. Its columns say what it is.
 
-    Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`).
-    Columns job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run
-    alone. Columns job, resources and if known vm: measured shares of time, a row per window.
+    Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`). Columns
+    job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run alone.
+    Columns job, resources and if known vm: measured shares of time, a row per window.
 
-    Args:
-        path: the file.
-        rest: resource that gets what busy jobs' other shares leave; "": jobs may idle.
-        larger: of copies: the resource with the larger share; "": not known, so both vectors are candidates.
-
-    Raises:
-        InputError: what `UserTable` refuses, a number out of range, too few or inconsistent runs.
-
+    `rest` is the resource that gets what busy jobs' other shares leave ("": jobs may idle), `larger` the one with the
+    larger share of copies ("": not known, so both vectors are candidates). Raises InputError for what `UserTable`
+    refuses, a number out of range, too few or inconsistent runs.
     """
     rows = UserTable(path)
     rows.require(JOB)
@@ -94,18 +85,14 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
             profile = fit_runs(y[here], x[here]) if kind == PROBES else mean_shares(x[here], group)
         except ValueError as error:
             raise InputError(f"{path}: job {job}: {error}") from None
-        found.append(_job(job, profile, resources, rest))
+        measured = dict(zip(resources, profile.shares, strict=True))
+        loading, notes = _usable({name: each.value for name, each in measured.items()}, rest)
+        found.append(JobProfile(job, profile.n, profile.tau_s, measured, loading, (), notes))
     return Profiles(kind, (*resources, rest) if rest else resources, tuple(found))
 
 
-def _job(job: str, profile: Profile, resources: Sequence[str], rest: str) -> JobProfile:
-    measured = dict(zip(resources, profile.shares, strict=True))
-    loading, notes = _usable({name: each.value for name, each in measured.items()}, rest)
-    return JobProfile(job, profile.n, profile.tau_s, measured, loading, (), notes)
-
-
 def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Bring measured shares into 0 to 1, with a sum of at most 1, and say where that changes them."""
+    """Clip measured shares to 0 to 1, with a sum of at most 1, and note where that changes them."""
     notes = list[str]()
     loading = {name: min(max(value, 0.0), 1.0) for name, value in values.items()}
     for name, value in values.items():
@@ -114,7 +101,7 @@ def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], t
     total = sum(loading.values())
     if total > 1:
         loading = {name: value / total for name, value in loading.items()}
-        if total > 1 + SUM_TOLERANCE:  # below it is rounding, nothing to tell
+        if total > 1 + SUM_TOLERANCE:  # below it is rounding
             notes.append(f"shares sum to {total:.4g}; they are divided by that")
     if rest:
         loading[rest] = max(1.0 - total, 0.0)
@@ -151,7 +138,7 @@ def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool)
             notes = (f"|p|^2 {square.value:.4g} is below 0.5: no busy job of two resources",)
         else:
             both = (high, low) if high > low else (high,)
-            candidates = tuple(dict(zip(names, two_resources(p).tolist(), strict=True)) for p in both)
+            candidates = tuple(dict(zip(names, (p, 1.0 - p), strict=True)) for p in both)
     loading = candidates[0] if candidates and chosen else None
     if candidates and not chosen:
         notes = ("the model cannot tell which of the two it is; say --larger and --rest",)
@@ -161,9 +148,7 @@ def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool)
 def write_loadings(path: Path, profiles: Profiles) -> None:
     """Write LOADINGS.csv for `slowdown estimate` and `place`.
 
-    Raises:
-        InputError: a job has no loading vector, or the file cannot be written.
-
+    Raises InputError if a job has no loading vector, or the file cannot be written.
     """
     for job in profiles.jobs:
         if job.loading is None:

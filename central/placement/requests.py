@@ -33,9 +33,7 @@ class VmTable:
     def vms(self, hosts: Hosts) -> list[Vm]:
         """Return them as VMs of these hosts.
 
-        Raises:
-            InputError: one runs on a host that is not there, or none is to be placed.
-
+        Raises InputError if one runs on a host that is not there, or none is to be placed.
         """
         index = {name: k for k, name in enumerate(hosts.names)}
         jobs, found = self.jobs, list[Vm]()
@@ -54,9 +52,7 @@ class VmTable:
 def read_vms(path: Path, amounts: Sequence[str] = ()) -> VmTable:
     """Read VMs: columns job, one per resource, those of `amounts`; if known tau_s, start_s and host.
 
-    Raises:
-        InputError: what `UserTable` and `jobs_of` refuse, or an amount that is missing or below 0.
-
+    Raises InputError for what `UserTable` and `jobs_of` refuse, or an amount that is missing or below 0.
     """
     rows = UserTable(path)
     rows.require(*amounts)
@@ -76,16 +72,8 @@ def read_hosts(
 ) -> Hosts:
     """Read hosts: column host; if wanted the total loading of each resource, units.NAME, limit.NAME, used amounts.
 
-    Args:
-        path: a CSV file.
-        resources: what the VMs contend for.
-        units: of each resource, where the file says nothing; 1 by default.
-        limits: the most that a total loading may be; the same.
-        amounts: what there is of each amount; the same.
-
-    Raises:
-        InputError: what `UserTable` refuses, a column of no known name, a host twice, a number out of range.
-
+    Where the file has no column, `units` (1 by default), `limits` of the total loading and `amounts` in all count.
+    Raises InputError for what `UserTable` refuses, a column of no known name, a host twice, a number out of range.
     """
     rows = UserTable(path)
     rows.require(HOST)

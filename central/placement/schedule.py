@@ -1,7 +1,7 @@
 """Places VMs one after the other, as they arrive; those that are placed run, slow each other down and end."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What came of it. `host` and `end_s` per VM in their order; `end_s` is inf for one that does not end."""
+    """The result. `host` and `end_s` per VM in their order; `end_s` is inf for one that does not end."""
 
     placements: tuple[Placement, ...]
     host: tuple[int, ...]
@@ -56,7 +56,7 @@ class Schedule:
 
     @property
     def makespan_s(self) -> float:
-        """When the last VM has ended that ends."""
+        """When the last of the VMs that end has ended."""
         return float(self.end_s[np.isfinite(self.end_s)].max(initial=0.0))
 
     @property
@@ -66,24 +66,11 @@ class Schedule:
 
 
 def place_all(
-    hosts: Hosts,
-    vms: Sequence[Vm],
-    rule: str = "dfactor",
-    *,
-    top: int | None = None,
-    largest_first: bool = False,
-    on_placement: Callable[[Placement], None] | None = None,
+    hosts: Hosts, vms: Sequence[Vm], rule: str = "dfactor", *, top: int | None = None, largest_first: bool = False
 ) -> Schedule:
-    """Place VMs in the order in which they arrive, those of one moment in theirs.
+    """Place VMs in the order in which they arrive, those of one moment in theirs, or the longest loading vector first.
 
-    Args:
-        hosts: as they are at first; what is in their totals stays all the time.
-        vms: to place, or placed already.
-        rule: one of `central.placement.fleet.RULES`.
-        top: how many hosts a ranking names; None: all.
-        largest_first: of VMs that arrive at one moment the one with the longest loading vector first.
-        on_placement: called with each placement, so that long runs can be shown.
-
+    The first state of `hosts` stays in their totals; VMs with a host run there already. `top`: hosts in a ranking.
     """
     state = _State(hosts, vms)
     placements = list[Placement]()
@@ -98,17 +85,14 @@ def place_all(
         if host == NOWHERE:
             ranking = state.fleet.rank(vms[k].request, rule, top)
             host = int(ranking.order[0]) if len(ranking.order) else NOWHERE
-            placement = Placement(k, host, ranking, state.fleet.totals[host].copy())
-            placements.append(placement)
-            if on_placement is not None:
-                on_placement(placement)
+            placements.append(Placement(k, host, ranking, state.fleet.totals[host].copy()))
         if host != NOWHERE:
             state.put(k, host)
     return Schedule(tuple(placements), tuple(state.host), state.end_s)
 
 
 class _State:
-    """Who runs where, and when each will end if nobody else comes."""
+    """Who runs where, and when each will end if no other VM arrives."""
 
     def __init__(self, hosts: Hosts, vms: Sequence[Vm]) -> None:
         self.fleet = Fleet(hosts)
@@ -120,7 +104,7 @@ class _State:
         self._ends: list[tuple[float, int]] = []  # a heap; entries with an end that has moved are skipped
 
     def advance(self, now_s: float) -> None:
-        """Let end what has ended by then."""
+        """Remove the VMs that have ended by then."""
         while self._ends and self._ends[0][0] <= now_s:
             end, k = heapq.heappop(self._ends)
             if k not in self._gone and end == self.end_s[k]:
@@ -128,16 +112,16 @@ class _State:
                 self.fleet.take(self.host[k], self._vms[k].request)
 
     def put(self, k: int, host: int) -> None:
-        """Let a VM run on a host, and tell anew when those there end."""
+        """Let a VM run on a host, and recompute when those there end."""
         request = self._vms[k].request
         self.host[k] = host
         self.fleet.put(host, request)
         here = self._on.setdefault(host, [])
         here.append(k)
         if not all(np.isinf(self._vms[other].tau_s) for other in here):
-            self._tell_ends(host, here)
+            self._update_ends(host, here)
 
-    def _tell_ends(self, host: int, here: list[int]) -> None:
+    def _update_ends(self, host: int, here: list[int]) -> None:
         hosts, vms = self.fleet.hosts, self._vms
         found = completion_times(
             np.array([vms[k].request.loading for k in here]),
@@ -146,7 +130,7 @@ class _State:
             hosts.units if hosts.units.ndim == 1 else hosts.units[host],
             hosts.totals[host],
         )
-        for k, end in zip(here, found.end_s.tolist(), strict=True):
+        for k, end in zip(here, found.tolist(), strict=True):
             if k not in self._gone and end != self.end_s[k]:
                 self.end_s[k] = end
                 heapq.heappush(self._ends, (end, k))

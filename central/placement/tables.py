@@ -16,31 +16,20 @@ JOB, TAU, START = "job", "tau_s", "start_s"
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs of a file, in its order.
-
-    `loadings` has shape (jobs, resources). `tau_s` is each one's time alone, `start_s` when it arrives; None without
-    the column.
-    """
+    """Jobs of a file, in its order."""
 
     names: tuple[str, ...]
     resources: tuple[str, ...]
-    loadings: Floats
-    tau_s: Floats | None
-    start_s: Floats | None
+    loadings: Floats  # shape (jobs, resources)
+    tau_s: Floats | None  # time alone; None without the column
+    start_s: Floats | None  # when each arrives; likewise
 
 
 def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
     """Return jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
 
-    Args:
-        rows: the file.
-        beside: columns that are no resources.
-        can_fit: an amount that only has to fit can be told by `--fit`: the remedy of a share above 1.
-
-    Raises:
-        InputError: there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a time is
-            not above 0.
-
+    Columns of `beside` are no resources; with `can_fit` the remedy of a share above 1 is `--fit`. Raises InputError if
+    there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a time is not above 0.
     """
     rows.require(JOB)
     others = {JOB, TAU, START, *beside}
@@ -62,16 +51,9 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
 
 
 def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False) -> dict[str, float]:
-    """Read values of an option such as `cpu=8,disk=2`; one may be given several times.
+    """Read values of an option such as `cpu=8,disk=2`; it may be given several times. Shares are within 0..1.
 
-    Args:
-        words: as they were given.
-        option: its name, for errors.
-        is_share: numbers are shares of time, within 0..1; else they are above 0.
-
-    Raises:
-        InputError: not NAME=NUMBER, a number out of range, or a name comes twice.
-
+    Raises InputError for a word that is not NAME=NUMBER, a number out of range, or a name that comes twice.
     """
     found: dict[str, float] = {}
     for word in (part.strip() for each in words for part in each.split(",")):
@@ -93,16 +75,14 @@ def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False
     return found
 
 
-def units_of(given: Mapping[str, float], resources: Sequence[str], option: str = "--units") -> Floats:
+def units_of(given: Mapping[str, float], resources: Sequence[str]) -> Floats:
     """Return the units of each resource, 1 where none are given.
 
-    Raises:
-        InputError: a name is no resource, or there would be less than one unit.
-
+    Raises InputError if a name is no resource, or there would be less than one unit.
     """
     for name, number in given.items():
         if name not in resources:
-            raise InputError(f"{option} {name}: is no resource of the file; they are {', '.join(resources)}")
+            raise InputError(f"--units {name}: is no resource of the file; they are {', '.join(resources)}")
         if number < 1:
-            raise InputError(f"{option} {name}: must be 1 or more (value {number:g})")
+            raise InputError(f"--units {name}: must be 1 or more (value {number:g})")
     return np.array([given.get(name, 1.0) for name in resources])

@@ -1,4 +1,4 @@
-"""What a fit has trained so far, in a file beside the model: a fit that was stopped goes on behind its last member."""
+"""What a fit has trained so far, in a file beside the model: a stopped fit continues after its last member."""
 
 import hashlib
 import json
@@ -6,12 +6,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from central.models.pitot import Singles
+from central.runtimes.model import read_arrays
 from whitepanda.common.files.durable import replacing
 
 #: A trained member: embeddings of workloads and platforms, and its loss.
@@ -20,48 +21,42 @@ Member = tuple[Singles, Singles, float]
 _FORMAT = "whitepanda-runtime-partial-1"
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-
 class Checkpoint:
-    """A file that holds the members trained so far, written anew whole after each of them.
+    """A file with the members trained so far, rewritten after each of them.
 
-    The model's file with `.partial` behind its name. A model that goes to a device, a pipe or a link has none. That it
-    cannot be written stops no fit: only going on is lost then.
+    Its name is the model file's with `.partial` appended. A model that goes to a device, a pipe or a link has none. If
+    it cannot be written, the fit continues but cannot be resumed.
     """
 
-    def __init__(self, model: Path, tell: Callable[[str], None]) -> None:
-        """Take the model's file, and where to tell, in one line, what becomes of the checkpoint."""
+    def __init__(self, model: Path, show: Callable[[str], None]) -> None:
+        """Take the model's file, and a function that shows a line about the checkpoint."""
         is_plain = not model.is_symlink() and (model.is_file() or not model.exists())
         self.path = model.with_name(f"{model.name}.partial") if is_plain else None
-        self._tell = tell
+        self._show = show
 
     def read(self, digest: str, most: int) -> list[Member]:
-        """Return the members that a fit of the same digest trained before it was stopped, at most so many.
+        """Return the members, at most so many, that a stopped fit of the same digest has trained.
 
-        Of other rows or options there are none, which is told. A file of another kind is left as it is.
+        Members of other rows or options do not count. A file of another kind is left as it is.
         """
         if self.path is None or not self.path.exists():
             return []
         try:
-            found, told = _read(self.path)
+            found, of_digest = _read(self.path)
         except (
             OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
         ):  # fmt: skip
-            self._tell(
-                f"warning: {self.path}: is no whitepanda checkpoint and left alone; this fit cannot go on if stopped"
-            )
+            self._show(f"warning: {self.path}: is no whitepanda checkpoint and left alone; this fit cannot be resumed")
             self.path = None
             return []
-        if told != digest:
-            self._tell(f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew")
+        if of_digest != digest:
+            self._show(f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew")
             return []
-        self._tell(f"going on behind {len(found)} of {most} members, which {self.path} has")
+        self._show(f"continuing after {len(found)} of {most} members, which {self.path} has")
         return found[:most]
 
     def write(self, digest: str, members: list[Member]) -> None:
-        """Keep members; where that is not possible it is told once."""
+        """Keep members; warn once if that is not possible."""
         if self.path is None:
             return
         header = json.dumps({"format": _FORMAT, "digest": digest, "members": len(members)})
@@ -73,7 +68,7 @@ class Checkpoint:
             with replacing(self.path, mode=0o644) as file:
                 np.savez(file, allow_pickle=False, **arrays)
         except OSError as error:
-            self._tell(f"warning: {self.path}: cannot write: {error.strerror}; this fit cannot go on if stopped")
+            self._show(f"warning: {self.path}: cannot write: {error.strerror}; this fit cannot be resumed")
             self.path = None
 
     def remove(self) -> None:
@@ -83,37 +78,28 @@ class Checkpoint:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            self._tell(f"warning: {self.path}: cannot be removed: {error.strerror}; the model is written")
+            self._show(f"warning: {self.path}: cannot be removed: {error.strerror}; the model is written")
 
 
 def _read(path: Path) -> tuple[list[Member], str]:
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError("it is no archive of arrays")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            header = json.loads(archive["header"].tobytes())
-            if header["format"] != _FORMAT:
-                raise ValueError("its format is not known")
-            found = [
-                (archive[f"workload_{place}"], archive[f"platform_{place}"], float(archive[f"loss_{place}"][0]))
-                for place in range(header["members"])
-            ]
-            return found, str(header["digest"])
+    archive = read_arrays(path)
+    header = json.loads(archive["header"].tobytes())
+    if header["format"] != _FORMAT:
+        raise ValueError("its format is not known")
+    found = [
+        (archive[f"workload_{place}"], archive[f"platform_{place}"], float(archive[f"loss_{place}"][0]))
+        for place in range(header["members"])
+    ]
+    return found, str(header["digest"])
 
 
 def digest_of(texts: Iterable[object], arrays: Iterable[NDArray[Any]]) -> str:
     """Return a digest of all that decides what a fit trains: settings as they print, and arrays."""
-    found = hashlib.sha256()
-    for text in texts:
-        _add(found, repr(text).encode())
+    parts = [repr(text).encode() for text in texts]
     for array in arrays:
-        _add(found, f"{array.dtype} {array.shape}".encode())
-        _add(found, np.ascontiguousarray(array).tobytes())
+        parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()]
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big"))  # so that no two lists of parts are alike
+        found.update(part)
     return found.hexdigest()
-
-
-def _add(to: _Hash, data: bytes) -> None:
-    """Add data with its length, so that two runs of parts are never one."""
-    to.update(len(data).to_bytes(8, "big"))
-    to.update(data)

@@ -1,4 +1,4 @@
-"""Embeddings of a model's workloads and platforms: as a table, and how well they tell groups (suites) apart."""
+"""Embeddings of a model's workloads and platforms: as a table, and how well they separate groups (suites)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from whitepanda.common.extras import how_to_install
 #: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
 _SEPARATORS = "/:"
 _OTHER = "other"
-#: Neighbours that t-SNE looks at: scikit-learn's own choice, and the share of few names that it may be at most.
+#: Neighbours that t-SNE uses: scikit-learn's own choice, and the share of few names that it may be at most.
 _PERPLEXITY, _MOST_OF_NAMES = 30.0, 1 / 3
 _LEAST_NAMES = 4
 _SHUFFLES = 2000
@@ -36,30 +36,22 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How often the nearest name is of the same group.
-
-    `share` is of all `names`; `chance` what it is on average if groups are dealt out at random, 95 % of the time from
-    `chance_low` to `chance_high`; `p` the share of such deals that reach `share` (one of them being the real one).
-    """
+    """How often the nearest name is of the same group."""
 
     names: int
     groups: int
-    share: float
-    chance: float
-    chance_low: float
-    chance_high: float
-    p: float
+    share: float  # of all names
+    chance: float  # mean share if groups are dealt out at random
+    chance_low: float  # 95 % of these shares are from here
+    chance_high: float  # to here
+    p: float  # share of such deals that reach `share` (one of them being the real one)
 
 
 def embed(model: Model) -> tuple[Embedded, Embedded]:
     """Return the embeddings of workloads and of platforms whose products are the runtimes alone (equation 5).
 
-    Those of all members are beside each other, divided by the root of their number: products and squared distances
-    are then means over members. Neither the linear scaling baseline nor interference is in them.
-
-    Returns:
-        Workloads and platforms, of the same dimensions (members * rank).
-
+    Those of all members are side by side, divided by the root of their number: products and squared distances are then
+    means over members; dimensions are members * rank. Neither the linear scaling baseline nor interference is in them.
     """
     members = model.members
     w, _, _, _ = members.shape.workload_parts(members.workload)
@@ -92,12 +84,8 @@ def as_table(parts: Sequence[Embedded]) -> pa.Table:
 def read_groups(path: Path) -> dict[tuple[str, str], str]:
     """Read groups of names: columns name and group, and kind (workload, platform) if names may be of both.
 
-    Returns:
-        Group by (kind, name); kind is "" where the table has no such column.
-
-    Raises:
-        InputError: the file cannot be read, a column or a value is missing, or a name has two groups.
-
+    Returns groups by (kind, name), kind "" without the column. Raises InputError if the file cannot be read, a column
+    or a value is missing, or a name has two groups.
     """
     table = UserTable(path)
     table.require("name", "group")
@@ -130,11 +118,7 @@ def groups_of(part: Embedded, given: dict[tuple[str, str], str] | None) -> tuple
 def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
     """Count names whose nearest other one (Euclidean) is of the same group, against groups dealt out at random.
 
-    Args:
-        values: shape (n, dimensions), n >= 2.
-        groups: of each name, n.
-        seed: of the deals.
-
+    `values` has shape (n, dimensions), n >= 2; `seed` is of the deals.
     """
     labels = np.unique(np.asarray(groups), return_inverse=True)[1]
     squares = (values**2).sum(axis=1)
@@ -162,19 +146,10 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
 
 
 def project(part: Embedded, seed: int) -> Floats:
-    """Lay names out in a plane by t-SNE, scikit-learn's with its own settings, from the principal components.
+    """Lay names out in a plane by t-SNE, with scikit-learn's defaults, from the principal components; shape (names, 2).
 
-    Args:
-        part: the embeddings.
-        seed: the same gives the same map on the same machine.
-
-    Returns:
-        Shape (names, 2); neither axes nor large distances mean anything.
-
-    Raises:
-        InputError: there are too few names.
-        UnavailableError: scikit-learn is not installed.
-
+    Neither axes nor large distances mean anything. The same seed gives the same map on the same machine. Raises
+    InputError for too few names, UnavailableError if scikit-learn is not installed.
     """
     if len(part.names) < _LEAST_NAMES:
         raise InputError(

@@ -24,26 +24,21 @@ if TYPE_CHECKING:
 
 #: Fewer rows fit and calibrate nothing.
 _LEAST_ROWS = 100
-#: Below this many the schedule is shortened: steps per row that is trained on.
+#: Steps per row that is trained on, where the schedule is shortened for few rows.
 _STEPS_PER_ROW = 0.2
 _LEAST_STEPS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """How to fit.
-
-    `calibration`: the share of rows that only calibrate the bounds; `training`: overrides of the trainer's options;
-    `quantiles`: of the heads that are trained beside the members, for the scale of bounds; `baseline`: whether members
-    learn what the linear scaling baseline leaves, or all of the logarithm.
-    """
+    """How to fit."""
 
     members: int = 8
-    quantiles: tuple[float, ...] = (0.8, 0.95)
-    calibration: float = 0.1
+    quantiles: tuple[float, ...] = (0.8, 0.95)  # of the heads beside the members, for the scale of bounds
+    calibration: float = 0.1  # share of rows that only calibrate the bounds
     seed: int = 0
-    training: Mapping[str, Any] = field(default_factory=dict)
-    baseline: bool = True
+    training: Mapping[str, Any] = field(default_factory=dict)  # overrides of the trainer's options
+    baseline: bool = True  # members learn what the linear scaling baseline leaves, not all of the logarithm
 
 
 def fit(
@@ -56,23 +51,11 @@ def fit(
     progress: Callable[[float], None] = lambda _: None,
     checkpoint: Checkpoint | None = None,
 ) -> Model:
-    """Fit a model.
+    """Fit a model to rows whose places are in the features' names, and logarithms of their runtimes in us, shape (n,).
 
-    Args:
-        rows: n of them, places in the features' names.
-        log_us: shape (n,), logarithm of runtimes in us.
-        workloads: features of all workloads and interferers.
-        platforms: features of all platforms.
-        options: members, calibration, seed.
-        provenance: goes into the model as it is.
-        progress: called with the share that is done.
-        checkpoint: keeps what is trained, and gives what an earlier fit to the same rows with the same options, which
-            was stopped, has trained: the model is the same then. It is not removed.
-
-    Raises:
-        InputError: too few rows.
-        UnavailableError: JAX or optax is not installed.
-
+    `provenance` goes into the model as it is; `progress` is called with the share that is done. `checkpoint` keeps what
+    is trained, and returns what a stopped fit to the same rows with the same options has trained, so that the model is
+    the same; it is not removed. Raises InputError for too few rows, UnavailableError if JAX or optax is not installed.
     """
     if len(rows) < _LEAST_ROWS:
         raise InputError(f"{len(rows)} rows are too few to fit runtimes; at least {_LEAST_ROWS} are needed")
@@ -80,24 +63,21 @@ def fit(
     kept = max(1, round(len(rows) * options.calibration))
     calibrating, training = np.sort(order[:kept]), np.sort(order[kept:])
     trained, trained_log = rows.take(training), log_us[training]
-    a, b = linear_baseline(trained, trained_log, len(workloads.names), len(platforms.names))
+    sizes = (len(workloads.names), len(platforms.names))
+    a, b = linear_baseline(trained, trained_log, *sizes)
     if not options.baseline:
         a, b = np.full_like(a, trained_log.mean()), np.zeros_like(b)
     left = trained_log - a[trained.workload] - b[trained.platform]
     training_options = _training_options(options, len(trained))
     features = (workloads.values, platforms.values)
-    wanted = _wanted(options, training_options)
+    wanted = [training_options] * options.members
+    wanted += [replace(training_options, quantile=quantile) for quantile in options.quantiles]
     done = _trained(wanted, options.seed, trained, left, features, progress, checkpoint)
     members, heads = (
-        _members(training_options.shape, some, len(workloads.names), len(platforms.names))
-        for some in (done[: options.members], done[options.members :])
+        _members(training_options.shape, some, *sizes) for some in (done[: options.members], done[options.members :])
     )
-    difficulty = Difficulty.fit(
-        trained,
-        left - log_runtimes(members, trained).mean(axis=0, dtype=np.float64),
-        len(workloads.names),
-        len(platforms.names),
-    )
+    residuals = left - log_runtimes(members, trained).mean(axis=0, dtype=np.float64)
+    difficulty = Difficulty.fit(trained, residuals, *sizes)
     settings = {
         "members": options.members,
         "calibration": options.calibration,
@@ -123,11 +103,6 @@ def _training_options(options: FitOptions, rows: int) -> Options:
     return replace(found, steps=int(min(found.steps, max(_LEAST_STEPS, _STEPS_PER_ROW * rows))))
 
 
-def _wanted(options: FitOptions, training: Options) -> list[Options]:
-    """Return how each is trained: the members, then the quantile heads."""
-    return [*[training] * options.members, *(replace(training, quantile=q) for q in options.quantiles)]
-
-
 def _trained(
     wanted: list[Options],
     seed: int,
@@ -137,7 +112,7 @@ def _trained(
     progress: Callable[[float], None],
     checkpoint: Checkpoint | None,
 ) -> list[Member]:
-    """Train what the checkpoint has not."""
+    """Train the members, then the quantile heads, those that the checkpoint does not have."""
     from central.models.pitot_training import Trainer, engine  # noqa: PLC0415 - the extra `predict` only
 
     done = list[Member]()
@@ -149,10 +124,10 @@ def _trained(
         done = checkpoint.read(digest, len(wanted))
     for place in range(len(done), len(wanted)):
 
-        def told(share: float, place: int = place) -> None:
+        def on_share(share: float, place: int = place) -> None:
             progress((place + share) / len(wanted))
 
-        one = Trainer(wanted[place], rows, left, *features).member(seed * 1000 + place, told)
+        one = Trainer(wanted[place], rows, left, *features).member(seed * 1000 + place, on_share)
         done.append((one.workload, one.platform, one.loss))
         if checkpoint is not None:
             checkpoint.write(digest, done)

@@ -36,41 +36,22 @@ BUSY_CORES = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LakeRows:
-    """What the lake tells.
+    """Observations from the lake."""
 
-    Attributes:
-        observations: workload, platform, interferers (lists), runtime_us.
-        workloads: names of all, also of those that only disturbed.
-        platforms: names of all.
-        days: of slots, that were read.
-        share: of the machines' slots that were taken; 1 unless there were too many rows.
-        crowded: machines' slots left out because more VMs were busy than a table of observations may name.
-        not_counted: VMs' slots without instructions in every window; these VMs still disturb others.
-
-    """
-
-    observations: pa.Table
-    workloads: pa.Table
-    platforms: pa.Table
-    days: int
-    share: float
-    crowded: int
-    not_counted: int
+    observations: pa.Table  # workload, platform, interferers (lists), runtime_us
+    workloads: pa.Table  # names of all, also of those that only disturbed
+    platforms: pa.Table  # names of all
+    days: int  # of slots, that were read
+    share: float  # of the machines' slots that were taken; 1 unless there were too many rows
+    crowded: int  # machines' slots left out because more VMs were busy than a table of observations may name
+    not_counted: int  # VMs' slots without instructions in every window; these VMs still disturb others
 
 
 def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRows:
-    """Make observations of the last days of slots.
+    """Make observations of the newest `days` of slots of `slot_s` (build.slot_s).
 
-    Args:
-        lake: where from.
-        slot_s: length of its slots (build.slot_s), s.
-        days: so many of the newest days.
-        max_rows: about so many at most: of more, whole machines' slots are taken by a hash of their names.
-
-    Raises:
-        InputError: there are no slots, or none with instructions.
-        LakeError: the lake is damaged or newer than this program.
-
+    About `max_rows` at most: of more, whole machines' slots are taken by a hash of their names. Raises InputError if
+    there are no slots, or none with instructions, LakeError if the lake is damaged or newer than this program.
     """
     store = SlotStore(lake, round(slot_s * 1e9))
     manifests = list(store.manifests().values())[-days:]

@@ -26,7 +26,7 @@ _REMEDY = "write it anew with `whitepanda runtime fit`"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """Of n rows: log of the runtime in us, shape (n,), and what tells how far it may be off."""
+    """Of n rows: log of the runtime in us, shape (n,), and measures of how far it may be off."""
 
     log_us: Floats
     scatter: Scatter
@@ -34,7 +34,7 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """Everything that a model file holds."""
+    """The content of a model file."""
 
     workloads: Names
     platforms: Names
@@ -60,22 +60,11 @@ class Model:
         return Estimates(log_us, Scatter(self.difficulty.of(rows), spread, above))
 
     def bounds(self, rows: Rows, estimates: Estimates, epsilons: Sequence[float]) -> Floats:
-        """Bound runtimes.
+        """Return logarithms of bounds in us, shape (epsilons, n), that a share epsilon of runs may exceed.
 
-        Args:
-            rows: n of them.
-            estimates: of these rows.
-            epsilons: shares of runs that may take longer.
-
-        Returns:
-            Logarithms of bounds in us, shape (epsilons, n); NaN for numbers of co-runners that the fit never saw. Of a
-            row, the bound for a smaller epsilon is never below that for a larger one that is asked with it: each
-            epsilon takes the head that costs it least, and where heads cross the higher bound stands for both, which
-            takes nothing from what either covers.
-
-        Raises:
-            ValueError: too few calibration rows for an epsilon.
-
+        NaN for numbers of co-runners that the fit never saw. A row's bound for a smaller epsilon is never below its
+        bound for a larger one: each epsilon takes the head that costs it least, and where heads cross, the higher bound
+        counts for both, which takes nothing from their coverage. Raises ValueError for too few calibration rows.
         """
         found = np.full((len(epsilons), len(rows)), np.nan)
         counts = rows.co_runners
@@ -96,12 +85,7 @@ class Model:
 
 
 def write_model(path: Path, model: Model) -> None:
-    """Write a model file: the old one or the whole new one is there.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a model file, whole or not at all. Raises InputError if it cannot be written."""
     shape = model.members.shape
     header = {
         "format": FORMAT,
@@ -135,14 +119,9 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def read_model(path: Path) -> Model:
-    """Read a model file.
-
-    Raises:
-        InputError: it is not there, or no model of ours; says what is wrong with it.
-
-    """
+    """Read a model file. Raises InputError if it is not there, or no whitepanda model; says what is wrong with it."""
     try:
-        return _parsed(_arrays(path))
+        return _parsed(read_arrays(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except KeyError as error:
@@ -155,7 +134,8 @@ def read_model(path: Path) -> Model:
     raise InputError(f"{path}: is no model of runtimes: {problem}; {_REMEDY}")
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read an .npz archive. Raises ValueError if it is none, and what zipfile, zlib and numpy raise."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("it is no archive of arrays")

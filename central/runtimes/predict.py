@@ -14,26 +14,23 @@ from central.runtimes.tables import read_rows
 from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
 
-#: What to do about a name that a model has not.
+#: The remedy of a name that is not in a model.
 UNKNOWN = (
     "the model knows only what it was fitted with: add it from a few measured rows with `whitepanda runtime update`, "
     "or fit again with them"
 )
-#: What to do where too few calibration rows stand behind a share.
+#: The remedy of too few calibration rows for a share.
 TOO_FEW = "ask for no smaller share (--epsilon), or fit with more rows"
 _MOST_EPSILON = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was predicted: rows written, those without a bound by their number of co-runners, those with no prediction.
+    """What was predicted."""
 
-    `unknown` rows have a name that the model has not.
-    """
-
-    rows: int
-    unknown: int
-    unbounded: Mapping[int, int]
+    rows: int  # written
+    unknown: int  # without a prediction: they have a name that is not in the model
+    unbounded: Mapping[int, int]  # rows without a bound, by their number of co-runners
     columns: tuple[str, ...]
 
 
@@ -41,10 +38,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each in digits and as a number.
 
     The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
-
-    Raises:
-        InputError: one is no number above 0 and up to 0.5, or given twice.
-
+    Raises InputError if one is no number above 0 and up to 0.5, or given twice.
     """
     found = []
     for part in text.split(","):
@@ -65,19 +59,11 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
 def predict_rows(
     path: Path, model: Model, epsilons: Sequence[tuple[str, float]], out: Path, *, skip_unknown: bool = False
 ) -> Predicted:
-    """Predict the rows of a file.
+    """Predict the rows of a file with workload, platform and interferer(s), as `read_rows` reads it.
 
-    Args:
-        path: CSV or Parquet with workload, platform and interferer(s), as `read_rows` reads it.
-        model: a fitted one.
-        epsilons: as `parse_epsilons` reads them.
-        out: CSV or Parquet by its name: the rows in their order, with predicted_us and bound_us_<epsilon>.
-        skip_unknown: leave the predictions of rows with unknown names empty, instead of refusing the file; at least one
-            row must have none.
-
-    Raises:
-        InputError: the file is wrong, a name is not in the model, or an epsilon is too small for it.
-
+    `out` (CSV or Parquet by its name) has the rows in their order, with predicted_us and bound_us_<epsilon>. With
+    `skip_unknown` rows with unknown names stay empty, but not all rows. Raises InputError if the file is wrong, a name
+    is not in the model, or an epsilon is too small for it.
     """
     named = read_rows(path)
     columns = ("predicted_us", *(f"bound_us_{word}" for word, _ in epsilons))

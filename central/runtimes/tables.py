@@ -66,9 +66,7 @@ class NamedRows:
     def placed(self, workloads: Names, platforms: Names, remedy: str) -> Rows:
         """Return the rows as places in other lists of names; an interferer like `NaN` is none if it is no name there.
 
-        Raises:
-            InputError: a name is not among them; says the first, how many there are, and `remedy`.
-
+        Raises InputError if a name is not among them; says the first, how many there are, and `remedy`.
         """
         rows, is_known = self.known(workloads, platforms)
         if is_known.all():
@@ -120,12 +118,9 @@ def _map(
 def read_rows(path: Path) -> NamedRows:
     """Read what ran where beside whom: columns workload, platform, and interferer, interferer_1.., or interferers.
 
-    No interferer is an empty value or null (see also `means_alone`); without such a column all ran alone.
-    `interferers` is a list (Parquet) or names separated by `;`. Of CSV every column stays the text that it is.
-
-    Raises:
-        InputError: the file cannot be read, a column is missing, or a row has no workload or platform.
-
+    No interferer is an empty value or null (see also `means_alone`); without such a column all ran alone. `interferers`
+    is a list (Parquet) or names separated by `;`. Of CSV every column stays the text that it is. Raises InputError if
+    the file cannot be read, a column is missing, or a row has no workload or platform.
     """
     table = UserTable(path)
     table.require("workload", "platform")
@@ -143,9 +138,7 @@ def read_rows(path: Path) -> NamedRows:
 def read_log_runtimes(rows: NamedRows) -> Floats:
     """Return the logarithms of the column runtime_us, shape (rows,).
 
-    Raises:
-        InputError: there is no such column, or a value is missing, not finite, zero or negative.
-
+    Raises InputError if there is no such column, or a value is missing, not finite, zero or negative.
     """
     rows.table.require("runtime_us")
     values = rows.table.numbers("runtime_us", low=-math.inf, empty=math.nan)
@@ -164,9 +157,7 @@ def read_log_runtimes(rows: NamedRows) -> Floats:
 def read_features(path: Path, what: str) -> Features:
     """Read features: a column named `what` (workload or platform), every other column is a number.
 
-    Raises:
-        InputError: the file cannot be read, a name is missing or twice, a value is missing or no number.
-
+    Raises InputError if the file cannot be read, a name is missing or twice, a value is missing or no number.
     """
     table = UserTable(path)
     table.require(what)

@@ -1,12 +1,12 @@
 """New workloads and platforms in a fitted model, from a few runs of each, without fitting again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from central.models.groups import Floats
-from central.models.pitot import Members, Rows
+from central.models.pitot import Ids, Members, Rows, Singles
 from central.models.pitot_bounds import Difficulty
 from central.models.pitot_update import new_platform, new_workload
 from central.runtimes.model import Model
@@ -17,10 +17,14 @@ from whitepanda.common.errors import InputError
 _NORMAL = 1.4826
 _LEAST_NOISE = 0.005
 
+#: Embeddings of a new name by member, and its baseline.
+_Embedding = tuple[Singles, float]
+_Estimate = Callable[[Members, Floats, Floats, Rows, Floats, float], _Embedding]
+
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """What was new, how many rows told of it, and how many were left out: of known names, or beside new ones."""
+    """What was new, how many rows were used for it, and how many left out: of known names, or beside new ones."""
 
     workloads: tuple[str, ...]
     platforms: tuple[str, ...]
@@ -29,19 +33,11 @@ class Updated:
 
 
 def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updated]:
-    """Add the workloads and platforms of these rows that the model has not.
+    """Return the model with the workloads and platforms of these rows added, and what was added.
 
-    Args:
-        model: a fitted one; it is not changed.
-        named: n runs, each of a new workload on a known platform or of a known workload on a new one.
-        log_us: logarithm of their runtimes in us, shape (n,).
-
-    Returns:
-        The new model, and what was added. Its bounds are those of the fit's rows: nothing calibrates new names.
-
-    Raises:
-        InputError: nothing is new, workload and platform of a row both are, or a new name is seen beside new ones only.
-
+    Each of the n runs is of a new workload on a known platform or of a known workload on a new one; `log_us` (n,) has
+    the logarithms of their runtimes in us. Bounds stay those of the fit's rows: nothing calibrates new names. Raises
+    InputError if nothing is new, workload and platform of a row both are, or a new name is seen beside new ones only.
     """
     workloads, platforms = model.workloads, model.platforms
     added_w = tuple(name for name in named.workloads if name not in workloads.places)
@@ -63,18 +59,33 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
             "add the platform first, with runs of known workloads"
         )
     usable = (is_new_w | is_new_p) & (rows.interferers < len(workloads)).all(axis=1)
-    parts = [
-        _added(model, rows.take(usable & (rows.workload == place)), log_us[usable & (rows.workload == place)])
-        for place in range(len(workloads), len(workloads) + len(added_w))
-    ]
-    others = [
-        _added_platform(model, rows.take(usable & (rows.platform == place)), log_us[usable & (rows.platform == place)])
-        for place in range(len(platforms), len(platforms) + len(added_p))
-    ]
-    for name, found in zip((*added_w, *added_p), (*parts, *others), strict=True):
-        if found is None:
-            raise InputError(f"{named.path}: {name!r} was seen beside unknown workloads only; give other runs of it")
-    grown = _grown(model, added_w, added_p, [p for p in parts if p], [p for p in others if p])
+    # Members and quantile heads are one here: both learned what the same baseline leaves.
+    members = Members(
+        model.members.shape,
+        np.concatenate([model.members.workload, model.quantiles.workload]),
+        np.concatenate([model.members.platform, model.quantiles.platform]),
+    )
+    noise = noise_of(model)
+
+    def estimated(names: tuple[str, ...], places: Ids, first: int, estimate: _Estimate) -> list[_Embedding]:
+        found = []
+        for place, name in enumerate(names, first):
+            here = usable & (places == place)
+            if not here.any():
+                raise InputError(
+                    f"{named.path}: {name!r} was seen beside unknown workloads only; give other runs of it"
+                )
+            baselines = (model.baseline_workload, model.baseline_platform)
+            found.append(estimate(members, *baselines, rows.take(here), log_us[here], noise))
+        return found
+
+    grown = _grown(
+        model,
+        added_w,
+        added_p,
+        estimated(added_w, rows.workload, len(workloads), new_workload),
+        estimated(added_p, rows.platform, len(platforms), new_platform),
+    )
     return grown, Updated(added_w, added_p, int(usable.sum()), int((~usable).sum()))
 
 
@@ -84,33 +95,12 @@ def noise_of(model: Model) -> float:
     return max(_LEAST_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
 
 
-def _all(model: Model) -> Members:
-    """Return members and quantile heads as one: both learned what the same baseline leaves."""
-    return Members(
-        model.members.shape,
-        np.concatenate([model.members.workload, model.quantiles.workload]),
-        np.concatenate([model.members.platform, model.quantiles.platform]),
-    )
-
-
-def _added(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
-    if not len(rows):
-        return None
-    return new_workload(_all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model))
-
-
-def _added_platform(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
-    if not len(rows):
-        return None
-    return new_platform(_all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model))
-
-
 def _grown(
     model: Model,
     workloads: tuple[str, ...],
     platforms: tuple[str, ...],
-    parts: list[tuple[NDArray[np.float32], float]],
-    others: list[tuple[NDArray[np.float32], float]],
+    parts: list[_Embedding],
+    others: list[_Embedding],
 ) -> Model:
     """Return the model with new names behind the old ones; their difficulty is that of the average."""
     difficulty = model.difficulty
@@ -132,9 +122,7 @@ def _grown(
     )
 
 
-def _with(
-    members: Members, workloads: list[NDArray[np.float32]], platforms: list[NDArray[np.float32]], first: int
-) -> Members:
+def _with(members: Members, workloads: list[Singles], platforms: list[Singles], first: int) -> Members:
     """Return members with the embeddings of new names, of which those from `first` on are theirs."""
     here = slice(first, first + len(members))
     return Members(

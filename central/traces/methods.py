@@ -7,8 +7,8 @@ import numpy as np
 
 from agent.analysis.contention.suspect_scores import suspect_score
 from central.models.antagonists import cpi2, proctor
-from central.models.antagonists.panda import CpiMoments, PairState
-from central.models.antagonists.panda_local import LocalCoefficients, LocalState
+from central.models.antagonists.colocation import PairSums, pair_sums
+from central.models.antagonists.panda import CpiMoments, LocalCoefficients, PairState, local_coefficients
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
 from central.models.groups import Column, Floats, find
@@ -67,7 +67,7 @@ class Panda:
     @staticmethod
     def state_of(day: TaskSlots) -> Any:
         """Return what is learnt of a day; it can be merged with other days'."""
-        return PairState.of(**day.columns())
+        return PairState.of(day)
 
 
 class Whitepanda(Panda):
@@ -85,20 +85,20 @@ class PandaLocal:
     """A_k * u, with the A_k of the event's machine."""
 
     def __init__(self) -> None:
-        self._state: LocalState | None = None
+        self._state: PairSums | None = None
         self._cpi: CpiMoments | None = None
         self._found: LocalCoefficients | None = None
 
     def learn(self, day: TaskSlots) -> None:
         """Take a day in."""
-        state, cpi = LocalState.of(day), CpiMoments.of(day.job, day.platform, day.cpi)
+        state, cpi = pair_sums(day), CpiMoments.of(day.job, day.platform, day.cpi)
         self._state = self._state.merge(state) if self._state else state
         self._cpi = self._cpi.merge(cpi) if self._cpi else cpi
 
     def settle(self) -> None:
         """Compute the coefficients."""
         if self._state and self._cpi:
-            self._found = self._state.coefficients(self._cpi.statistics())
+            self._found = local_coefficients(self._state, self._cpi.statistics())
 
     def scores(self, event: Event) -> Floats:
         """Return A_k * u."""

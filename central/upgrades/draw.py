@@ -24,49 +24,30 @@ _ROUNDING = 1e-12  # of sums of shares
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """How to draw.
+    """How to draw."""
 
-    Attributes:
-        machines: how many; None: as many as the plan needs.
-        seed: of the draws.
-        min_instances: a job with fewer on the drawn machines does not count as covered.
-        min_coverage: share of the fleet's weight that must be covered, by what `compare` can use; where a plan says how
-            many machines, also the share of its own weight whose jobs have there what it wants.
-        max_imbalance: largest difference of the present metric from the whole fleet's, in standard errors.
-        max_draws: give up after so many.
-
-    """
-
-    machines: int | None = None
-    seed: int = 0
-    min_instances: int = MIN_INSTANCES
+    machines: int | None = None  # how many; None: as many as the plan needs
+    seed: int = 0  # of the draws
+    min_instances: int = MIN_INSTANCES  # a job with fewer on the drawn machines does not count as covered
+    # share of the fleet's weight that must be covered, by what `compare` can use; where a plan says how many
+    # machines, also the share of its own weight whose jobs have there what it wants.
     min_coverage: float = 0.8
-    max_imbalance: float = 2.0
-    max_draws: int = 1000
+    max_imbalance: float = 2.0  # largest difference of the present metric from the whole fleet's, in standard errors
+    max_draws: int = 1000  # give up after so many
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The result of `draw`.
+    """The result of `draw`."""
 
-    Attributes:
-        machines: names, sorted.
-        fleet_machines: all that there are.
-        draws: how many it took.
-        coverage: share of the weight of jobs with enough instances there.
-        imbalance: difference of the present metric from the whole fleet's, in standard errors; None without values.
-        instances: number on the drawn machines, by job; every job of the fleet, heaviest first.
-        planned: instances that the plan wants, by job; empty without one.
-
-    """
-
-    machines: tuple[str, ...]
-    fleet_machines: int
-    draws: int
-    coverage: float
+    machines: tuple[str, ...]  # names, sorted
+    fleet_machines: int  # all that there are
+    draws: int  # how many it took
+    coverage: float  # share of the weight of jobs with enough instances there
+    # difference of the present metric from the whole fleet's, in standard errors; None without values.
     imbalance: float | None
-    instances: Mapping[str, int]
-    planned: Mapping[str, int]
+    instances: Mapping[str, int]  # number on the drawn machines, by job; every job of the fleet, heaviest first
+    planned: Mapping[str, int]  # instances that the plan wants, by job; empty without one
 
     def as_json(self, seed: int) -> dict[str, Any]:
         """Return {"machines": [...], "coverage": ..., "jobs": [{"job": ..., "instances": n}], ...}."""
@@ -92,16 +73,9 @@ class Drawn:
 
 
 def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = None) -> Drawn:
-    """Draw machines.
+    """Draw machines from all instances of the fleet; with values, balance counts too. `planned`: instances by job.
 
-    Args:
-        rows: every instance of the fleet; with values, balance is looked at too.
-        options: how.
-        planned: instances to observe by job, from a plan.
-
-    Raises:
-        InputError: the fleet has too few machines, or no draw is good enough.
-
+    Raises InputError if the fleet has too few machines, or no draw is good enough.
     """
     planned = planned or {}
     (names,), machine = group(rows.observed.machine)
@@ -174,13 +148,7 @@ class _Fleet:
         (self._pair_machine, self._pair_job), _ = group(machine, job)
 
     def coverage(self, is_drawn: Column, count: Ints) -> float:
-        """Return the share of the weight whose jobs can be compared on the machines drawn.
-
-        Args:
-            is_drawn: by machine.
-            count: instances there, by job.
-
-        """
+        """Return the share of the weight whose jobs, with `count` instances, can be compared on the machines drawn."""
         there = np.bincount(self._pair_job[is_drawn[self._pair_machine]], minlength=len(self._weight))
         is_enough = (count >= self._options.min_instances) & (there >= _MIN_MACHINES)
         return float(self._weight[is_enough].sum() / self._weight.sum())
@@ -220,14 +188,7 @@ class _Fleet:
 
 
 def _reached_at(at: Ints, job: Ints, wanted: Ints) -> Ints:
-    """Return at which of the places `at` each job has as many rows as are wanted; `_NEVER` where it has fewer.
-
-    Args:
-        at: place of each row, from 1.
-        job: of each row, 0 to jobs - 1.
-        wanted: rows, by job; 0 is reached at 0.
-
-    """
+    """Return the place `at` (from 1) where each job has as many rows as are wanted; `_NEVER` where it has fewer."""
     rows = np.lexsort((at, job))
     there = np.bincount(job, minlength=len(wanted))
     first = np.searchsorted(job[rows], np.arange(len(wanted)))

@@ -45,24 +45,14 @@ class NoTaskError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Which samples of the lake a side is.
+    """Which samples of the lake a side is."""
 
-    Attributes:
-        text: as it was given.
-        hosts: only these, if any are named.
-        not_hosts: none of these.
-        platform: only machines of this one.
-        from_ns: windows that start at or after it, in ns since 1970.
-        until_ns: windows that start before it.
-
-    """
-
-    text: str
-    hosts: tuple[str, ...] | None = None
-    not_hosts: tuple[str, ...] = ()
-    platform: str | None = None
-    from_ns: int | None = None
-    until_ns: int | None = None
+    text: str  # as it was given
+    hosts: tuple[str, ...] | None = None  # only these, if any are named
+    not_hosts: tuple[str, ...] = ()  # none of these
+    platform: str | None = None  # only machines of this one
+    from_ns: int | None = None  # windows that start at or after it, in ns since 1970
+    until_ns: int | None = None  # windows that start before it
 
 
 def metrics() -> tuple[str, ...]:
@@ -74,9 +64,7 @@ def metrics() -> tuple[str, ...]:
 def parse_side(text: str) -> Side:
     """Parse a side that stands alone; "" is all samples.
 
-    Raises:
-        InputError: the text is no side, or a file of hosts cannot be read.
-
+    Raises InputError if the text is no side, or a file of hosts cannot be read.
     """
     if not text:
         return Side(text)
@@ -87,12 +75,7 @@ def parse_side(text: str) -> Side:
 
 
 def parse_sides(current: str, new: str) -> tuple[Side, Side]:
-    """Parse two sides.
-
-    Raises:
-        InputError: a text is no side, or a file of hosts cannot be read.
-
-    """
+    """Parse two sides. Raises InputError if a text is no side, or a file of hosts cannot be read."""
     found = [_parsed(text) for text in (current, new)]
     sides = []
     for text, parts, other in zip((current, new), found, reversed(found), strict=True):
@@ -110,21 +93,10 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
 def read_side(
     lake: Lake, side: Side, metric: str, *, memory_limit_mib: int = 2048, threads: int = 2, max_tasks: int | None = None
 ) -> Rows:
-    """Read a side.
+    """Read a side with one of `metrics()`; DuckDB's buffers are limited, and what does not fit is spilled.
 
-    Args:
-        lake: where from.
-        side: which samples.
-        metric: one of `metrics()`.
-        memory_limit_mib: of DuckDB's buffers; what does not fit is spilled.
-        threads: that the query runs on.
-        max_tasks: refuse more.
-
-    Raises:
-        NoTaskError: the side has no sample with the metric.
-        InputError: there is no such metric, or the side has too many tasks.
-        LakeError: the lake is damaged or newer than this program.
-
+    Raises NoTaskError if the side has no sample with the metric, InputError if there is no such metric, or the side has
+    more than `max_tasks`, LakeError if the lake is damaged or newer than this program.
     """
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
@@ -154,9 +126,7 @@ def read_places(
 ) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the hosts and the platforms that a side has samples of, with whatever metric.
 
-    Raises:
-        LakeError: the lake is damaged or newer than this program.
-
+    Raises LakeError if the lake is damaged or newer than this program.
     """
     table = _queried(
         lake, side, memory_limit_mib, threads, lambda samples: samples[["machine", "host", "platform"]].distinct()

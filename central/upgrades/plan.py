@@ -19,76 +19,44 @@ from whitepanda.common.errors import FieldError, InputError
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What is wanted.
+    """What is wanted."""
 
-    Attributes:
-        margin_percent: half width of the interval, of the weighted mean.
-        t: standard errors in it; 2 is about 95 %.
-        min_instances: of each job; those with fewer are left out.
-        top: only so many of the heaviest jobs.
-        coverage: only so many of the heaviest that they have this share of the weight.
-        design_effect: by what variances are multiplied because instances of a machine are not independent.
-        machine_std_percent: of machines' mean values; tells how many machines the paper's baseline needs.
-
-    """
-
-    margin_percent: float
-    t: float = 2.0
-    min_instances: int = MIN_INSTANCES
-    top: int | None = None
-    coverage: float | None = None
-    design_effect: float = 1.0
+    margin_percent: float  # half width of the interval, of the weighted mean
+    t: float = 2.0  # standard errors in it; 2 is about 95 %
+    min_instances: int = MIN_INSTANCES  # of each job; those with fewer are left out
+    top: int | None = None  # only so many of the heaviest jobs
+    coverage: float | None = None  # only so many of the heaviest that they have this share of the weight
+    design_effect: float = 1.0  # by what variances are multiplied because instances of a machine are not independent
+    # of machines' mean values; decides how many machines the paper's baseline needs.
     machine_std_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """What has been observed, held against the plan's target.
+    """What has been observed, held against the plan's target."""
 
-    Attributes:
-        is_met: whether the margin is reached on all planned jobs.
-        margin_percent: t standard errors, by machines, of the planned jobs that were observed often enough.
-        independent_margin_percent: the same if instances were independent.
-        design_effect: ratio of these variances.
-        coverage: share of the planned weight that was observed often enough.
-        instances: observed of each planned job, in the plan's order.
-        larger: jobs whose new standard deviation is larger than the planned one.
-
-    """
-
-    is_met: bool
-    margin_percent: float | None
-    independent_margin_percent: float | None
-    design_effect: float | None
-    coverage: float
-    instances: Ints
-    larger: tuple[str, ...]
+    is_met: bool  # whether the margin is reached on all planned jobs
+    margin_percent: float | None  # t standard errors, by machines, of the planned jobs that were observed often enough
+    independent_margin_percent: float | None  # the same if instances were independent
+    design_effect: float | None  # ratio of these variances
+    coverage: float  # share of the planned weight that was observed often enough
+    instances: Ints  # observed of each planned job, in the plan's order
+    larger: tuple[str, ...]  # jobs whose new standard deviation is larger than the planned one
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of `make_plan`; jobs heaviest first, weights of sum 1.
+    """The result of `make_plan`; jobs heaviest first, weights of sum 1."""
 
-    Attributes:
-        options: what was wanted.
-        jobs: those to observe, with their standard deviations as planned with.
-        solution: how many of each.
-        metric_mean: weighted, at present.
-        coverage: share of all weight that the jobs have.
-        left_out: jobs with too few instances; None where central, which made the plan, does not name them.
-        too_few: how many they are.
-        fidelity: of what was observed before, if anything was.
-
-    """
-
-    options: PlanOptions
-    jobs: Jobs
-    solution: CheapestPlan
-    metric_mean: float
-    coverage: float
+    options: PlanOptions  # what was wanted
+    jobs: Jobs  # those to observe, with their standard deviations as planned with
+    solution: CheapestPlan  # how many of each
+    metric_mean: float  # weighted, at present
+    coverage: float  # share of all weight that the jobs have
+    # jobs with too few instances; None where central, which made the plan, does not name them.
     left_out: tuple[str, ...] | None = ()
-    too_few: int = 0
-    fidelity: Fidelity | None = None
+    too_few: int = 0  # how many they are
+    fidelity: Fidelity | None = None  # of what was observed before, if anything was
     more: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
@@ -112,7 +80,7 @@ class Plan:
                 self.jobs.job, self.solution.observe, self.jobs.weight, self.jobs.cost, strict=True
             )
         ]
-        told: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "jobs": jobs,
             "cost": self.solution.cost,
             "is_optimal": self.solution.is_optimal,
@@ -133,7 +101,7 @@ class Plan:
             found = self.fidelity
             for row, observed, more in zip(jobs, found.instances, self.more, strict=True):
                 row |= {"observed": int(observed), "more": int(more)}
-            told["observed"] = {
+            summary["observed"] = {
                 "is_met": found.is_met,
                 "margin_percent": found.margin_percent,
                 "independent_margin_percent": found.independent_margin_percent,
@@ -143,21 +111,14 @@ class Plan:
                 "more_instances": int(self.more.sum()),
                 "more_cost": float(self.jobs.cost @ self.more),
             }
-        return told
+        return summary
 
 
 def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return the cheapest plan for a margin.
+    """Return the cheapest plan for a margin. Raises InputError if no job is left, or not even all instances suffice.
 
-    Args:
-        jobs: the fleet as it is.
-        options: what is wanted.
-        observed: what an earlier plan led to. Where a job's new standard deviation is larger, it is planned with; what
-            was observed counts; and the design effect is that of the observed, if larger.
-
-    Raises:
-        InputError: no job is left, or not even all instances suffice.
-
+    `observed` is what an earlier plan led to. It counts; where a job's new standard deviation is larger, it is planned
+    with; and the design effect is that of the observed, if larger.
     """
     chosen, left_out = _chosen(jobs, options)
     weight = jobs.weight[chosen] / jobs.weight[chosen].sum()

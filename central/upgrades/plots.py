@@ -15,18 +15,7 @@ _COLOURS = {"gain": "tab:green", "loss": "tab:red", "unclear": "tab:blue"}
 
 
 def plot_comparison(path: Path, found: Comparison, metric: str) -> None:
-    """Write a PNG: the difference of the fleet and of its heaviest jobs, with intervals.
-
-    Args:
-        path: the file to write.
-        found: the comparison.
-        metric: of what.
-
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
-    """
+    """Write a PNG: the difference of the fleet and of its heaviest jobs. Raises what `save_figure` does."""
     jobs = found.jobs[:_SHOWN]
     rows = [("fleet", found.difference, "black"), ("fleet, instances independent", found.independent, "gray")]
     if found.baseline is not None:
@@ -58,18 +47,9 @@ def plot_comparison(path: Path, found: Comparison, metric: str) -> None:
 
 
 def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: Sequence[float]) -> None:
-    """Write a PNG: what margins cost, with the plan's own, and instances against weight of its jobs.
+    """Write a PNG: the costs of margins (NaN: out of reach), with the plan's own, and its jobs' instances by weight.
 
-    Args:
-        path: the file to write.
-        plan: the plan.
-        margins_percent: shape (n,).
-        costs: of each, NaN where it cannot be reached.
-
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
+    Raises what `save_figure` does.
     """
     figure, axes = new_figure((8.5, 3.6), panels=2)
     axes[0].plot(margins_percent, costs, "-", color="tab:blue")

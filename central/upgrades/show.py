@@ -8,7 +8,7 @@ from rich.table import Table
 from central.models.wsmeter import Comparison, Interval
 from central.plotting.figures import bar, signed_bar
 from central.upgrades.draw import Drawn
-from central.upgrades.plan import Plan
+from central.upgrades.plan import Fidelity, Plan
 from whitepanda.common.cli import console
 
 _SHOWN = 20
@@ -25,24 +25,13 @@ _REASONS = {
 }
 
 
-def _interval_json(found: Interval | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        "value": found.value,
-        "low": found.low,
-        "high": found.high,
-        "margin": found.margin,
-        "standard_error": found.standard_error,
-        "degrees_of_freedom": found.degrees,
-    }
+def _interval_json(found: Interval, scale: float = 1.0) -> dict[str, float]:
+    names = ("value", "low", "high", "margin", "standard_error")
+    return {name: scale * getattr(found, name) for name in names} | {"degrees_of_freedom": found.degrees}
 
 
-def _percent_json(found: Interval | None) -> dict[str, Any] | None:
-    told = _interval_json(found)
-    if told is None:
-        return None
-    return {key: value if key == "degrees_of_freedom" else 100.0 * value for key, value in told.items()}
+def _percent_json(found: Interval | None) -> dict[str, float] | None:
+    return None if found is None else _interval_json(found, 100.0)
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
@@ -103,13 +92,10 @@ def show_plan(made: Plan) -> None:
     if made.baseline_machines is not None:
         _say(f"machine granularity would need {_counted(made.baseline_machines, 'machine')}")
     if fidelity is not None:
-        _show_fidelity(made)
+        _show_fidelity(made, fidelity)
 
 
-def _show_fidelity(made: Plan) -> None:
-    found = made.fidelity
-    if found is None:
-        return
+def _show_fidelity(made: Plan, found: Fidelity) -> None:
     independent = f"{found.independent_margin_percent:.3g} % were instances independent"
     on = f"on {found.coverage:.1%} of the plan's weight"
     _say(f"observed: margin {found.margin_percent:.3g} % ({independent}) {on}")
@@ -120,25 +106,13 @@ def _show_fidelity(made: Plan) -> None:
 
 
 def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
-    """Print a comparison: its heaviest jobs, and what the fleet gained.
-
-    Args:
-        found: the comparison.
-        metric: of what.
-        weighed_by: what the weights of jobs are.
-
-    """
+    """Print a comparison: its heaviest jobs, and what the fleet gained."""
     share = f"{100 * found.confidence:g} %"
     is_wide, is_wider = console.width >= _WIDE_COLUMNS, console.width >= _WIDER_COLUMNS
     table = Table(title=f"{metric}, weighed by {weighed_by}", title_justify="left")
     table.add_column("job", no_wrap=True)
-    for name in (
-        "weight",
-        *(("current", "new") if is_wide else ()),
-        *(("n",) if is_wider else ()),
-        "change",
-        f"{share} interval",
-    ):
+    shown_values = ("current", "new", *(("n",) if is_wider else ())) if is_wide else ()
+    for name in ("weight", *shown_values, "change", f"{share} interval"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("", "") if is_wide else ("",):
         table.add_column(name, no_wrap=True)
@@ -173,12 +147,12 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
 
 def show_drawn(drawn: Drawn, out: Path | None) -> None:
     """Print the machines drawn, or where they are written, and how good they are."""
-    told = drawn.as_json(0)
-    of = f"{drawn.fleet_machines:,} machines ({told['share']:.1%})"
+    summary = drawn.as_json(0)
+    of = f"{drawn.fleet_machines:,} machines ({summary['share']:.1%})"
     _say(f"{len(drawn.machines):,} of {of}, draw {drawn.draws:,}")
     _say(f"jobs with enough instances there have {drawn.coverage:.1%} of the weight")
     if drawn.planned:
-        met = f"{told['planned_jobs_met']:,} of {told['planned_jobs']:,} planned jobs"
+        met = f"{summary['planned_jobs_met']:,} of {summary['planned_jobs']:,} planned jobs"
         _say(f"{met} have there what the plan wants")
     if drawn.imbalance is not None:
         _say(f"their metric is now {drawn.imbalance:+.2f} standard errors off the fleet's")
@@ -186,13 +160,13 @@ def show_drawn(drawn: Drawn, out: Path | None) -> None:
 
 
 def _proof(made: Plan) -> str:
-    """Say how good a plan is; what is less than any instance costs is said as such, not as 0.00 %."""
+    """Say how good a plan is; a tiny gap is not shown as 0.00 %."""
     if made.solution.is_optimal:
         return "the integer optimum"
     gap = made.solution.gap_ratio
-    return (
-        f"the optimum to within {max(gap, 1e-6):.0e} of it" if gap < _TINY_GAP else f"within {gap:.2%} of the optimum"
-    )
+    if gap < _TINY_GAP:
+        return f"the optimum to within {max(gap, 1e-6):.0e} of it"
+    return f"within {gap:.2%} of the optimum"
 
 
 def _counted(number: int, what: str) -> str:

@@ -1,10 +1,10 @@
 """A simulated fleet to try WSMeter on: jobs with the paper's skew, machines whose instances share their luck.
 
-Its settings are what the paper tells of its fleets, none is fitted to what an estimator makes of it:
+Its settings are those of the paper's fleets; none is fitted to an estimator's results:
 
 * Share of quota of the job of rank r: (r + offset)^-exponent, so that clusters of 25 and 50 machines have four
   instances of jobs with about 79 and 85 % of the quota (the paper: 82 and 87 %). Every job has an instance.
-* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. What the paper tells of
+* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. What the paper reports of
   variance: a machine's mean varies by 15 % (13 %); 50 (400) machines give +-1.6 % (+-0.45 %) at t = 2 if instances are
   taken as independent, on 87 % (91 %) of the quota; and these margins are too narrow by 20 %, which is what the
   machines' shared luck has to add. So the three spreads follow.
@@ -23,42 +23,23 @@ from central.models.wsmeter import Observed, Shares
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is like, and what the upgrade does. Shares and spreads are ratios.
+    """What a fleet is like, and what the upgrade does. Shares and spreads are ratios."""
 
-    Attributes:
-        machines: number of them.
-        jobs: number of them.
-        instances: about so many, over all jobs.
-        quota_exponent: of the jobs' shares of quota.
-        quota_offset: the same.
-        instance_quota_spread: of the logarithm of an instance's quota, over jobs.
-        machine_std: of machines' mean values, relative.
-        told_machines: the paper's cluster, ...
-        told_margin: ... its margin at t = 2, were instances independent, ...
-        told_coverage: ... and its share of the quota.
-        widening: what margins must be multiplied by because instances of a machine are not independent.
-        job_spread: of the logarithm of the jobs' spreads.
-        lasting: share of the variance of luck that stays from one measurement to the next.
-        effect: by how much the whole fleet's metric rises.
-        effect_spread: standard deviation of the jobs' own effects.
-
-    """
-
-    machines: int = 6_000
-    jobs: int = 1_200
-    instances: int = 180_000
-    quota_exponent: float = 1.9
-    quota_offset: float = 6.0
-    instance_quota_spread: float = 0.7
-    machine_std: float = 0.15
-    told_machines: int = 50
-    told_margin: float = 0.016
-    told_coverage: float = 0.87
-    widening: float = 1.2
-    job_spread: float = 0.4
-    lasting: float = 0.5
-    effect: float = 0.07
-    effect_spread: float = 0.03
+    machines: int = 6_000  # number of them
+    jobs: int = 1_200  # number of them
+    instances: int = 180_000  # about so many, over all jobs
+    quota_exponent: float = 1.9  # of the jobs' shares of quota
+    quota_offset: float = 6.0  # the same
+    instance_quota_spread: float = 0.7  # of the logarithm of an instance's quota, over jobs
+    machine_std: float = 0.15  # of machines' mean values, relative
+    reported_machines: int = 50  # of the paper's cluster
+    reported_margin: float = 0.016  # its margin at t = 2, were instances independent
+    reported_coverage: float = 0.87  # and its share of the quota
+    widening: float = 1.2  # what margins must be multiplied by because instances of a machine are not independent
+    job_spread: float = 0.4  # of the logarithm of the jobs' spreads
+    lasting: float = 0.5  # share of the variance of luck that stays from one measurement to the next
+    effect: float = 0.07  # by how much the whole fleet's metric rises
+    effect_spread: float = 0.03  # standard deviation of the jobs' own effects
 
 
 #: The paper's case I: new CPUs.
@@ -67,36 +48,20 @@ CPU_UPGRADE = FleetSettings()
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A fleet before and after an upgrade of all of its machines.
+    """A fleet before and after an upgrade of all of its machines."""
 
-    Attributes:
-        machine: of each instance, shape (instances,).
-        job: the same, numbers from 0, heaviest first.
-        weight: share of quota, shape (jobs,).
-        expected: mean value of a job's instances before, over new luck, shape (jobs,).
-        effect: relative, of each job.
-
-    """
-
-    machine: Ints
-    job: Ints
-    weight: Floats
-    expected: Floats
-    effect: Floats
+    machine: Ints  # of each instance, shape (instances,)
+    job: Ints  # the same, numbers from 0, heaviest first
+    weight: Floats  # share of quota, shape (jobs,)
+    expected: Floats  # mean value of a job's instances before, over new luck, shape (jobs,)
+    effect: Floats  # relative, of each job
     _lasting: Floats  # logarithm of each instance's value, less new luck
     _new_machine_spread: float
     _new_spread: Floats  # by job
     _machines: int
 
     def measure(self, rng: np.random.Generator, machines: Ints | None = None, *, is_upgraded: bool) -> Observed:
-        """Measure all instances once.
-
-        Args:
-            rng: of the new luck.
-            machines: only those that run on these.
-            is_upgraded: whether the machines are.
-
-        """
+        """Measure all instances once, or those on these machines; `rng` is of the new luck."""
         rows = np.arange(len(self.job)) if machines is None else np.flatnonzero(np.isin(self.machine, machines))
         job, machine = self.job[rows], self.machine[rows]
         luck = rng.standard_normal(self._machines)[machine] * self._new_machine_spread
@@ -116,13 +81,7 @@ class Fleet:
 
 
 def simulate_fleet(settings: FleetSettings, seed: int) -> Fleet:
-    """Make a fleet.
-
-    Args:
-        settings: what it is like.
-        seed: of everything.
-
-    """
+    """Make a fleet; the seed is of everything."""
     rng = np.random.default_rng(seed)
     rank = np.arange(1, settings.jobs + 1, dtype=np.float64)
     weight: Floats = (rank + settings.quota_offset) ** -settings.quota_exponent
@@ -154,8 +113,8 @@ def _values(
 ) -> tuple[Floats, Floats, float]:
     """Return the jobs' means, the relative spreads of their instances, and the variance of machines' luck."""
     weight, count, job, machine = placed
-    told = (settings.told_margin / 2.0) ** 2 * settings.told_machines  # per machine, relative
-    shared = (settings.widening**2 - 1.0) * told
+    reported = (settings.reported_margin / 2.0) ** 2 * settings.reported_machines  # per machine, relative
+    shared = (settings.widening**2 - 1.0) * reported
     shape = np.exp(settings.job_spread * rng.standard_normal(settings.jobs))
     luck = np.clip(rng.standard_normal(settings.jobs), -2.0, 2.0)
     luck = (luck - count @ luck / count.sum()) / math.sqrt(count @ luck**2 / count.sum())
@@ -164,7 +123,7 @@ def _values(
     def values(between: float) -> tuple[Floats, Floats, float]:
         mean = np.exp(between * luck)
         unit = settings.machines * (weight**2 * (mean * shape) ** 2 / count).sum() / (weight @ mean) ** 2
-        own = shape * math.sqrt(told * settings.told_coverage / unit)
+        own = shape * math.sqrt(reported * settings.reported_coverage / unit)
         means = sums(machine, mean[job], settings.machines) / here
         within = float((count * (mean * own) ** 2).sum() / count.sum()) / float(here.mean())
         return mean, own, math.sqrt((means.var() + within) / means.mean() ** 2 + shared)

@@ -26,42 +26,24 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a fleet as it is. Shapes (jobs,).
+    """The jobs of a fleet as it is. Shapes (jobs,)."""
 
-    Attributes:
-        job: distinct names.
-        weight: share of quota or any other, > 0.
-        mean: of the metric over the job's instances, > 0.
-        std: of one instance, population (ddof = 0), > 0.
-        instances: that there are, >= 1.
-        cost: of observing one instance, > 0.
-
-    """
-
-    job: Column
-    weight: Floats
-    mean: Floats
-    std: Floats
-    instances: Ints
-    cost: Floats
+    job: Column  # distinct names
+    weight: Floats  # share of quota or any other, > 0
+    mean: Floats  # of the metric over the job's instances, > 0
+    std: Floats  # of one instance, population (ddof = 0), > 0
+    instances: Ints  # that there are, >= 1
+    cost: Floats  # of observing one instance, > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Instances, and the weights of their jobs.
+    """Instances, and the weights of their jobs."""
 
-    Attributes:
-        observed: instances with their metric; NaN throughout where the file has none.
-        weights: of the jobs.
-        metric: the metric's column; "" where there is none.
-        weighed_by: "weight", "quota", or "instances" where the file has neither.
-
-    """
-
-    observed: Observed
-    weights: Shares
-    metric: str
-    weighed_by: str
+    observed: Observed  # instances with their metric; NaN throughout where the file has none
+    weights: Shares  # of the jobs
+    metric: str  # the metric's column; "" where there is none
+    weighed_by: str  # "weight", "quota", or "instances" where the file has neither
 
 
 def _positive(file: UserTable, column: str) -> Floats:
@@ -76,11 +58,8 @@ def _positive(file: UserTable, column: str) -> Floats:
 def read_jobs(path: Path) -> Jobs:
     """Read a JOBS file: `job, weight, mean, std, instances, cost`.
 
-    Without a column `cost` an instance costs its share of all quota, weight / instances / sum of weights.
-
-    Raises:
-        InputError: it cannot be read, lacks a column, or a value cannot be.
-
+    Without a column `cost` an instance costs its share of all quota, weight / instances / sum of weights. Raises
+    InputError if it cannot be read, lacks a column, or a value cannot be.
     """
     file = UserTable(path)
     file.require("job", "weight", "mean", "std", "instances")
@@ -92,16 +71,9 @@ def read_jobs(path: Path) -> Jobs:
 
 
 def read_rows(path: Path, metric: str = "", *, needs_metric: bool = True) -> Rows:
-    """Read a ROWS file.
+    """Read a ROWS file; without `metric` its column is the first of value, ipc and mips.
 
-    Args:
-        path: the file.
-        metric: its column; "" takes the first that there is of value, ipc and mips.
-        needs_metric: whether a file without it is refused.
-
-    Raises:
-        InputError: it cannot be read, lacks a column, or a value cannot be.
-
+    Raises InputError if it cannot be read, lacks a column, or a value cannot be.
     """
     file = UserTable(path)
     file.require("machine", "job")
@@ -148,12 +120,7 @@ def jobs_of(rows: Rows) -> Jobs:
 
 
 def write_jobs(path: Path, jobs: Jobs) -> None:
-    """Write a JOBS file, CSV or (by its ending) Parquet.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a JOBS file, CSV or (by its ending) Parquet. Raises InputError if it cannot be written."""
     columns = ("job", "weight", "mean", "std", "instances", "cost")
     write_table(path, pa.table({name: getattr(jobs, name) for name in columns}), mode=_MODE)
 
@@ -161,9 +128,7 @@ def write_jobs(path: Path, jobs: Jobs) -> None:
 def read_machines(path: Path) -> list[str]:
     """Read a list of machines: a file with a column `machine`, as `fleet draw` writes it, or one name per line.
 
-    Raises:
-        InputError: it cannot be read, or names a machine twice.
-
+    Raises InputError if it cannot be read, or names a machine twice.
     """
     lines: list[str] = []
     if not is_parquet(path):
@@ -185,20 +150,10 @@ def read_machines(path: Path) -> list[str]:
 
 
 def write_rows(path: Path, observed: Observed) -> None:
-    """Write a ROWS file with the columns machine, job and value.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a ROWS file with the columns machine, job and value. Raises InputError if it cannot be written."""
     write_table(path, pa.table({name: getattr(observed, name) for name in ("machine", "job", "value")}), mode=_MODE)
 
 
 def write_machines(path: Path, machines: Sequence[str]) -> None:
-    """Write a list of machines, CSV or Parquet with a column `machine`.
-
-    Raises:
-        InputError: it cannot be written.
-
-    """
+    """Write a list of machines, CSV or Parquet with a column `machine`. Raises InputError if it cannot be written."""
     write_table(path, pa.table({"machine": list(machines)}), mode=_MODE)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from central.models.antagonists import panda
+from central.models.antagonists.slots import TaskSlots
 from central.models.groups import Column, Floats, Ints, find, group, sums
 
 
@@ -46,25 +46,8 @@ class PandaFit:
     coefficients: Coefficients
 
 
-def fit(
-    *,
-    machine: npt.ArrayLike,
-    slot: npt.ArrayLike,
-    job: npt.ArrayLike,
-    platform: npt.ArrayLike,
-    latency_sensitive: npt.ArrayLike,
-    usage: npt.ArrayLike,
-    cpi: npt.ArrayLike,
-) -> PandaFit:
-    """Compute equations (1) to (3) on a given trace, in two passes; arguments as of `panda.PairState.of`.
-
-    One row is one task in one slot (records shorter than a slot are merged before, by duration).
-
-    Raises:
-        ValueError: the columns differ in length.
-
-    """
-    rows = panda._Rows.checked((machine, slot, job, platform, latency_sensitive, usage, cpi))
+def fit(rows: TaskSlots) -> PandaFit:
+    """Compute equations (1) to (3) on a given trace, in two passes."""
     moments = panda.CpiMoments.of(rows.job, rows.platform, rows.cpi)
     statistics = moments.statistics()
 

@@ -1,7 +1,7 @@
 """Who ran beside whom: per machine, usage of jobs times CPI of latency-sensitive jobs, summed over slots.
 
-The pairs of jobs that share a machine slot are many more than the rows, so they are never listed: per machine
-the two sides are dense matrices (slots x jobs), and what is wanted is their product.
+There are many more pairs of jobs that share a machine slot than rows, so pairs are never listed: per machine, users
+and victims are dense matrices (slots x jobs), whose product is what is wanted.
 """
 
 from collections.abc import Iterator
@@ -11,27 +11,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from central.models.groups import Column, Floats, Ints, counts, find, group, sums
+from central.models.antagonists.slots import TaskSlots
+from central.models.groups import Column, Floats, Ints, counts, find, group, merge_sums, sums
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A sparse matrix per machine: rows are machine slots, columns are (machine, key) pairs.
+    """A sparse matrix per machine: rows are machine slots, columns are (machine, key) pairs."""
 
-    Attributes:
-        machine: of each column, sorted; shape (columns,).
-        keys: the other keys of each column.
-        place: row of each entry; places of one machine are consecutive.
-        column: column of each entry.
+    machine: Column  # of each column, sorted; shape (columns,)
+    keys: list[Column]  # the other keys of each column
+    place: Ints  # row of each entry; places of one machine are consecutive
+    column: Ints  # column of each entry
 
-    """
-
-    machine: Column
-    keys: list[Column]
-    place: Ints
-    column: Ints
-
-    def dense(self, values: Floats, places: slice, columns: slice, entries: npt.NDArray[np.int64]) -> Floats:
+    def dense(self, values: Floats, places: slice, columns: slice, entries: Ints) -> Floats:
         """Sum `values` of some entries, all within one machine, into a matrix (places, columns)."""
         height, width = places.stop - places.start, columns.stop - columns.start
         at = (self.place[entries] - places.start) * width + self.column[entries] - columns.start
@@ -48,8 +43,8 @@ def cells_of(machine: Column, place: Ints, *keys: Column) -> Cells:
 class PairSums:
     """Sums over the machine slots of a machine with latency-sensitive tasks of known CPI, L(m, t).
 
-    Per (machine, job, latency-sensitive job, its platform): `usage_cpi` = sum u * c / |L| and
-    `usage` = sum u / |L| over all pairs of their tasks. Per (machine, job): sum u^2 and the task slots.
+    Per (machine, job, latency-sensitive job, its platform): `usage_cpi` = sum u * c / |L| and `usage` = sum u / |L|
+    over all pairs of their tasks. Per (user_machine, user_job): sum u^2 and the task slots. Sorted by these keys.
     """
 
     machine: Column
@@ -63,33 +58,39 @@ class PairSums:
     sum_usage_squared: Floats
     samples: Ints
 
+    def merge(self, other: "PairSums") -> "PairSums":
+        """Return the sums of both parts, which share no machine slot."""
+        pairs = merge_sums(self, other, ("machine", "job", "sensitive_job", "platform"), ("usage_cpi", "usage"))
+        users = merge_sums(self, other, ("user_machine", "user_job"), ("sum_usage_squared", "samples"))
+        return PairSums(**pairs, **users)
 
-def pair_sums(
-    *,
-    machine: Column,
-    slot: Column,
-    job: Column,
-    platform: Column,
-    latency_sensitive: npt.NDArray[np.bool_],
-    usage: Floats,
-    cpi: Floats,
-) -> PairSums:
-    """Compute the sums of task slots; arguments as of `central.models.antagonists.panda.PairState.of`."""
-    sensitive = latency_sensitive & ~np.isnan(cpi)
-    places, at = group(machine[sensitive], slot[sensitive])
-    share = 1.0 / np.bincount(at, minlength=len(places[0]))[at]
-    victims = cells_of(machine[sensitive], at, job[sensitive], platform[sensitive])
 
-    where = np.full(len(machine), -1, dtype=np.int64)
-    used = ~np.isnan(usage)
-    where[used] = find(places, (machine[used], slot[used]))
+def machine_slots(slots: TaskSlots) -> tuple[Bools, list[Column], Ints, Bools, Ints]:
+    """Find the machine slots with latency-sensitive tasks of known CPI.
+
+    Returns the rows of these tasks, the slots' (machine, slot), which slot each of the rows is in; and the rows with a
+    known usage in such a slot, and which slot each of them is in.
+    """
+    sensitive = slots.latency_sensitive & ~np.isnan(slots.cpi)
+    places, at = group(slots.machine[sensitive], slots.slot[sensitive])
+    where = np.full(slots.rows, -1, dtype=np.int64)
+    used = ~np.isnan(slots.usage)
+    where[used] = find(places, (slots.machine[used], slots.slot[used]))
     beside = where >= 0
-    u = usage[beside]
-    users = cells_of(machine[beside], where[beside], job[beside])
+    return sensitive, places, at, beside, where[beside]
 
-    weighted = cpi[sensitive] * share
-    left, right = list[Ints](), list[Ints]()
-    products, shares = list[Floats](), list[Floats]()
+
+def pair_sums(slots: TaskSlots) -> PairSums:
+    """Compute the sums of task slots."""
+    sensitive, places, at, beside, where = machine_slots(slots)
+    share = 1.0 / np.bincount(at, minlength=len(places[0]))[at]
+    victims = cells_of(slots.machine[sensitive], at, slots.job[sensitive], slots.platform[sensitive])
+    u = slots.usage[beside]
+    users = cells_of(slots.machine[beside], where, slots.job[beside])
+
+    weighted = slots.cpi[sensitive] * share
+    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    products, shares = [np.empty(0)], [np.empty(0)]
     for rows, of_users, user_cells, of_victims, victim_cells in _machines(places[0], users, victims):
         usages = users.dense(u, rows, user_cells, of_users).T
         products.append((usages @ victims.dense(weighted, rows, victim_cells, of_victims)).ravel())
@@ -97,17 +98,17 @@ def pair_sums(
         i, j = np.arange(user_cells.start, user_cells.stop), np.arange(victim_cells.start, victim_cells.stop)
         left.append(np.repeat(i, len(j)))
         right.append(np.tile(j, len(i)))
-    i, j = _joined(left, np.int64), _joined(right, np.int64)
-    together = _joined(shares, np.float64)
+    together = np.concatenate(shares)
     # Jobs of one machine that never shared a slot are no pair; one whose usage is 0 adds nothing.
     met = together != 0
+    i, j = np.concatenate(left)[met], np.concatenate(right)[met]
     n = len(users.machine)
     return PairSums(
-        users.machine[i[met]],
-        users.keys[0][i[met]],
-        victims.keys[0][j[met]],
-        victims.keys[1][j[met]],
-        _joined(products, np.float64)[met],
+        users.machine[i],
+        users.keys[0][i],
+        victims.keys[0][j],
+        victims.keys[1][j],
+        np.concatenate(products)[met],
         together[met],
         users.machine,
         users.keys[0],
@@ -119,28 +120,20 @@ def pair_sums(
 def _machines(
     machine_of_place: Column, users: Cells, victims: Cells
 ) -> Iterator[tuple[slice, Ints, slice, Ints, slice]]:
-    """Per machine that has both: its places, and entries and columns of either side."""
+    """Yield per machine its places, then entries and columns of users, then those of victims."""
     if not len(machine_of_place):
         return
     names, first = np.unique(machine_of_place, return_index=True)
-    last = np.append(first[1:], len(machine_of_place))
-    sides = []
-    for cells in (users, victims):
-        order = np.argsort(cells.place, kind="stable")
-        ends = np.searchsorted(cells.place[order], np.append(first, len(machine_of_place)))
-        sides.append(
-            (order, ends, np.searchsorted(cells.machine, names), np.searchsorted(cells.machine, names, "right"))
-        )
-    (user_order, user_ends, user_first, user_last), (order, ends, victim_first, victim_last) = sides
-    for m in range(len(names)):
-        yield (
-            slice(int(first[m]), int(last[m])),
-            user_order[user_ends[m] : user_ends[m + 1]],
-            slice(int(user_first[m]), int(user_last[m])),
-            order[ends[m] : ends[m + 1]],
-            slice(int(victim_first[m]), int(victim_last[m])),
-        )
+    ends = np.append(first, len(machine_of_place))
+    parts = [_per_machine(cells, names, ends) for cells in (users, victims)]
+    for m, (of_users, of_victims) in enumerate(zip(*parts, strict=True)):
+        yield slice(int(ends[m]), int(ends[m + 1])), *of_users, *of_victims
 
 
-def _joined(parts: list[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+def _per_machine(cells: Cells, names: Column, ends: npt.NDArray[Any]) -> list[tuple[Ints, slice]]:
+    """Return each machine's entries, by place, and its columns."""
+    order = np.argsort(cells.place, kind="stable")
+    bounds = np.searchsorted(cells.place[order], ends)
+    first = np.searchsorted(cells.machine, names).tolist()
+    last = np.searchsorted(cells.machine, names, "right").tolist()
+    return [(order[bounds[m] : bounds[m + 1]], slice(first[m], last[m])) for m in range(len(names))]

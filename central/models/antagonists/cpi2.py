@@ -1,9 +1,8 @@
-"""CPI2: whose CPU usage went with a victim's CPI, from one machine's last minutes. Pure numpy.
+"""CPI2: whose CPU usage correlates with a victim's CPI, from one machine's last minutes. Pure numpy.
 
-Source: Zhang et al., "CPI2: CPU performance isolation for shared compute clusters" (EuroSys 2013), sections 3
-and 4; the forms are those of the project's design. A job's spec is mean and standard deviation of its CPI per
-platform, of all days, where each past day weighs 0.9 of the next. Suspects are scored by how far their usage went
-with the victim's CPI above, and against its CPI below, mean + 2 std.
+Source: Zhang et al., "CPI2: CPU performance isolation for shared compute clusters" (EuroSys 2013), sections 3 and 4. A
+job's spec is mean and standard deviation of its CPI per platform, of all days, where each past day weighs 0.9 of the
+next. Usage counts for a suspect where the victim's CPI is above mean + 2 std, and against it where it is below.
 """
 
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from central.models.antagonists.panda import MIN_RELATIVE_STD, CpiMoments
-from central.models.groups import Column, Floats, find, sums
+from central.models.groups import Column, Floats, concatenate, group, sums
 
 AGEING = 0.9
 OUTLIER_STDS = 2.0
@@ -19,7 +18,7 @@ OUTLIER_STDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What CPI a job has on a platform; columns sorted by (job, platform). `weight` counts aged samples."""
+    """A job's CPI on a platform; columns sorted by (job, platform). `weight` counts aged samples."""
 
     job: Column
     platform: Column
@@ -33,15 +32,9 @@ class Spec:
         return cls(day.job, day.platform, day.samples.astype(np.float64), day.mean, day.m2)
 
     def next_day(self, day: CpiMoments, ageing: float = AGEING) -> "Spec":
-        """Age what is known by a day (counts and moments times `ageing`), then add a day's samples."""
+        """Age the spec by a day (counts and moments times `ageing`), then add a day's samples."""
         new = Spec.of(day)
-        keys = (np.concatenate([self.job, new.job]), np.concatenate([self.platform, new.platform]))
-        known = find((self.job, self.platform), (new.job, new.platform))
-        fresh = known < 0
-        order = np.lexsort((np.append(self.platform, new.platform[fresh]), np.append(self.job, new.job[fresh])))
-        job = np.append(self.job, new.job[fresh])[order]
-        platform = np.append(self.platform, new.platform[fresh])[order]
-        at = find((job, platform), keys)
+        (job, platform), at = group(concatenate(self.job, new.job), concatenate(self.platform, new.platform))
         weights = np.concatenate([self.weight * ageing, new.weight])
         means = np.concatenate([self.mean, new.mean])
         squares = np.concatenate([self.m2 * ageing, new.m2])
@@ -51,10 +44,10 @@ class Spec:
         m2 = sums(at, squares + weights * (means - mean[at]) ** 2, n)
         return Spec(job, platform, weight, mean, m2)
 
-    def threshold(self, stds: float = OUTLIER_STDS) -> Floats:
+    def threshold(self) -> Floats:
         """CPI above which a sample is an outlier: mean + 2 std."""
         std = np.sqrt(self.m2 / self.weight)
-        threshold: Floats = self.mean + stds * np.where(std <= MIN_RELATIVE_STD * self.mean, 0.0, std)
+        threshold: Floats = self.mean + OUTLIER_STDS * np.where(std <= MIN_RELATIVE_STD * self.mean, 0.0, std)
         return threshold
 
 
@@ -68,7 +61,6 @@ def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Float
         victim_cpi: of each sample of the window, shape (t,); NaN where not known: left out.
         threshold: C, the victim's mean + 2 std.
         usage: of each suspect in each sample, shape (suspects, t); 0 where it did not run.
-
     """
     known = ~np.isnan(victim_cpi)
     c, u = victim_cpi[known], usage[:, known]

@@ -1,8 +1,8 @@
 """Proctor: whose CPU usage correlates with a victim's CPI in a representative random part of a window. Pure numpy.
 
-Source: Kannan et al., "Proctor: Detecting and investigating interference in shared datacenters" (ISPASS 2018), in
-the form that PANDA's section 5.2 evaluates: one random hour of the last two, three CPI categories, a
-chi-square threshold of 1. Ours: the categories are the window's terciles, and draws are capped.
+Source: Kannan et al., "Proctor: Detecting and investigating interference in shared datacenters" (ISPASS 2018), as
+PANDA's section 5.2 evaluates it: one random hour of the last two, three CPI categories, a chi-square threshold of 1.
+Where it is silent, the categories are the window's terciles, and draws are capped.
 """
 
 import numpy as np
@@ -16,23 +16,13 @@ MAX_DRAWS = 100
 SAMPLED_RATIO = 0.5
 
 
-def representative(
-    values: Floats,
-    rng: np.random.Generator,
-    *,
-    ratio: float = SAMPLED_RATIO,
-    limit: float = CHI_SQUARE_LIMIT,
-    max_draws: int = MAX_DRAWS,
-) -> Ints:
-    """Draw a part of `values`, again until its categories are those of the whole.
+def representative(values: Floats, rng: np.random.Generator) -> Ints:
+    """Draw half of `values`, again until its categories are those of the whole; return sorted positions.
 
-    The categories are terciles; the statistic is sum (drawn - expected)^2 / expected.
-
-    Returns:
-        Sorted positions. After `max_draws` draws it is the one with the least statistic.
-
+    The categories are terciles; the statistic is sum (drawn - expected)^2 / expected. After `MAX_DRAWS` draws the one
+    with the least statistic counts.
     """
-    size = round(len(values) * ratio)
+    size = round(len(values) * SAMPLED_RATIO)
     if not size:
         return np.empty(0, np.int64)
     edges = np.quantile(values, np.arange(1, CATEGORIES) / CATEGORIES)
@@ -40,13 +30,13 @@ def representative(
     whole = np.bincount(category, minlength=CATEGORIES)
     expected = whole[whole > 0] * (size / len(values))
     best, least = np.empty(0, np.int64), np.inf
-    for _ in range(max_draws):
+    for _ in range(MAX_DRAWS):
         drawn = rng.choice(len(values), size, replace=False)
         counts = np.bincount(category[drawn], minlength=CATEGORIES)[whole > 0]
         statistic = float(((counts - expected) ** 2 / expected).sum())
         if statistic < least:
             best, least = drawn, statistic
-        if statistic <= limit:
+        if statistic <= CHI_SQUARE_LIMIT:
             break
     return np.sort(best)
 
@@ -61,7 +51,6 @@ def suspect_scores(victim_cpi: Floats, usage: Floats, rng: np.random.Generator) 
 
     Returns:
         -1 to 1 per suspect; 0 where one of the two does not vary.
-
     """
     known = np.flatnonzero(~np.isnan(victim_cpi))
     drawn = known[representative(victim_cpi[known], rng)]

@@ -1,9 +1,8 @@
-"""What hosts normalise CPI by where coefficients are ours: location and scale of ln CPI over days. Pure numpy.
+"""How hosts normalise CPI for whitepanda's coefficients: location and scale of ln CPI over days. Pure numpy.
 
-Our estimator takes each day's CPI by that day's own median and interquartile range
-(`central.models.antagonists.whitepanda`), so its coefficients are rises in such units. A host needs one location and
-one scale for the days to come: the medians over the days, each day weighed by its samples. Neither a corrupted day
-nor a drift over the days reaches the scale.
+`central.models.antagonists.whitepanda` normalises each day's CPI by that day's own median and interquartile range, so
+its coefficients are rises in such units. A host needs one location and one scale for the days to come: the medians over
+the days, each day weighed by its samples. Neither a corrupted day nor a drift over the days reaches the scale.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ class RobustScales:
 
 
 def over_days(job: Column, platform: Column, samples: Ints, location: Floats, scale: Floats) -> RobustScales:
-    """Return what days say together: per job and platform the weighted medians of their locations and scales.
+    """Return the weighted medians over days of locations and scales, per job and platform.
 
     Args:
         job: of each row, shape (n,); a row is a job on a platform on a day.
@@ -32,16 +31,9 @@ def over_days(job: Column, platform: Column, samples: Ints, location: Floats, sc
         samples: task slots of the day, at least 1: the row's weight.
         location: median of ln CPI on the day.
         scale: its interquartile range / 1.349.
-
     """
     keys, code = group(job, platform)
-    count = len(keys[0])
-    return RobustScales(
-        keys[0],
-        keys[1],
-        _weighted_medians(code, samples, location, count),
-        _weighted_medians(code, samples, scale, count),
-    )
+    return RobustScales(*keys, *(_weighted_medians(code, samples, each, len(keys[0])) for each in (location, scale)))
 
 
 def _weighted_medians(code: Ints, weight: Ints, value: Floats, count: int) -> Floats:

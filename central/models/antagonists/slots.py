@@ -15,28 +15,16 @@ SLOTS_PER_DAY = 86_400 // SLOT_S
 
 @dataclass(frozen=True, slots=True)
 class TaskSlots:
-    """Columns of equal length (n,); no (machine, slot, task) occurs twice.
+    """Columns of equal length (n,); no (machine, slot, task) occurs twice."""
 
-    Attributes:
-        machine: where the task ran; any sortable values, as are `task`, `job` and `platform`.
-        slot: floor(start / 300 s).
-        task: which task; unlike tasks of one machine have unlike values, also those of unlike jobs.
-        job: what the task is one of.
-        platform: CPU model of the machine.
-        latency_sensitive: whether the task's CPI enters mnCPI; the others may be suspects.
-        usage: CPU usage over the slot, in cores or normalised units; NaN where not known.
-        cpi: cycles per instruction over the slot, above 0; NaN where not known.
-
-    """
-
-    machine: Column
-    slot: Ints
-    task: Column
-    job: Column
-    platform: Column
-    latency_sensitive: npt.NDArray[np.bool_]
-    usage: Floats
-    cpi: Floats
+    machine: Column  # where the task ran; any sortable values, as are `task`, `job` and `platform`
+    slot: Ints  # floor(start / 300 s)
+    task: Column  # which task; unlike tasks of one machine have unlike values, also those of unlike jobs
+    job: Column  # what the task is one of
+    platform: Column  # CPU model of the machine
+    latency_sensitive: npt.NDArray[np.bool_]  # whether the task's CPI enters mnCPI; the others may be suspects
+    usage: Floats  # CPU usage over the slot, in cores or normalised units; NaN where not known
+    cpi: Floats  # cycles per instruction over the slot, above 0; NaN where not known
 
     def __post_init__(self) -> None:
         """Refuse columns of unlike lengths."""
@@ -52,10 +40,6 @@ class TaskSlots:
     def take(self, index: npt.NDArray[Any]) -> "TaskSlots":
         """Return the rows at `index` (positions or a mask)."""
         return TaskSlots(*(getattr(self, name)[index] for name in _NAMES))
-
-    def columns(self) -> dict[str, Any]:
-        """Return the arguments of `panda.PairState.of`: all columns but `task`."""
-        return {name: getattr(self, name) for name in _NAMES if name != "task"}
 
     @classmethod
     def concatenate(cls, parts: "Sequence[TaskSlots]") -> "TaskSlots":

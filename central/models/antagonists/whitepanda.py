@@ -1,20 +1,20 @@
-"""Our estimator of antagonist coefficients: joint least squares on robust mnCPI within machine days. Pure numpy.
+"""whitepanda's antagonist coefficients: joint least squares on robust mnCPI within machine days. Pure numpy.
 
 As PANDA, y(m, t) = mean over L(m, t) of a normalised CPI is explained by the CPU usage beside it, and a coefficient is
 the rise of y per core. Unlike PANDA:
 
 * Normalised CPI is z = (ln c - median) / (IQR / 1.349), cut to +-3, with median and IQR of the job's samples on that
   platform *on that day*: corrupted samples, drift and phases of a job do not reach it. 0 where the IQR is 0.
-* All jobs of a machine are fitted at once, y = sum_k A_k U_k + noise, U_k the summed usage of job k there: who only
-  rides along with an antagonist gets nothing of its effect.
+* All jobs of a machine are fitted at once, y = sum_k A_k U_k + noise, U_k the summed usage of job k there: a job that
+  only runs beside an antagonist gets none of its effect.
 * Noise lasts: rows are quasi-differences x_t - 0.6 x_(t-1) within a run of slots (0.8 x_t at its begin).
-* A machine day has a level of its own (platform, neighbours' age, weather), which is taken out. What the means of
-  days and of machines tell enters as two further regressions, weighed by how much noisier they turn out to be.
+* A machine day has a level of its own (platform, neighbours' age, weather), which is taken out. The means of
+  days and of machines enter as two further regressions, weighed by how much noisier they turn out to be.
 * Ridge on the effect of usual usage, and each estimate is shrunk by its own evidence, A t^2 / (t^2 + 10).
 * Where jobs then seem to help each other, usage follows contention instead of causing it
   (`whitepanda_solve.are_reversed`): coefficients are PANDA's, equation (3), on this y instead.
 
-A part of the data (whole days) leaves sums that merge exactly: nothing in them depends on other days.
+The sums of a part of the data (whole days) merge exactly: nothing in them depends on other days.
 """
 
 from dataclasses import dataclass
@@ -22,39 +22,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from central.models.antagonists.colocation import cells_of
+from central.models.antagonists.colocation import cells_of, machine_slots
 from central.models.antagonists.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.antagonists.whitepanda_solve import Level, alone, are_reversed, solve
-from central.models.groups import Column, Floats, Ints, concatenate, find, group, sums
+from central.models.groups import Column, Floats, Ints, find, group, merge_sums, sum_by, sums
 
 #: Normalised CPI is cut to plus and minus this.
 CLIP = 3.0
 #: Of noise from slot to slot, taken out by quasi-differences.
 PERSISTENCE = 0.6
 IQR_OF_NORMAL = 1.3489795003921634
-_SUMS = ("within", "between_days")
 
 
 @dataclass(frozen=True, slots=True)
 class WhitepandaCoefficients:
-    """Columns sorted by job; values are rises of y per core (or normalised unit) of CPU usage.
+    """Columns sorted by job; values are rises of y per core (or normalised unit) of CPU usage."""
 
-    Attributes:
-        job: every job that used CPU beside a latency-sensitive task.
-        value: what suspects are ranked by, times their usage: the estimate shrunk by its evidence.
-        estimate: as fitted.
-        standard_error: of the estimate; beyond `whitepanda_solve.MAX_DENSE_JOBS` jobs a lower bound.
-        samples: machine slots in which the job used CPU beside a latency-sensitive task.
-        sum_usage_squared: of the job's summed usage over these.
-
-    """
-
-    job: Column
-    value: Floats
-    estimate: Floats
-    standard_error: Floats
-    samples: Ints
-    sum_usage_squared: Floats
+    job: Column  # every job that used CPU beside a latency-sensitive task
+    value: Floats  # what suspects are ranked by, times their usage: the estimate shrunk by its evidence
+    estimate: Floats  # as fitted
+    standard_error: Floats  # of the estimate; beyond `whitepanda_solve.MAX_DENSE_JOBS` jobs a lower bound
+    samples: Ints  # machine slots in which the job used CPU beside a latency-sensitive task
+    sum_usage_squared: Floats  # of the job's summed usage over these
 
 
 def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
@@ -65,7 +54,6 @@ def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Flo
         platform: CPU model that each was taken on.
         day: on which.
         cpi: above 0, no NaN.
-
     """
     keys, code = group(job, platform, day)
     x = np.log(cpi)
@@ -91,7 +79,7 @@ def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Flo
 
 @dataclass(frozen=True, slots=True)
 class WhitepandaState:
-    """What whole days leave behind. Parts share no machine day.
+    """The sums of whole days. Parts share no machine day.
 
     With U_k(m, t) the job's summed usage (0 where it did not run) over the slots t of a machine day that have a y;
     d the quasi-differences of U, e those of y, o those of 1; and S, s sums over a machine day:
@@ -127,49 +115,21 @@ class WhitepandaState:
     @classmethod
     def of(cls, rows: TaskSlots) -> "WhitepandaState":
         """Make the state of whole days of some machines."""
-        sensitive = rows.latency_sensitive & ~np.isnan(rows.cpi)
-        day = rows.slot // SLOTS_PER_DAY
-        z = robust_n_cpi(rows.job[sensitive], rows.platform[sensitive], day[sensitive], rows.cpi[sensitive])
-        (machine, slot), at = group(rows.machine[sensitive], rows.slot[sensitive])
+        sensitive, (machine, slot), at, beside, place = machine_slots(rows)
+        day = rows.slot[sensitive] // SLOTS_PER_DAY
+        z = robust_n_cpi(rows.job[sensitive], rows.platform[sensitive], day, rows.cpi[sensitive])
         y = sums(at, z, len(slot)) / np.maximum(np.bincount(at, minlength=len(slot)), 1)
-
-        place = np.full(rows.rows, -1, dtype=np.int64)
-        used = ~np.isnan(rows.usage)
-        place[used] = find((machine, slot), (rows.machine[used], rows.slot[used]))
-        beside = place >= 0
-        parts = _MachineDays(machine, slot, y, place[beside], rows.job[beside], rows.usage[beside])
-        return parts.state()
+        return _state_of(machine, slot, y, place, rows.job[beside], rows.usage[beside])
 
     def merge(self, other: "WhitepandaState") -> "WhitepandaState":
         """Return the state of both parts together. Associative and commutative up to rounding."""
-        pairs, pair = _keys(self, other, "pair_job", "pair_other")
-        jobs, job = _keys(self, other, "job")
-        places, place = _keys(self, other, "machine_key", "machine_job")
-        machines, machine = _keys(self, other, "machine")
-
-        def added(name: str, number: Ints, n: int) -> Floats:
-            return sums(number, np.concatenate([getattr(self, name), getattr(other, name)]), n)
-
-        n = len(jobs[0])
+        of_jobs = ("job_within", "job_between_days", "samples", "sum_usage_squared")
         return WhitepandaState(
-            pairs[0],
-            pairs[1],
-            added("within", pair, len(pairs[0])),
-            added("between_days", pair, len(pairs[0])),
-            jobs[0],
-            added("job_within", job, n),
-            added("job_between_days", job, n),
-            added("samples", job, n).astype(np.int64),
-            added("sum_usage_squared", job, n),
-            places[0],
-            places[1],
-            added("machine_usage", place, len(places[0])),
-            added("machine_product", place, len(places[0])),
-            machines[0],
-            added("slots", machine, len(machines[0])),
-            added("sum_y", machine, len(machines[0])),
-            added("sum_y_squared", machine, len(machines[0])),
-            self.total + other.total,
+            **merge_sums(self, other, ("pair_job", "pair_other"), ("within", "between_days")),
+            **merge_sums(self, other, ("job",), of_jobs),
+            **merge_sums(self, other, ("machine_key", "machine_job"), ("machine_usage", "machine_product")),
+            **merge_sums(self, other, ("machine",), ("slots", "sum_y", "sum_y_squared")),
+            total=self.total + other.total,
         )
 
     def coefficients(self) -> WhitepandaCoefficients:
@@ -186,7 +146,7 @@ class WhitepandaState:
         """PANDA's equation (3) on robust mnCPI: where a job is, and how much it uses there, is most of what counts."""
         at = find((jobs,), (self.machine_job,))
         products = sums(at[at >= 0], self.machine_product[at >= 0], len(jobs))
-        # As neighbouring slots tell much the same, a machine day counts as one.
+        # Neighbouring slots are alike, so a machine day counts as one.
         return alone(products, self.sum_usage_squared[has], float(self.sum_y_squared.sum()), float(self.total[1]))
 
     def _levels(self, jobs: Column, has: npt.NDArray[np.bool_]) -> list[Level]:
@@ -201,7 +161,7 @@ class WhitepandaState:
         mean_y = self.sum_y / self.slots
         machine_products = sums(k, usage * mean_y[m], len(jobs))
         machine_y = float(self.sum_y @ mean_y)
-        # Rows sqrt(n_m) * mean: their products are what the means of machines tell.
+        # Rows sqrt(n_m) * mean: their products are the regression on means of machines.
         root = np.sqrt(self.slots)
         rows = (m, k, usage / root[m], len(root))
         count = max(len(self.machine) - 1, 1)
@@ -229,80 +189,60 @@ class WhitepandaState:
         ]
 
 
-def _keys(a: WhitepandaState, b: WhitepandaState, *names: str) -> tuple[list[Column], Ints]:
-    return group(*(concatenate(getattr(a, name), getattr(b, name)) for name in names))
+def _state_of(machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, usage: Floats) -> WhitepandaState:
+    """Sum over machine days, each as a dense matrix (slots x jobs).
 
-
-class _MachineDays:
-    """Task slots beside a y, machine day by machine day as dense matrices (slots x jobs)."""
-
-    def __init__(self, machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, usage: Floats) -> None:
-        self._y = y
-        self._usage = usage
-        (self._machine, self._day), self._of_place = group(machine, slot // SLOTS_PER_DAY)
-        self._slot = slot
-        self._cells = cells_of(self._of_place[place], place, job)
-
-    def state(self) -> WhitepandaState:
-        """Sum over machine days."""
-        days, cells = len(self._machine), self._cells
-        first = np.searchsorted(self._of_place, np.arange(days + 1))
-        columns = np.searchsorted(cells.machine, np.arange(days + 1))
-        order = np.argsort(cells.place, kind="stable")
-        entries = np.searchsorted(cells.place[order], first)
-        width = len(cells.machine)
-        job_sums = np.zeros((6, width))
-        left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        products = {name: [np.empty(0)] for name in _SUMS}
-        day_sums = np.zeros((days, 5))
-        for d in range(days):
-            places, mine = (slice(int(first[d]), int(first[d + 1])), slice(int(columns[d]), int(columns[d + 1])))
-            u = cells.dense(self._usage, places, mine, order[entries[d] : entries[d + 1]])
-            y = self._y[places]
-            gram, with_y, own = quasi_differenced(u, y, self._slot[places])
-            total, total_y, n = u.sum(axis=0), float(y.sum()), len(y)
-            upper = np.triu_indices(u.shape[1])
-            left.append(upper[0] + mine.start)
-            right.append(upper[1] + mine.start)
-            products["within"].append(gram[upper])
-            products["between_days"].append((np.outer(total, total) / n)[upper])
-            of_jobs = (with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total, y @ u)
-            for row, each in enumerate(of_jobs):
-                job_sums[row, mine] = each
-            day_sums[d] = [n, own, total_y**2 / n, total_y, float(y @ y)]
-        return self._gathered(np.concatenate(left), np.concatenate(right), products, job_sums, day_sums)
-
-    def _gathered(
-        self, left: Ints, right: Ints, products: dict[str, list[Floats]], job_sums: Floats, day_sums: Floats
-    ) -> WhitepandaState:
-        """Sum what machine days have left, by the keys of the state."""
-        job = self._cells.keys[0]
-        pairs, pair = group(job[left], job[right])
-        jobs, member = group(job)
-        of_column = self._machine[self._cells.machine]
-        places, place = group(of_column, job)
-        machines, machine = group(self._machine)
-        n, m = len(jobs[0]), len(machines[0])
-        return WhitepandaState(
-            pairs[0],
-            pairs[1],
-            sums(pair, np.concatenate(products["within"]), len(pairs[0])),
-            sums(pair, np.concatenate(products["between_days"]), len(pairs[0])),
-            jobs[0],
-            sums(member, job_sums[0], n),
-            sums(member, job_sums[1], n),
-            sums(member, job_sums[2], n).astype(np.int64),
-            sums(member, job_sums[3], n),
-            places[0],
-            places[1],
-            sums(place, job_sums[4], len(places[0])),
-            sums(place, job_sums[5], len(places[0])),
-            machines[0],
-            sums(machine, day_sums[:, 0], m),
-            sums(machine, day_sums[:, 3], m),
-            sums(machine, day_sums[:, 4], m),
-            np.array([day_sums[:, 0].sum(), len(day_sums), day_sums[:, 1].sum(), day_sums[:, 2].sum()]),
-        )
+    `machine`, `slot` and `y`, the mean normalised CPI, are of each slot that has one, sorted; `place` (which of these),
+    `job` and `usage` are of each task slot there.
+    """
+    (machine_of_day, _), of_place = group(machine, slot // SLOTS_PER_DAY)
+    cells = cells_of(of_place[place], place, job)
+    days = len(machine_of_day)
+    first = np.searchsorted(of_place, np.arange(days + 1))
+    columns = np.searchsorted(cells.machine, np.arange(days + 1))
+    order = np.argsort(cells.place, kind="stable")
+    entries = np.searchsorted(cells.place[order], first)
+    job_sums = np.zeros((6, len(cells.machine)))
+    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    within, between_days = [np.empty(0)], [np.empty(0)]
+    day_sums = np.zeros((days, 5))
+    for d in range(days):
+        places, mine = slice(int(first[d]), int(first[d + 1])), slice(int(columns[d]), int(columns[d + 1]))
+        u = cells.dense(usage, places, mine, order[entries[d] : entries[d + 1]])
+        y_d = y[places]
+        gram, with_y, own = quasi_differenced(u, y_d, slot[places])
+        total, total_y, n = u.sum(axis=0), float(y_d.sum()), len(y_d)
+        upper = np.triu_indices(u.shape[1])
+        left.append(upper[0] + mine.start)
+        right.append(upper[1] + mine.start)
+        within.append(gram[upper])
+        between_days.append((np.outer(total, total) / n)[upper])
+        of_jobs = (with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total, y_d @ u)
+        for row, each in enumerate(of_jobs):
+            job_sums[row, mine] = each
+        day_sums[d] = [n, own, total_y**2 / n, total_y, float(y_d @ y_d)]
+    job = cells.keys[0]
+    pairs = {"pair_job": job[np.concatenate(left)], "pair_other": job[np.concatenate(right)]}
+    job_with_y, job_totals, samples, squares, machine_usage, machine_product = job_sums
+    slots, within_y, between_y, sum_y, sum_y_squared = day_sums.T
+    return WhitepandaState(
+        **sum_by(pairs, {"within": np.concatenate(within), "between_days": np.concatenate(between_days)}),
+        **sum_by(
+            {"job": job},
+            {
+                "job_within": job_with_y,
+                "job_between_days": job_totals,
+                "samples": samples.astype(np.int64),
+                "sum_usage_squared": squares,
+            },
+        ),
+        **sum_by(
+            {"machine_key": machine_of_day[cells.machine], "machine_job": job},
+            {"machine_usage": machine_usage, "machine_product": machine_product},
+        ),
+        **sum_by({"machine": machine_of_day}, {"slots": slots, "sum_y": sum_y, "sum_y_squared": sum_y_squared}),
+        total=np.array([slots.sum(), days, within_y.sum(), between_y.sum()]),
+    )
 
 
 def quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats, float]:
@@ -312,7 +252,6 @@ def quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats,
         u: usage per slot and job, shape (slots, jobs).
         y: of each slot.
         slot: their numbers, ascending; a gap begins a new run.
-
     """
     begins = np.append(True, np.diff(slot) != 1)
     x = np.column_stack([u, y, np.ones(len(y))])

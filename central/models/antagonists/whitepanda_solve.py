@@ -2,7 +2,7 @@
 
 Each level is a least squares problem in the same coefficients, given by its normal equations G A = b. They are
 added, each weighed by the inverse of its residual variance relative to the first. The ridge adds 10 slots of usual
-usage without effect; the shrinkage takes out what an estimate's own evidence does not bear.
+usage without effect; then each estimate is shrunk by its own evidence.
 """
 
 from dataclasses import dataclass
@@ -56,10 +56,8 @@ class Level:
             off = i != j
             out += sums(i, value * a[j], self.jobs)
             out += sums(j[off], value[off] * a[i[off]], self.jobs)
-        for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
-            if rows:
-                m, k, value, count = rows
-                out += sign * sums(k, value * sums(m, value * a[k], count)[m], self.jobs)
+        for (m, k, value, count), sign in self._signed():
+            out += sign * sums(k, value * sums(m, value * a[k], count)[m], self.jobs)
         return out
 
     def diagonal(self) -> Floats:
@@ -68,9 +66,8 @@ class Level:
         if self.pairs:
             i, j, value = self.pairs
             out += sums(i[i == j], value[i == j], self.jobs)
-        for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
-            if rows:
-                out += sign * sums(rows[1], rows[2] ** 2, self.jobs)
+        for (_, k, value, _), sign in self._signed():
+            out += sign * sums(k, value**2, self.jobs)
         return out
 
     def dense(self) -> Floats:
@@ -80,10 +77,12 @@ class Level:
             i, j, value = self.pairs
             out[i, j] = value
             out[j, i] = value
-        for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
-            if rows:
-                out += sign * _squared(rows, self.jobs)
+        for rows, sign in self._signed():
+            out += sign * _squared(rows, self.jobs)
         return out
+
+    def _signed(self) -> list[tuple[Rows, float]]:
+        return [(rows, sign) for rows, sign in ((self.more, 1.0), (self.less, -1.0)) if rows]
 
     def variance(self, a: Floats) -> float:
         """Residual variance of y under coefficients."""
@@ -100,7 +99,6 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
 
     Returns:
         Per job the shrunk estimate, the estimate, and its standard error.
-
     """
     ridge = RIDGE_SLOTS * usual_squared
     if not len(ridge):
@@ -121,7 +119,8 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
             estimate, inverse = _iterated(levels, weights, ridge, b, estimate)
         variances = [level.variance(estimate) for level in levels]
         if not is_last:
-            weights = [1.0] + [_weight(variances[0], other) for other in variances[1:]]
+            first, *others = variances
+            weights = [1.0] + [min(MAX_WEIGHT, first / other) if other > 0 else MAX_WEIGHT for other in others]
     error = np.sqrt(inverse * variances[0] * DESIGN_EFFECT)
     return _shrunk(estimate, error), estimate, error
 
@@ -129,8 +128,9 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
 def are_reversed(estimate: Floats, error: Floats) -> bool:
     """Say whether jobs seem to help each other: then their usage follows contention, and does not cause it.
 
-    A job does not make others faster. Where nearly all that is sure is negative (sum of t^2 - 9 over |t| > 3), every
-    job uses less while all are slowed down, by throttling or because they wait. Differences in time tell nothing then.
+    A job does not make others faster. Where nearly all certain estimates are negative (sum of t^2 - 9 over |t| > 3),
+    every job uses less while all are slowed down, by throttling or because they wait. Then differences in time show
+    nothing.
     """
     t = np.divide(estimate, error, out=np.zeros_like(estimate), where=error > 0)
     evidence = np.maximum(t**2 - _SURE_T**2, 0.0)
@@ -139,17 +139,13 @@ def are_reversed(estimate: Floats, error: Floats) -> bool:
 
 
 def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Floats, Floats, Floats]:
-    """Fit each job's coefficient as if no other job were there.
+    """Fit each job's coefficient as if no other job were there; result as of `solve`.
 
     Args:
         b: per job, sum of usage * y.
         diagonal: per job, sum of usage^2; above 0.
         yy: sum of y^2.
         freedom: how many of the rows count as independent.
-
-    Returns:
-        As `solve`.
-
     """
     estimate = b / diagonal
     rss = np.maximum(yy - b * estimate, 0.0)
@@ -158,14 +154,10 @@ def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Float
 
 
 def _shrunk(estimate: Floats, error: Floats) -> Floats:
-    """Take out what an estimate's own evidence does not bear."""
+    """Shrink each estimate by its own evidence."""
     t_squared = np.divide(estimate, error, out=np.full_like(estimate, np.inf), where=error > 0) ** 2
     finite = np.where(np.isinf(t_squared), 0, t_squared)
     return estimate * np.where(np.isinf(t_squared), 1.0, finite / (finite + EVIDENCE))
-
-
-def _weight(first: float, other: float) -> float:
-    return min(MAX_WEIGHT, first / other) if other > 0 else MAX_WEIGHT
 
 
 def _weighed(weights: list[float], grams: list[Floats], ridge: Floats) -> Floats:

@@ -10,6 +10,7 @@ import pytest
 from central.build import methods, panda_state
 from central.build.engine import Engine, with_schema
 from central.models.antagonists import panda
+from central.models.antagonists.slots import TaskSlots
 from tests.support import panda_reference
 
 SLOT_NS = 300 * 10**9
@@ -167,15 +168,17 @@ def test_engine_and_model_agree(duckdb, tmp_path):
     columns = {name: rows.column(name).to_numpy() for name in ("machine", "job", "platform", "usage", "cpi")}
     columns |= {
         "slot": rows.column("slot_start_ns").to_numpy(),
+        "task": np.arange(rows.num_rows),
         "latency_sensitive": rows.column("latency_sensitive").to_numpy(zero_copy_only=False),
     }
-    model = panda_reference.fit(**columns)
+    task_slots = TaskSlots(**columns)
+    model = panda_reference.fit(task_slots)
     statistics = panda_state.job_statistics(panda_state.cpi_moments(slots)).order_by(["job", "platform"]).to_pyarrow()
     assert statistics.column("job").to_pylist() == model.statistics.job.tolist()
     assert statistics.column("samples").to_pylist() == model.statistics.samples.tolist()
     np.testing.assert_allclose(statistics["mean_cpi"].to_numpy(), model.statistics.mean_cpi, rtol=1e-14)
     np.testing.assert_allclose(statistics["std_cpi"].to_numpy(), model.statistics.std_cpi, rtol=1e-13)
-    state, expected = state_of(duckdb, slots, tmp_path / "state"), panda.PairState.of(**columns)
+    state, expected = state_of(duckdb, slots, tmp_path / "state"), panda.PairState.of(task_slots)
     pairs = pq.read_table(state / "pairs.parquet").sort_by(
         [(name, "ascending") for name in ("job", "sensitive_job", "platform")]
     )

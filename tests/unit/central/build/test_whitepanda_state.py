@@ -101,7 +101,7 @@ def check_panda(opened, rows, folder):
     path = folder / "all.parquet"
     pq.write_table(table_of(rows), path)
     tables = panda_state.fit(opened.read([path]))
-    expected = panda_reference.fit(**rows.columns())
+    expected = panda_reference.fit(rows)
     found = opened.collect(tables.coefficients.order_by("job")).to_pydict()
     assert found["job"] == expected.coefficients.job.tolist()
     assert found["samples"] == expected.coefficients.samples.tolist()
@@ -171,6 +171,6 @@ def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
         folders.append(folder)
     _, table = methods.solved("panda", spark, folders)
     found = table.sort_by("job").to_pydict()
-    expected = panda_reference.fit(**rows.columns()).coefficients
+    expected = panda_reference.fit(rows).coefficients
     assert found["job"] == expected.job.tolist()
     assert found["coefficient"] == pytest.approx(expected.value, rel=1e-9, abs=1e-9)

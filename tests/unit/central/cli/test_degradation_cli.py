@@ -11,8 +11,8 @@ import pytest
 from agent.analysis.degradation.model import group_key, parse
 from central.cli import degradation as command
 from central.degradation import evaluate
-from central.degradation.choose import fit_model, folds_of, held_out, scenario_sets
 from central.degradation.fit import FitOptions, Rival, inputs_of
+from central.degradation.model_selection import fit_model, folds_of, held_out, scenario_sets
 from central.degradation.runs import Columns, Table, make_runs
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
@@ -303,7 +303,7 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
     rows = make_runs(Table(runs), columns)
     seen = []
 
-    def nothing(values, baseline, degradation, scenarios):
+    def nothing(values, baseline, degradation):
         seen.append(set(degradation.tolist()))
         return {"kind": "glm", "link": "log", "constant": 0.0, "terms": []}
 

@@ -46,6 +46,6 @@ def test_the_pages_commands_print_what_it_says(tmp_path, monkeypatch):
     for name, content in written:
         (tmp_path / name).write_text(content, encoding="utf-8")
     blocks = BLOCK.findall(text)
-    assert len(blocks) == 6
+    assert len(blocks) == 4
     for block in blocks:
         assert block_as_run(block) == block

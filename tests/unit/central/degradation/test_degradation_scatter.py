@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agent.analysis.degradation.model import parse
-from central.degradation.choose import fit_model
 from central.degradation.evaluate import errors, evaluate_as_is, evaluate_refitted
 from central.degradation.fit import FitOptions
+from central.degradation.model_selection import fit_model
 from central.degradation.runs import Columns, Table, make_runs
 from central.degradation.scatter import percentile_with
 

@@ -90,12 +90,7 @@ def steps(block, column):
 
 def test_monotone_boosting_holds_its_directions_and_plain_boosting_need_not():
     values, baseline, degradation = rows(400, 1)
-    fitted = {
-        method: trees.fit(
-            values, baseline, degradation, np.zeros(400, dtype=str), inputs=FEATURES, seed=0, method=method
-        )
-        for method in trees.METHODS
-    }
+    fitted = {name: fit(values, baseline, degradation) for name, fit in trees.rivals(FEATURES, 0).items()}
     monotone = fitted["boosting-monotone"]
     assert (np.diff(steps(monotone, 1), axis=1) >= -1e-12).all()  # others' bandwidth
     assert (np.diff(steps(monotone, 0), axis=1) <= 1e-12).all()  # ipc
@@ -104,11 +99,11 @@ def test_monotone_boosting_holds_its_directions_and_plain_boosting_need_not():
     assert (np.diff(steps(fitted["extra-trees"], 1), axis=1) < -1e-6).any()
 
 
-@pytest.mark.parametrize("method", trees.METHODS)
+@pytest.mark.parametrize("method", trees.rivals(FEATURES, 0))
 def test_methods_learn(method):
     values, baseline, degradation = rows(600, 1)
     new, new_baseline, real = rows(300, 2)
-    block = trees.fit(values, baseline, degradation, np.zeros(600, dtype=str), inputs=FEATURES, seed=0, method=method)
+    block = trees.rivals(FEATURES, 0)[method](values, baseline, degradation)
     error = np.abs(read(block).predict(new, new_baseline) / real - 1)
     constant = np.abs(np.median(degradation) / real - 1)
     assert np.mean(error) < 0.4 * np.mean(constant)
@@ -129,7 +124,7 @@ def test_rivals_are_named_and_the_monotone_one_needs_a_direction():
     assert list(trees.rivals(("something", "else"), 0)) == ["extra-trees", "boosting"]
     assert trees.directions_of((*FEATURES, "others_llc_occupancy_bytes")) == (-1, 1, 0, 0)
     values, baseline, degradation = rows(100, 1)
-    block = trees.rivals(FEATURES, 4)["extra-trees"](values, baseline, degradation, np.zeros(100, dtype=str))
+    block = trees.rivals(FEATURES, 4)["extra-trees"](values, baseline, degradation)
     assert block == trees.fit_extra_trees(values, baseline, degradation, seed=4)
 
 

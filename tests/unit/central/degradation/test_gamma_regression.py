@@ -9,7 +9,6 @@ import pytest
 
 from agent.analysis.degradation.glm import Glm
 from central.degradation import glm
-from central.degradation.table import summary_table
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "glm"
 NAMES = ("guest_ratio", "memory_bandwidth_bytes_per_s", "core_stall_ratio", "total_stall_ratio")
@@ -44,19 +43,19 @@ def test_a_fit_equals_r(link):
     features, degradation, answers = golden()
     answer = answers[link]
     fitted = glm.regress(features, degradation, NAMES, link)
-    assert [t.coefficient for t in fitted.terms] == pytest.approx(answer["coefficients"], rel=1e-7)
-    assert [t.standard_error for t in fitted.terms] == pytest.approx(answer["standard_errors"], rel=1e-7)
-    assert fitted.scale == pytest.approx(answer["dispersion"], rel=1e-7)
-    assert fitted.deviance == pytest.approx(answer["deviance"], rel=1e-9)
-    assert (fitted.observations, fitted.df_residuals, fitted.df_model) == (80, 75, 4)
+    assert [t["coef"] for t in fitted["terms"]] == pytest.approx(answer["coefficients"], rel=1e-7)
+    assert [t["std_err"] for t in fitted["terms"]] == pytest.approx(answer["standard_errors"], rel=1e-7)
+    assert fitted["scale"] == pytest.approx(answer["dispersion"], rel=1e-7)
+    assert fitted["deviance"] == pytest.approx(answer["deviance"], rel=1e-9)
+    assert (fitted["observations"], fitted["df_residuals"], fitted["df_model"]) == (80, 75, 4)
 
 
 @pytest.mark.parametrize("link", ["inverse", "log"])
 def test_the_agents_numpy_estimates_what_r_does(link):
     features, degradation, answers = golden()
     fitted = glm.regress(features, degradation, NAMES, link)
-    terms = [{"column": i, "coefficient": t.coefficient, "scale": 1.0} for i, t in enumerate(fitted.terms[1:])]
-    estimator = Glm.from_json({"link": link, "constant": fitted.terms[0].coefficient, "terms": terms})
+    terms = [{"column": i, "coefficient": t["coef"], "scale": 1.0} for i, t in enumerate(fitted["terms"][1:])]
+    estimator = Glm.from_json({"link": link, "constant": fitted["terms"][0]["coef"], "terms": terms})
     estimated = estimator.predict(features, np.ones_like(features))
     assert estimated == pytest.approx(np.array(answers[link]["fitted"]), rel=1e-8)
 
@@ -68,10 +67,11 @@ def test_a_fit_equals_statsmodels():
     family = sm.families.Gamma(sm.families.links.Log())
     result = sm.GLM(degradation, sm.add_constant(features), family=family).fit(tol=1e-10)
     fitted = glm.regress(features, degradation, NAMES, "log")
-    assert [t.coefficient for t in fitted.terms] == pytest.approx(result.params, rel=1e-10)
-    assert [t.p for t in fitted.terms] == pytest.approx(result.pvalues, rel=1e-6, abs=1e-12)
-    assert [(t.low, t.high) for t in fitted.terms] == [pytest.approx(row, rel=1e-8) for row in result.conf_int()]
-    assert fitted.log_likelihood == pytest.approx(result.llf)
+    assert [t["coef"] for t in fitted["terms"]] == pytest.approx(result.params, rel=1e-10)
+    assert [t["p"] for t in fitted["terms"]] == pytest.approx(result.pvalues, rel=1e-6, abs=1e-12)
+    bounds = [(t["low"], t["high"]) for t in fitted["terms"]]
+    assert bounds == [pytest.approx(row, rel=1e-8) for row in result.conf_int()]
+    assert fitted["log_likelihood"] == pytest.approx(result.llf)
 
 
 def test_the_published_coefficients_are_recovered_over_200_seeds():
@@ -79,8 +79,8 @@ def test_the_published_coefficients_are_recovered_over_200_seeds():
     for seed in range(200):
         features, degradation = published(seed)
         fitted = glm.regress(features, degradation, NAMES, "inverse")
-        assert (fitted.observations, fitted.df_residuals) == (425, 420)
-        covered[seed] = [t.low <= c <= t.high for t, c in zip(fitted.terms, PUBLISHED, strict=True)]
+        assert (fitted["observations"], fitted["df_residuals"]) == (425, 420)
+        covered[seed] = [t["low"] <= c <= t["high"] for t, c in zip(fitted["terms"], PUBLISHED, strict=True)]
     shares = covered.mean(axis=0)
     assert ((shares >= 0.92) & (shares <= 0.98)).all(), shares
 
@@ -91,11 +91,11 @@ def test_insignificant_terms_are_eliminated_and_weak_ones_are_no_candidates():
     echo = strong + rng.normal(0, 0.6, 400)  # correlates with the degradation, and says nothing that `strong` does not
     values = np.column_stack((strong, echo, other))
     degradation = rng.gamma(200, 1 / (200 * (1.2 - 0.2 * strong)))
-    block, fitted = glm.fit(values, np.ones_like(values), degradation, ("strong", "echo", "other"), "inverse")
+    block = glm.fit(values, np.ones_like(values), degradation, ("strong", "echo", "other"), "inverse")
     assert [t["name"] for t in block["terms"]] == ["strong"]
     assert block["summary"]["eliminated"] == ["echo"]  # `other` was none to begin with
     assert block["terms"][0]["coefficient"] == pytest.approx(-0.2, abs=0.01)
-    assert all(t.p <= 0.05 for t in fitted.terms[1:])
+    assert all(t["p"] <= 0.05 for t in block["summary"]["terms"][1:])
 
 
 def test_collinear_stalls_are_offered_at_most_twice_and_a_copy_of_a_feature_never():
@@ -132,8 +132,8 @@ def test_what_cannot_be_fitted_says_so():
 
 def test_the_table_is_laid_out_as_the_papers():
     features, degradation = published(2)
-    block, fitted = glm.fit(features, np.ones_like(features), degradation, NAMES, "inverse")
-    text = summary_table(block, "specjbb")
+    block = glm.fit(features, np.ones_like(features), degradation, NAMES, "inverse")
+    text = glm.summary_table(block, "specjbb")
     lines = text.splitlines()
     assert lines[0] == "specjbb"
     assert lines[1].strip() == "Generalized linear model regression results"
@@ -143,7 +143,7 @@ def test_the_table_is_laid_out_as_the_papers():
     assert lines[11].split() == ["coef", "std", "err", "z", "P>|z|", "[0.025", "0.975]"]
     const = next(line for line in lines if line.startswith("const")).split()
     assert [float(x) for x in const[1:3]] == [
-        pytest.approx(fitted.terms[0].coefficient, abs=5e-5),
-        pytest.approx(fitted.terms[0].standard_error, abs=5e-4),
+        pytest.approx(block["summary"]["terms"][0]["coef"], abs=5e-5),
+        pytest.approx(block["summary"]["terms"][0]["std_err"], abs=5e-4),
     ]
     assert max(len(line) for line in lines) <= 80

@@ -7,7 +7,7 @@ import pytest
 
 from agent.analysis.contention.suspect_scores import percentile_ranks
 from central.models.antagonists import cpi2, panda, proctor
-from central.models.antagonists.panda_local import LocalState
+from central.models.antagonists.colocation import pair_sums
 from central.models.antagonists.slots import TaskSlots
 from tests.support import panda_reference
 
@@ -44,7 +44,7 @@ ROWS = slots(
 
 
 def test_panda_by_hand():
-    found = panda_reference.fit(**ROWS.columns())
+    found = panda_reference.fit(ROWS)
     root = math.sqrt(2)
     assert found.statistics.mean_cpi.tolist() == [2.0]
     assert found.statistics.std_cpi == pytest.approx([math.sqrt(0.5)], rel=1e-15)
@@ -59,11 +59,11 @@ def test_panda_by_hand():
 
 
 def test_panda_local_by_hand_and_in_parts():
-    statistics = panda_reference.fit(**ROWS.columns()).statistics
-    whole = LocalState.of(ROWS)
-    parts = LocalState.of(ROWS.take(ROWS.slot == 1)).merge(LocalState.of(ROWS.take(ROWS.slot == 0)))
+    statistics = panda_reference.fit(ROWS).statistics
+    whole = pair_sums(ROWS)
+    parts = pair_sums(ROWS.take(ROWS.slot == 1)).merge(pair_sums(ROWS.take(ROWS.slot == 0)))
     for state in (whole, parts):
-        found = state.coefficients(statistics)
+        found = panda.local_coefficients(state, statistics)
         value = dict(zip(zip(found.machine.tolist(), found.job.tolist(), strict=True), found.value, strict=True))
         assert value[0, 9] == pytest.approx(math.sqrt(2) / 5, rel=1e-14)  # (-1 + 2) sqrt 2 / (1 + 4)
         assert value[1, 9] == pytest.approx(0, abs=1e-15)
@@ -94,16 +94,16 @@ def test_cpi2_score_by_hand():
     assert cpi2.suspect_scores(cpi, 2.0, usage) == pytest.approx([0.25, -0.5, 0.0])
 
 
-def test_proctor_draws_until_the_sample_is_like_the_whole():
+def test_proctor_draws_until_the_sample_is_like_the_whole(monkeypatch):
     values = np.arange(24.0)
     for seed in range(20):
         drawn = proctor.representative(values, np.random.default_rng(seed))
         assert len(set(drawn.tolist())) == 12
         counts = np.bincount((drawn // 8).astype(int), minlength=3)
         assert ((counts - 4) ** 2 / 4).sum() <= 1
-    seldom = proctor.representative(values, np.random.default_rng(1), limit=-1, max_draws=3)
-    assert len(seldom) == 12  # capped: the best of three
     assert len(proctor.representative(np.empty(0), np.random.default_rng(1))) == 0
+    monkeypatch.setattr(proctor, "CHI_SQUARE_LIMIT", -1)
+    assert len(proctor.representative(values, np.random.default_rng(1))) == 12  # capped: the best draw
 
 
 def test_proctor_correlates_over_what_it_drew():

@@ -71,10 +71,10 @@ def test_states_merge_associatively(seed, days):
 def test_31_drifting_days_merge_to_the_full_fit():
     rows = make(11, days=31, drift=0.03, per_day=12)
     parts = [rows.take(rows.slot // 288 == day) for day in range(31)]
-    state, ours = panda.PairState.of(**parts[0].columns()), WhitepandaState.of(parts[0])
+    state, ours = panda.PairState.of(parts[0]), WhitepandaState.of(parts[0])
     for part in parts[1:]:
-        state, ours = state.merge(panda.PairState.of(**part.columns())), ours.merge(WhitepandaState.of(part))
-    full, merged = panda_reference.fit(**rows.columns()).coefficients, state.coefficients()
+        state, ours = state.merge(panda.PairState.of(part)), ours.merge(WhitepandaState.of(part))
+    full, merged = panda_reference.fit(rows).coefficients, state.coefficients()
     assert merged.job.tolist() == full.job.tolist()
     np.testing.assert_allclose(merged.value, full.value, rtol=1e-9, atol=1e-9 * np.abs(full.value).max())
     same(ours.coefficients(), WhitepandaState.of(rows).coefficients(), 1e-9)
@@ -142,7 +142,7 @@ def test_who_rides_along_is_not_blamed():
                 rows += [(machine, slot, 10, 3, 0, False, used[0], 1.0), (machine, slot, 11, 4, 0, False, used[1], 1.0)]
     data = TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
     ours = WhitepandaState.of(data).coefficients()
-    plain = panda_reference.fit(**data.columns()).coefficients
+    plain = panda_reference.fit(data).coefficients
     mine = dict(zip(ours.job.tolist(), ours.value.tolist(), strict=True))
     theirs = dict(zip(plain.job.tolist(), plain.value.tolist(), strict=True))
     assert theirs[4] > 0.4 * theirs[3]

@@ -186,7 +186,7 @@ def test_files_of_pairs_that_are_refused(header, rows, line, tmp_path):
     [
         ("workload,platform,interferer", "w9,p0,w1", "workload 'w9' is not known (row 1); measure it in pairs"),
         ("workload,platform,interferer,slowdown", "w1,p0,w2,1", "has a column slowdown already, which "),
-        ("workload,platform,interferers", "w1,p0,w2;w3", "row 1 is beside 2 others, and pairs tell of one; use "),
+        ("workload,platform,interferers", "w1,p0,w2;w3", "row 1 is beside 2 others, and pairs have one; use "),
         ("workload,platform,interferer", "w7,p0,w0", "row 1: 'w7' is the workload of no measured pair; measure "),
         ("workload,platform,interferer", "w0,p0,w7", "row 1: 'w7' is the interferer of no measured pair; "),
         ("workload,platform,interferer", "w0,p2,w1", "row 1: 'p2' is the platform of no measured pair; measure "),

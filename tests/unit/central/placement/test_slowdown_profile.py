@@ -164,7 +164,7 @@ def test_profiles_of_simulated_runs_come_back():
     # A job of 30 s beside probes that last longer, by events.
     p = np.array([0.35, 0.45])
     runs = [[], [(1, 0)], [(0, 1)], [(1, 0), (0, 1)]]
-    times = [completion_times([p, *beside], [30.0] + [500.0] * len(beside)).elapsed_s[0] for beside in runs]
+    times = [completion_times([p, *beside], [30.0] + [500.0] * len(beside))[0] for beside in runs]
     found = fit_runs(times, [np.sum(beside, axis=0) if beside else (0, 0) for beside in runs])
     assert [each.value for each in found.shares] == pytest.approx(p.tolist(), rel=1e-9)
 

@@ -82,7 +82,7 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_model(tmp_path, monkeypatch)
     checkpoint = Checkpoint(tmp_path / "m", said.append)
     assert same(fitted(checkpoint), whole)
     assert trainers.trained == [1, 2]
-    assert said.pop() == f"going on behind 1 of 3 members, which {tmp_path / 'm'}.partial has"
+    assert said.pop() == f"continuing after 1 of 3 members, which {tmp_path / 'm'}.partial has"
     # Of other runtimes or options nothing is taken.
     for change in ({"change": 1e-9}, {"options": replace(OPTIONS, seed=1)}):
         trainers = Trainers(monkeypatch)
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_ours_is_left_alone(content, tmp_path):
     checkpoint.remove()
     assert (tmp_path / "m.partial").read_bytes() == content
     assert [line.partition("partial: ")[2] for line in said] == [
-        "is no whitepanda checkpoint and left alone; this fit cannot go on if stopped"
+        "is no whitepanda checkpoint and left alone; this fit cannot be resumed"
     ]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from central.lake.segments import DAY_NS, Lake
-from central.upgrades.asked import comparison_request, plan_request
 from central.upgrades.lake_rows import Side, parse_side, read_side
+from central.upgrades.messages import comparison_request, plan_request
 from central.upgrades.plan import PlanOptions
 from central.upgrades.tables import jobs_of, write_jobs, write_rows
 from tests.unit.central.api.test_fleet_api import certificates, served  # noqa: F401 - fixtures

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +11,12 @@ from agent.analysis.degradation.model import Model
 from central.degradation.fit import (
     FitOptions,
     Rival,
-    cells,
     document,
     fit_parts,
     inputs_of,
     model_of,
     rivals,
+    rows_of_parts,
     with_ranges,
 )
 from central.degradation.glm import FitError
@@ -35,7 +34,7 @@ _MANY_ROWS = 5000
 
 
 class Held(NamedTuple):
-    """A rival's estimates of rows that it was not fitted to, shape (n,): NaN where it could not tell."""
+    """A rival's estimates of rows that it was not fitted to, shape (n,): NaN where it has none."""
 
     rival: Rival
     estimated: Floats
@@ -47,9 +46,7 @@ def fit_model(
 ) -> dict[str, Any]:
     """Fit all rivals, choose one, and return the model file's content.
 
-    Raises:
-        InputError: too few rows, an unknown method, or no rival can be fitted.
-
+    Raises InputError for too few rows, an unknown method, or no rival can be fitted.
     """
     count = int((~runs.is_baseline).sum())
     if not count and not left_out_words(runs.counts):
@@ -106,12 +103,8 @@ def with_intervals(
         folds = _INTERVAL_FOLDS if len(runs.degradation) <= _MANY_ROWS else _GROUP_FOLDS
         sets = list(folds_of(runs, folds, options.seed, by_run=True))
     estimated = held.estimated if by_scenario is None else _estimated(runs, held.rival, options, sets)
-    behaviours, levels = cells(runs, options)
     result: list[dict[str, Any]] = []
-    for part in parts:
-        is_in = np.ones(len(levels), dtype=np.bool_)
-        if part["behaviour"] is not None:
-            is_in = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+    for part, is_in in rows_of_parts(parts, runs, options):
         block: dict[str, Any] | None
         try:
             block = _calibrated(part, runs, is_in, estimated, by_scenario, options)
@@ -154,28 +147,24 @@ def _calibrated(
 def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Held:
     """Fit a rival without each set of rows, and let it estimate that set.
 
-    Raises:
-        FitError: it cannot be fitted without one of the sets.
-
+    Raises FitError if it cannot be fitted without one of the sets.
     """
     estimated = _estimated(runs, rival, options, sets)
     rows = ~runs.is_baseline
-    told = np.isfinite(estimated)
-    # What a rival cannot tell counts as what anybody could say: the constant.
-    filled = np.where(told, estimated, constant_of(runs))
-    ape = np.abs(filled - runs.degradation)[rows] / runs.degradation[rows]
-    errors = {
-        "method": rival.name,
-        "mean_ape": float(ape.mean()),
-        "median_ape": float(np.median(ape)),
-        "rows": int(rows.sum()),
-        "cannot_tell": int((rows & ~told).sum()),
-    }
-    return Held(rival, estimated, errors)
+    is_known = np.isfinite(estimated)
+    # Where a rival has no estimate, the constant counts: anybody could say that.
+    filled = np.where(is_known, estimated, constant_of(runs))
+    counts = {"rows": int(rows.sum()), "cannot_tell": int((rows & ~is_known).sum())}
+    return Held(rival, estimated, {"method": rival.name, **_ape(filled, runs, rows), **counts})
+
+
+def _ape(estimated: Floats, runs: Runs, rows: NDArray[np.bool_]) -> dict[str, float]:
+    ape = np.abs(estimated - runs.degradation)[rows] / runs.degradation[rows]
+    return {"mean_ape": float(ape.mean()), "median_ape": float(np.median(ape))}
 
 
 def _estimated(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Floats:
-    """Return the rows' estimates, each by a model fitted without the row's set; NaN: it cannot tell, or is in none."""
+    """Return the rows' estimates, each by a model fitted without the row's set; NaN: no estimate, or in no set."""
     estimated = np.full(len(runs.degradation), math.nan)
     for is_out in sets:
         rest = runs.take(~is_out)
@@ -185,18 +174,18 @@ def _estimated(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray
 
 
 def estimates(model: Model, runs: Runs) -> Floats:
-    """Return a model's degradation of the rows, NaN where it cannot tell."""
+    """Return a model's degradation of the rows, NaN where it has no estimate."""
     values, baseline = inputs_of(runs, model)
     return model.predict(values, baseline).degradation
 
 
 def constant_of(runs: Runs) -> float:
-    """Return the median degradation of the rows that are no baselines: what a model has to be better than."""
+    """Return the median degradation of the rows that are no baselines, which a model has to beat."""
     return float(np.median(runs.degradation[~runs.is_baseline]))
 
 
 def scenario_sets(runs: Runs, options: FitOptions) -> tuple[list[NDArray[np.bool_]], str]:
-    """Split the rows into sets that are held out one after the other, and say what they are.
+    """Split the rows into sets that are held out one after the other, and say by what.
 
     By scenario where there are two or more, at most `options.held_out_sets` sets of them; else by group in 5 folds.
     """
@@ -235,11 +224,4 @@ def _constant_errors(runs: Runs, sets: list[NDArray[np.bool_]]) -> dict[str, flo
         rest = runs.take(~is_out)
         if (~rest.is_baseline).any():
             estimated[is_out] = constant_of(rest)
-    rows = ~runs.is_baseline & np.isfinite(estimated)
-    ape = np.abs(estimated - runs.degradation)[rows] / runs.degradation[rows]
-    return {"mean_ape": float(ape.mean()), "median_ape": float(np.median(ape))}
-
-
-def only(options: FitOptions, method: str) -> FitOptions:
-    """Return the options with one method."""
-    return replace(options, methods=(method,))
+    return _ape(estimated, runs, ~runs.is_baseline & np.isfinite(estimated))

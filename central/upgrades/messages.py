@@ -1,11 +1,12 @@
-"""Plans and comparisons asked of central's fleet API: requests of options, and its messages as what made them.
+"""Plans and comparisons asked of central's fleet API: requests from options, and answers as plans and comparisons.
 
-What central answers is then shown, drawn and written as JSON by the very code that does it for files.
+The code that shows, draws and writes the results of files then does the same with central's answers.
 """
 
 import math
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,7 @@ _ALMOST_NONE = sys.float_info.min
 def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.PlanObservationRequest:
     """Return the request of a plan.
 
-    Raises:
-        InputError: the side is of hosts: jobs are planned on a whole fleet or platform.
-
+    Raises InputError if the side is of hosts: jobs are planned on a whole fleet or platform.
     """
     if side.hosts is not None:
         raise InputError(
@@ -50,28 +49,21 @@ def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.Pla
 
 def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
     """Return the jobs that a plan observes, with the cost of one instance."""
-    told = answer.jobs
+    jobs = answer.jobs
     return Jobs(
-        np.array([job.job for job in told], dtype=str),
-        np.array([job.weight for job in told]),
-        np.array([job.mean for job in told]),
-        np.array([job.std for job in told]),
-        np.array([job.instances for job in told], dtype=np.int64),
-        np.array([job.cost / job.observe for job in told]),
+        np.array([job.job for job in jobs], dtype=str),
+        np.array([job.weight for job in jobs]),
+        np.array([job.mean for job in jobs]),
+        np.array([job.std for job in jobs]),
+        np.array([job.instances for job in jobs], dtype=np.int64),
+        np.array([job.cost / job.observe for job in jobs]),
     )
 
 
 def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return central's plan.
+    """Return central's plan, or with what an earlier plan led to, the plan made again here on central's jobs.
 
-    Args:
-        answer: of central.
-        options: what was asked for.
-        observed: what an earlier plan led to; the plan is then made again, here, on central's jobs.
-
-    Raises:
-        InputError: not even all instances suffice for what was observed.
-
+    Raises InputError if not even all instances suffice for what was observed.
     """
     jobs = jobs_of_plan(answer)
     if observed is not None:
@@ -102,18 +94,13 @@ def comparison_request(
     confidence: float,
 ) -> fleet_pb2.CompareSidesRequest:
     """Return the request of a comparison."""
-    current, new = sides
+    fields: dict[str, Any] = {}
+    for name, side in zip(("current", "new"), sides, strict=True):
+        fields |= {f"{name}_hosts": side.hosts or (), f"{name}_platform": side.platform or ""}
+        fields |= {f"{name}_since_unix_ns": _unix_ns(side.from_ns), f"{name}_until_unix_ns": _unix_ns(side.until_ns)}
+        fields[f"{name}_rest"] = bool(side.not_hosts)
     return fleet_pb2.CompareSidesRequest(
-        current_hosts=current.hosts or (),
-        current_platform=current.platform or "",
-        current_since_unix_ns=_unix_ns(current.from_ns),
-        current_until_unix_ns=_unix_ns(current.until_ns),
-        current_rest=bool(current.not_hosts),
-        new_hosts=new.hosts or (),
-        new_platform=new.platform or "",
-        new_since_unix_ns=_unix_ns(new.from_ns),
-        new_until_unix_ns=_unix_ns(new.until_ns),
-        new_rest=bool(new.not_hosts),
+        **fields,
         metric=metric,
         min_instances=min(min_instances, _MAX_UINT32),
         min_coverage=max(min_coverage, _ALMOST_NONE),
@@ -154,9 +141,9 @@ def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
     )
 
 
-def _interval(told: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
-    degrees = told.degrees_of_freedom or math.inf
-    return Interval(told.value / scale, told.low / scale, told.high / scale, told.standard_error / scale, degrees)
+def _interval(estimate: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
+    value, low, high = estimate.value / scale, estimate.low / scale, estimate.high / scale
+    return Interval(value, low, high, estimate.standard_error / scale, estimate.degrees_of_freedom or math.inf)
 
 
 def _unix_ns(time_ns: int | None) -> int:
