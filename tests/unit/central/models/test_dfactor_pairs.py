@@ -1,5 +1,7 @@
 """Loading vectors fitted to pairs: gradients, recovery of what made the data, and the bounds of either form."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
@@ -43,7 +45,7 @@ def error(found, pairs):
     return float(np.mean(np.abs(found.predict(pairs) - pairs.slowdown) / pairs.slowdown))
 
 
-@pytest.mark.parametrize(("fit", "truth"), [(fit_plain, plain()), (fit_extended, extended())])
+@pytest.mark.parametrize(("fit", "truth"), [(fit_plain, plain()), (partial(fit_extended, resources=2), extended())])
 def test_gradients_are_those_of_the_loss(monkeypatch, fit, truth):
     seen = {}
 
@@ -52,7 +54,7 @@ def test_gradients_are_those_of_the_loss(monkeypatch, fit, truth):
         return first
 
     monkeypatch.setattr(dfactor_pairs, "_solve", solve)
-    fit(pairs_of(truth, 60, noise=0.2), WORKLOADS, PLATFORMS, resources=2)
+    fit(pairs_of(truth, 60, noise=0.2), WORKLOADS, PLATFORMS)
     x = seen["first"] + 0.1 * np.random.default_rng(3).normal(size=len(seen["first"]))
     slope = approx_fprime(x, lambda at: seen["loss"](at)[0], 1e-6)
     assert seen["loss"](x)[1] == pytest.approx(slope, rel=1e-3, abs=1e-3)

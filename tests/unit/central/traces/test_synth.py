@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from central.models.antagonists.slots import TaskSlots
 from central.traces.generator.population import ROLES, SLOTS_PER_DAY, make_jobs, make_machines, make_tasks
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import SynthSettings, changed, knobs
@@ -134,13 +135,16 @@ def test_panda_gives_its_closed_form_where_one_antagonist_is_alone():
     alone = {"batch_jobs": 0, "antagonists": 1, "ls_jobs": 1, "ls_tasks": 1, "batch_tasks": 1}
     run = Run(**EXACT | alone)
     found = panda_reference.fit(
-        machine=run.machine,
-        slot=run.slot,
-        job=run.jobs.job_id[run.job],
-        platform=np.zeros(len(run.job), np.int8),
-        latency_sensitive=run.is_sensitive,
-        usage=run.usage,
-        cpi=run.cpi,
+        TaskSlots(
+            machine=run.machine,
+            slot=run.slot,
+            task=run.task,
+            job=run.jobs.job_id[run.job],
+            platform=np.zeros(len(run.job), np.int8),
+            latency_sensitive=run.is_sensitive,
+            usage=run.usage,
+            cpi=run.cpi,
+        )
     )
     used = run.usage[~run.is_sensitive]
     antagonist = run.jobs.job_id[run.jobs.role == ROLES.index("antagonist")]
