@@ -1,4 +1,7 @@
-"""Authorisation of gRPC: every RPC passes here before its method, and before its requests are read."""
+"""Authorisation of the fleet API's gRPC calls, before their requests are read.
+
+Hosts' streams are checked in `central.ingest.handshake`.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager

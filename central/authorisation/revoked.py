@@ -1,4 +1,7 @@
-"""Revoked certificates: a file of their serial numbers, read again while central runs."""
+"""Revoked certificates: a file of their serial numbers, read again while central runs.
+
+`central.ingest.handshake` refuses hosts by it, `central.authorisation.roles` all others.
+"""
 
 import re
 from pathlib import Path

@@ -217,7 +217,7 @@ def test_the_model_that_comes_with_whitepanda_says_what_it_is_and_is_small():
     provenance = json.loads(file.read_text(encoding="utf-8"))["provenance"]
     assert provenance["applications"] == ["img-dnn", "specjbb"]
     assert "not real ones" in provenance["trained_on"]
-    assert [each.name for each in load(())._models] == ["cloud_white"]
+    assert [name for name, *_ in load(())._models] == ["cloud_white"]
 
 
 def test_intervals_are_calibrated_by_runs_or_by_scenarios_as_asked(tmp_path):

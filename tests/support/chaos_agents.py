@@ -79,7 +79,7 @@ async def main(folder: Path) -> None:
     await asyncio.gather(*uplinks, return_exceptions=True)
     result = {}
     for agent in agents:
-        dropped = agent.uplink.dropped_batches
+        dropped = agent.uplink.view().dropped_batches
         result[agent.name] = {
             "produced": agent.produced,
             "dropped": dropped,

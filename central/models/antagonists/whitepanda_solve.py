@@ -119,8 +119,7 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
             estimate, inverse = _iterated(levels, weights, ridge, b, estimate)
         variances = [level.variance(estimate) for level in levels]
         if not is_last:
-            first, *others = variances
-            weights = [1.0] + [min(MAX_WEIGHT, first / other) if other > 0 else MAX_WEIGHT for other in others]
+            weights = [1.0] + [_weight(variances[0], other) for other in variances[1:]]
     error = np.sqrt(inverse * variances[0] * DESIGN_EFFECT)
     return _shrunk(estimate, error), estimate, error
 
@@ -158,6 +157,10 @@ def _shrunk(estimate: Floats, error: Floats) -> Floats:
     t_squared = np.divide(estimate, error, out=np.full_like(estimate, np.inf), where=error > 0) ** 2
     finite = np.where(np.isinf(t_squared), 0, t_squared)
     return estimate * np.where(np.isinf(t_squared), 1.0, finite / (finite + EVIDENCE))
+
+
+def _weight(first: float, other: float) -> float:
+    return min(MAX_WEIGHT, first / other) if other > 0 else MAX_WEIGHT
 
 
 def _weighed(weights: list[float], grams: list[Floats], ridge: Floats) -> Floats:
