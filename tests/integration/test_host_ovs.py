@@ -201,7 +201,7 @@ def joined(sample, uuid):
 
 
 def network(rates):
-    return rates[11:17]
+    return tuple(getattr(rates, name) for name in rates._fields if name.startswith("network_"))
 
 
 def sampled(source, timeout_s=60):
