@@ -94,10 +94,10 @@ class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/sys/fs/resctrl"  # where resctrl is mounted
-    # at most this many groups of ours; 0 = as many as RMIDs are free, less reserve_rmids
+    # at most this many groups of whitepanda; 0 = as many as RMIDs are free, less reserve_rmids
     max_groups: Annotated[int, Meta(ge=0, le=65_536)] = 0
     reserve_rmids: Annotated[int, Meta(ge=0, le=65_536)] = 4  # RMIDs left to others
-    # with more VMs than groups: length of a turn; occupancy is told from its 6th second
+    # with more VMs than groups: length of a turn; occupancy is known from its 6th second
     hold_s: Annotated[float, Meta(ge=1, le=86_400)] = 10.0
 
 

@@ -120,7 +120,7 @@ class BuildProcess(BuildStatus):
         """Have the process build, once `start` was called; without it there is nothing to build.
 
         Returns the new version's number, or None where there is nothing new. BuildFailedError: the build failed, or its
-        process died. BuildStoppedError: it was told to stop. OSError: the lake cannot be read.
+        process died. BuildStoppedError: it was stopped. OSError: the lake cannot be read.
         """
         with self._one_at_a_time:
             process = self._process

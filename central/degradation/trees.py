@@ -137,7 +137,7 @@ def fit_boosting(
 
 
 def terms_of(values: Floats, baseline: Floats) -> Terms:
-    """Return the terms that rows can be told apart by: those that vary, and no two that are the same.
+    """Return the terms that distinguish rows: those that vary, and no two that are the same.
 
     Raises FitError if none varies.
     """

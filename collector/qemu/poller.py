@@ -153,7 +153,7 @@ class Poller:
             try:
                 pause_ns = self.step()
             except Exception:  # noqa: BLE001 - it would end the thread
-                # A defect of ours at one VM's answer; that VM's next turn is already set.
+                # A defect of whitepanda at one VM's answer; that VM's next turn is already set.
                 _log.exception("asking a VM failed; please report this")
                 pause_ns = NS_PER_S
             turn.wake.wait(pause_ns / NS_PER_S)
