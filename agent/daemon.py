@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.update_limits import AskedJobs, Refusals
 from agent.api.state import AgentState, Counters, Names
 from agent.clock import Clock, SystemClock, boot_id
@@ -39,7 +39,7 @@ from whitepanda.common.tls import OwnCertificate
 
 if TYPE_CHECKING:
     from agent.antagonists.coefficients import CoefficientStore
-    from agent.api.prometheus import MetricsServer
+    from agent.api.metrics_server import MetricsServer
     from agent.detection.baseline_file import BaselineFile
     from agent.sampling.host_cgroups import HostSuspects
     from agent.uplink.client import Uplink
@@ -436,7 +436,7 @@ class Daemon:
                     await self._metrics.stop()
 
     async def _start_metrics(self) -> None:
-        from agent.api.prometheus import MetricsServer
+        from agent.api.metrics_server import MetricsServer
 
         schedule, section, tick_s = self.state.schedule, self._config.metrics, self._config.agent.tick_s
         server = MetricsServer(section, self.state.snapshot, lambda: schedule.ticks, tick_s, self._on_refused_scrape)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from central.authorisation.revoked import Revoked
+from central.authorisation.revocation_list import Revoked
 from whitepanda.common.config import address_problem, is_loopback, load_toml
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, problems, warnings

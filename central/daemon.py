@@ -19,7 +19,7 @@ from grpc_health.v1.health import aio as health
 from central.api.fleet import Fleet, Servicer
 from central.api.overview import Parts
 from central.authorisation.grpc_interceptor import Authorisation
-from central.authorisation.revoked import LOOK_S, Revoked
+from central.authorisation.revocation_list import LOOK_S, Revoked
 from central.authorisation.roles import Access
 from central.build.client import BuildProcess
 from central.coefficients.follower import VersionFollower

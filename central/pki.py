@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from central.authorisation.revoked import read_serials
+from central.authorisation.revocation_list import read_serials
 from whitepanda.common.errors import TlsError
 from whitepanda.common.files.durable import replacing
 from whitepanda.common.tls import TlsFiles, serial_text

@@ -26,7 +26,7 @@ MADE = "<!-- made by tools/generate_docs.py from the code; edit that -->\n\n"
 
 def metrics_page() -> str:
     """Render the metric table."""
-    from agent.sampling.metrics import METRICS, VM_METRICS  # noqa: PLC0415 - each page needs only its own part of the code
+    from agent.sampling.metric_table import METRICS, VM_METRICS  # noqa: PLC0415 - each page needs only its own part of the code
     from whitepanda.common.window_columns import WINDOW_COLUMNS  # noqa: PLC0415 - the same
 
     lines = [

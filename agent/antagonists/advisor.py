@@ -19,12 +19,12 @@ from agent.analysis.verdict import Degradation
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.reports import Trigger
 from agent.config import ActSection
-from agent.detection.verdicts import SuspectView
+from agent.detection.decisions import SuspectView
 from agent.sampling.vms import Vm
 from collector.base import Reason
 
 if TYPE_CHECKING:
-    from agent.antagonists.decisions import Decisions
+    from agent.antagonists.decide_victims import Decisions
     from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from agent.analysis.verdict import Degradation, Evidence
 from agent.config import CloudWhiteSection
-from agent.detection.verdicts import Analysis, Held
+from agent.detection.decisions import Analysis, Held
 from agent.sampling.vms import Vm
 
 if TYPE_CHECKING:
-    from agent.antagonists.vm_decision import VmDecision
+    from agent.detection.decisions import VmDecision
 
 
 _ACTIVE = frozenset({"inflicting", "affected", "victim"})

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from agent.analysis.verdict import Verdict
 from agent.antagonists.host_analysis import CpiVerdict, Explanation
 from agent.api.state import AgentState
-from agent.detection.verdicts import Reasoning
+from agent.detection.decisions import Reasoning
 from agent.sampling.vms import Vm
 from agent.uplink.messages import (
     analysis_numbers,
@@ -133,5 +133,5 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
         statistics.std_cpi = why.statistics.std
         if (robust := why.statistics.robust) is not None:
             statistics.location_log_cpi, statistics.scale_log_cpi = robust.location, robust.scale
-    # Whom to suspect is for all analyses together to say: `agent.antagonists.decisions`.
+    # Whom to suspect is for all analyses together to say: `agent.antagonists.decide_victims`.
     return message_of(host_pb2.VmExplanation, why, vm=vm, statistics=statistics, suspects=())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent.clock import Clock
 from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
 from agent.sampling.changes import JoinedVm
-from agent.sampling.metrics import HOST_METRICS, VM_METRICS, AgentMetrics, HostRates, TrafficTotals, Value, VmRates
+from agent.sampling.metric_table import HOST_METRICS, VM_METRICS, AgentMetrics, HostRates, TrafficTotals, Value, VmRates
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.scheduler import ClockSteps, TickSchedule
 from agent.sampling.vms import Vm
@@ -22,10 +22,10 @@ from whitepanda.v1 import host_pb2
 if TYPE_CHECKING:
     from agent.analysis.verdict import Verdict as Suffering
     from agent.antagonists.advisor import Advisor
-    from agent.antagonists.decisions import Decisions
+    from agent.antagonists.decide_victims import Decisions
     from agent.antagonists.host_analysis import CpiVerdict, HostAnalysis
-    from agent.antagonists.vm_decision import VmDecision
     from agent.detection.cloud_white import CloudWhite
+    from agent.detection.decisions import VmDecision
     from whitepanda.common.tls import OwnCertificate
 
 

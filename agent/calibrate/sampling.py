@@ -11,7 +11,7 @@ from agent.analysis.signals import Tick, Values, VmKey, load_factors, signals_of
 from agent.clock import SystemClock
 from agent.config import AgentConfig
 from agent.recording.record import troubles_of
-from agent.sampling.metrics import HostRates, VmRates
+from agent.sampling.metric_table import HostRates, VmRates
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.runner import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.scheduler import TickSchedule, first_due_ns

@@ -15,9 +15,9 @@ from agent.analysis.detectors.base import AnyDetector, Detection
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
 from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
+from agent.detection.decisions import Reasoning, SignalView
 from agent.detection.degradation_models import HostModels
-from agent.detection.verdicts import Reasoning, SignalView
-from agent.sampling.metrics import HostRates, VmRates
+from agent.sampling.metric_table import HostRates, VmRates
 from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
 

@@ -53,7 +53,7 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         if math.isfinite(found.ratio):
             of = "CPI / mean CPI of the job" if found.model == "cpi" else "latency (p95)"
             # The last estimate counts for a while after the model cannot estimate any more
-            # (`agent.antagonists.decisions`).
+            # (`agent.antagonists.decide_victims`).
             is_old = found.model != "cpi" and vm.cloud_white.degradation.cannot_tell
             yield Text(f"slow-down {render.degradation(found)}: {of}{', of a moment ago' if is_old else ''}")
         else:

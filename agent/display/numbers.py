@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.display import render
-from agent.sampling.metrics import VM_METRICS
+from agent.sampling.metric_table import VM_METRICS
 from collector.base import Reason
 from whitepanda.v1 import host_pb2
 

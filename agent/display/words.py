@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.detection.verdicts import runs
+from agent.detection.decisions import runs
 from agent.display import render
 from whitepanda.v1 import agent_pb2, host_pb2
 

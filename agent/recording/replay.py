@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.events import VmEvent
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSection
 from agent.recording.playback import Playback

@@ -22,7 +22,7 @@ from agent.sampling.changes import (
     VmDelta,
     why_no_interval,
 )
-from agent.sampling.perf_deltas import perf_delta
+from agent.sampling.hardware_deltas import perf_delta
 from collector.base import (
     CgroupCounters,
     DiskCounters,

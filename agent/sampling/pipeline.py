@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.config import AgentConfig, Sources
-from agent.sampling.metrics import HostRates
+from agent.sampling.metric_table import HostRates
 from agent.sampling.rates import Limits, derive_host
 from agent.sampling.runner import Slots
 from agent.sampling.vms import JobRules, VmTable

@@ -20,7 +20,7 @@ from agent.sampling.changes import (
     VmDelta,
 )
 from agent.sampling.deltas import delta
-from agent.sampling.metrics import VM_METRICS, HostRates, Value, VmRates
+from agent.sampling.metric_table import VM_METRICS, HostRates, Value, VmRates
 from collector.base import HostCounters, NumaPlacement, Reason
 
 _S = 1_000_000_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.sampling.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
-from agent.sampling.metrics import TRAFFIC_METRICS, TrafficTotals
+from agent.sampling.metric_table import TRAFFIC_METRICS, TrafficTotals
 from collector.base import VM_PARTS, Reason
 
 _S = 1_000_000_000

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from agent.config import JobRule
 from agent.sampling.changes import JoinedVm, PerfDelta, Reading, VmDelta
 from agent.sampling.deltas import SUBTRACT
-from agent.sampling.metrics import VM_METRICS, VmRates
+from agent.sampling.metric_table import VM_METRICS, VmRates
 from agent.sampling.rates import Limits, rates_of
 from agent.sampling.traffic import Traffic
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from agent.antagonists.coefficients import CoefficientStore
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
 from agent.api.messages import explanation_message, vms_message
 from agent.api.state import AgentState, Names

@@ -7,7 +7,7 @@ new batches after every boot, for every new file, and after every error of the d
 queued before keep theirs.
 
 While the disk cannot be written, because it is full or fails, new batches wait in memory under another spool_id
-(see `agent.uplink.overflow`), and acknowledged ones are remembered until they can be deleted. Batches in memory
+(see `agent.uplink.memory_queue`), and acknowledged ones are remembered until they can be deleted. Batches in memory
 keep their numbers when they move to the disk later: a number means the same data wherever it lies.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import MAX_SEQUENCE, Report, pieces
-from agent.uplink.overflow import MEMORY_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
+from agent.uplink.memory_queue import MEMORY_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
 from agent.uplink.spool_file import connect, is_broken, is_full, move_aside, parse, primary_code
 from whitepanda.common import log

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from agent.uplink.overflow import RESERVE_BYTES
+from agent.uplink.memory_queue import RESERVE_BYTES
 from whitepanda.v1 import agent_pb2
 
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})

@@ -25,11 +25,11 @@ import numpy as np
 from agent.analysis.detectors.detector import Detector, DetectorSettings
 from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, VmKey, set_others
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.sampling.metrics import VmRates
+from agent.sampling.metric_table import VmRates
 from collector.base import Reason
 
 BAR_MS = 3.0

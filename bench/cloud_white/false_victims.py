@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.sampling.metrics import HostRates, VmRates
+from agent.sampling.metric_table import HostRates, VmRates
 from bench.cloud_white.scenarios import quiet_day, singles
 from bench.cloud_white.simulation import Study, StudyTick, simulate
 from collector.base import Reason

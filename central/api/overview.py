@@ -12,7 +12,7 @@ from central.api.incidents import IncidentHistory, mark_open
 from central.api.lake_queries import RecentVms
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import read_top
-from central.authorisation.revoked import Revoked
+from central.authorisation.revocation_list import Revoked
 from central.build.status import BuildStatus
 from central.ingest.sessions import StreamRegistry
 from central.journal.latency import BOUNDS_S

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from central.authorisation.revoked import Revoked, revoked_text
+from central.authorisation.revocation_list import Revoked, revoked_text
 from whitepanda.common.tls import shown_names
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from central.cli._fleet import ask_pages, asking
+from central.cli._fleet_client import ask_pages, asking
 from central.cli._outputs import JsonOption, grid, say
 from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.traces.fit import TraceFit, TraceFitOptions, fit_trace

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from central.cli._fleet import asking
+from central.cli._fleet_client import asking
 from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, say
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from central.cli._fleet import asking
+from central.cli._fleet_client import asking
 from central.cli._outputs import PICTURES, JsonOption, check_output, grid, say
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts

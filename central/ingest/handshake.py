@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from central.authorisation.revoked import Revoked, revoked_text
+from central.authorisation.revocation_list import Revoked, revoked_text
 from central.config import CentralConfig
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit

@@ -15,7 +15,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from central.authorisation.revoked import Revoked
+from central.authorisation.revocation_list import Revoked
 from central.config import CentralConfig
 from central.ingest.backpressure import Backpressure, Flow
 from central.ingest.batches import Intake

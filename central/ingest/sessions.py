@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from central.authorisation.revoked import revoked_text
+from central.authorisation.revocation_list import revoked_text
 from central.journal.sequence_ranges import merged
 from central.validation.vm_names import VmNames
 from whitepanda.v1 import agent_pb2

@@ -38,8 +38,8 @@ class PerfSource:
     Each vCPU thread has groups of its own (pid = thread id, cpu = -1), or each VM's control group on each CPU
     (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since a sum over
     some of its vCPUs would look like a slower VM. If the events need several groups, one of them is on per tick, the
-    same for all VMs. Values are raw: `collector.perf.scale` scales their deltas. Not safe for use by several threads at
-    once.
+    same for all VMs. Values are raw: `collector.perf.multiplex_scaling` scales their deltas. Use
+    by one thread at a time.
 
     `inventory` returns the VMs that there are now; it is called once per sample. `events` "basic" counts cycles and
     instructions only. `reserve_counters` programmable counters per hardware thread are left to the guests' virtual

@@ -17,7 +17,7 @@ from agent.config import UplinkSection
 from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from central import pki
-from central.authorisation.revoked import LOOK_S, revoked_text
+from central.authorisation.revocation_list import LOOK_S, revoked_text
 from central.cli.pki import app as pki_app
 from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, UplinkSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load

@@ -33,7 +33,7 @@ from collector.perf.binding import (
 )
 from collector.perf.cpu import core_pmus
 from collector.perf.events import CYCLES, CYCLES_AND_INSTRUCTIONS, INSTRUCTIONS, TASK_CLOCK_NS, Catalog, Event
-from collector.perf.scale import ScaledDelta, scale_delta
+from collector.perf.multiplex_scaling import ScaledDelta, scale_delta
 from collector.perf.source import PerfSource
 
 KERNEL = Kernel()

@@ -17,12 +17,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 
 from agent.analysis.verdict import Degradation, Evidence, Verdict  # noqa: E402 - after the path is set
 from agent.antagonists.coefficients import CoefficientStore  # noqa: E402 - after the path
-from agent.antagonists.decisions import Decisions  # noqa: E402 - after the path is set
+from agent.antagonists.decide_victims import Decisions  # noqa: E402 - after the path is set
 from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.api.server import LocalApi  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
-from agent.detection.verdicts import Reasoning, SignalView  # noqa: E402 - after the path is set
-from agent.sampling.metrics import VmRates  # noqa: E402 - after the path is set
+from agent.detection.decisions import Reasoning, SignalView  # noqa: E402 - after the path is set
+from agent.sampling.metric_table import VmRates  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
 from whitepanda.common.protocol import or_nan  # noqa: E402 - after the path is set

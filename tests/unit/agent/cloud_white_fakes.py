@@ -8,7 +8,7 @@ import numpy as np
 from agent.analysis.degradation.model import Estimates
 from agent.analysis.detectors.base import Detection
 from agent.analysis.verdict import Evidence, Verdict
-from agent.sampling.metrics import VmRates
+from agent.sampling.metric_table import VmRates
 from collector.base import Reason
 
 QUIET = ("steady", "as at its baseline", ())

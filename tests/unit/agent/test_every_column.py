@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load

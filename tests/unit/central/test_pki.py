@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
 import central.pki as pki_module
-from central.authorisation.revoked import read_serials
+from central.authorisation.revocation_list import read_serials
 from central.cli.pki import app
 from central.pki import describe, issue, make_ca, renew, revoke
 from whitepanda.common.errors import TlsError

@@ -11,7 +11,7 @@ import pytest
 from agent.config import AgentConfig
 from agent.config import load as load_agent
 from agent.display import render
-from agent.sampling.metrics import METRICS
+from agent.sampling.metric_table import METRICS
 from central.config import CentralConfig
 from central.ingest import tls_rejections
 from central.ingest.quotas import OVER_QUOTA_REPORTS

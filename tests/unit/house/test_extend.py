@@ -149,16 +149,16 @@ WITH_METRIC = """
 import importlib.util, json, sys
 
 given = json.load(sys.stdin)
-for name in ("agent.sampling.metrics", "agent.sampling.rates"):
+for name in ("agent.sampling.metric_table", "agent.sampling.rates"):
     spec = importlib.util.find_spec(name)
     made = sys.modules[name] = importlib.util.module_from_spec(spec)
     exec(compile(given[name], spec.origin, "exec"), made.__dict__)
 exec(given["test"])
 test_the_mean_size_of_a_read()
 
-from agent.api.exposition import family_name
+from agent.api.prometheus_text import family_name
 from agent.display.numbers import NUMBERS
-from agent.sampling.metrics import VM_METRICS
+from agent.sampling.metric_table import VM_METRICS
 from tools.generate_docs import metrics_page
 
 metric = next(metric for metric in VM_METRICS if metric.name == "disk_read_size_bytes")
@@ -177,8 +177,8 @@ def changed(path, old, new):
 def test_a_metric_is_a_row_and_its_arithmetic():
     row, arithmetic, test = (textwrap.indent(block.rstrip(), "    ") for block in BLOCKS[5:])
     given = {
-        "agent.sampling.metrics": changed(
-            "agent/sampling/metrics.py", "disk_write_ops_per_s:", lambda line: f"{line}\n{row}"
+        "agent.sampling.metric_table": changed(
+            "agent/sampling/metric_table.py", "disk_write_ops_per_s:", lambda line: f"{line}\n{row}"
         ),
         "agent.sampling.rates": changed(
             "agent/sampling/rates.py", "return disk.read_bytes * per_s", lambda _line: arithmetic

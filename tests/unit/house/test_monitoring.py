@@ -15,8 +15,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from agent.api.exposition import family_name
-from agent.sampling.metrics import METRICS
+from agent.api.prometheus_text import family_name
+from agent.sampling.metric_table import METRICS
 from central.config import load
 from central.web import metrics as central
 

@@ -1,6 +1,6 @@
 """Events: what began and ended of each VM, as it was decided; bounded, counted, no oftener than they should be."""
 
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from tests.unit.agent.agent_fakes import UNIX0, S
 from tests.unit.agent.cloud_white_fakes import INFLICTS, QUIET, SUFFERS, ToldModel, host_vm, rates_of

@@ -9,11 +9,11 @@ import pytest
 
 from agent.analysis.contention.normalised_cpi import CpiStatistics
 from agent.antagonists.coefficients import CoefficientStore
-from agent.antagonists.decisions import Decisions
+from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
 from agent.antagonists.vm_slots import CpiPoint
 from agent.config import AgentConfig, AgentSection, AnalysisSection
-from agent.detection.verdicts import SuspectView
+from agent.detection.decisions import SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.v1 import agent_pb2

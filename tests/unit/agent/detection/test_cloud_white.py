@@ -16,7 +16,7 @@ from agent.config import CloudWhiteSection
 from agent.detection.baseline_file import BaselineFile
 from agent.detection.cloud_white import CloudWhite, _matrix, _numbers, make_detector
 from agent.detection.degradation_models import HostModels, load
-from agent.sampling.metrics import HostRates, VmRates
+from agent.sampling.metric_table import HostRates, VmRates
 from collector.base import Reason
 from tests.unit.agent.agent_fakes import UNIX0, S
 from tests.unit.agent.cloud_white_fakes import INFLICTS, SUFFERS, UNKNOWN, ToldDetector, ToldModel, host_vm, rates_of

@@ -4,11 +4,11 @@ from dataclasses import fields, replace
 import pytest
 
 from agent.analysis.verdict import Verdict
-from agent.antagonists.decisions import Decisions
-from agent.api.exposition import render
+from agent.antagonists.decide_victims import Decisions
+from agent.api.prometheus_text import render
 from agent.api.state import AgentState, Names
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
-from agent.sampling.metrics import METRICS, VM_METRICS, HostRates, TrafficTotals, VmRates
+from agent.sampling.metric_table import METRICS, VM_METRICS, HostRates, TrafficTotals, VmRates
 from agent.sampling.pipeline import Pipeline, timely_sources
 from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.sampling.changes import CpuDelta, PerfDelta, Reading
 from agent.sampling.deltas import delta
-from agent.sampling.metrics import VM_METRICS, VmRates
+from agent.sampling.metric_table import VM_METRICS, VmRates
 from agent.sampling.rates import Limits, derive, derive_host
 from collector.base import (
     CgroupCounters,

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.agent.api.test_metrics_server import page_of
 
 from agent.api.state import AgentState, Names
 from agent.clock import Clock
 from agent.config import AgentConfig, AgentSection
-from agent.sampling.metrics import TrafficTotals
+from agent.sampling.metric_table import TrafficTotals
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
 from collector.base import DiskCounters, InterfaceCounters, ProcessCounters, Reason, VmIdentity, VmSample
 from collector.registry import SOURCES
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, threads
-from tests.unit.agent.api.test_prometheus import page_of
 from tests.unit.agent.sampling.test_vm_table import sample
 
 BYTES = (

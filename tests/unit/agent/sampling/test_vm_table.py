@@ -5,7 +5,7 @@ import structlog
 
 from agent.config import JobRule
 from agent.sampling.changes import PerfDelta
-from agent.sampling.metrics import VmRates
+from agent.sampling.metric_table import VmRates
 from agent.sampling.rates import Limits
 from agent.sampling.vms import JobRules, VmTable
 from collector.base import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.sampling.windows import CpiWindow
-from agent.uplink.overflow import Acknowledged
+from agent.uplink.memory_queue import Acknowledged
 from agent.uplink.queue import QueueCounts
 from agent.uplink.spool import Spool
 from whitepanda.common.errors import UnavailableError

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.events import Events
 from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
-from agent.antagonists.vm_decision import HostDecision, VmDecision
 from agent.config import AgentConfig
-from agent.detection.verdicts import Analysis, Held, SuspectView, runs
+from agent.detection.decisions import Analysis, Held, HostDecision, SuspectView, VmDecision, runs
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan

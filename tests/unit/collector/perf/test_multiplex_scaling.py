@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.base import PerfGroup, Reason
-from collector.perf.scale import ScaledDelta, scale_delta
+from collector.perf.multiplex_scaling import ScaledDelta, scale_delta
 
 LAST = PerfGroup(7, 1_000, 400, (5_000, 2_500))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from central.authorisation.revoked import Revoked, read_serials
+from central.authorisation.revocation_list import Revoked, read_serials
 from whitepanda.common.errors import TlsError
 
 

@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
+from tests.unit.agent.api.test_metrics_server import RATES
 
 from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import CpiStatistics
 from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.advisor import Advisor
-from agent.antagonists.decisions import Decisions, decide
+from agent.antagonists.decide_victims import Decisions, decide
 from agent.antagonists.host_analysis import CpiVerdict, Explanation, JudgedSlot
-from agent.api.exposition import render
 from agent.api.messages import explanation_message, vms_message
+from agent.api.prometheus_text import render
 from agent.api.state import Snapshot, VmSnapshot
 from agent.cli import vms as vms_command
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.detection.verdicts import VERDICTS, Reasoning, SuspectView
+from agent.detection.decisions import VERDICTS, Reasoning, SuspectView
 from agent.display import explanation
 from agent.display.words import host_line
 from agent.top.columns import row_of
 from agent.uplink.messages import event_message, trigger_message
 from collector.base import Reason
-from tests.unit.agent.api.test_prometheus import RATES
 from tests.unit.agent.canned_agents import HOST, State, canned_vm
 from whitepanda.v1 import agent_pb2, host_pb2
 

@@ -1,4 +1,4 @@
-"""The text of /metrics, made of a `Snapshot` by `agent.sampling.metrics.METRICS`.
+"""The text of /metrics, made of a `Snapshot` by `agent.sampling.metric_table.METRICS`.
 
 A value that is not known has no sample; `whitepanda_vm_part_absent` says why where all of a part is absent,
 `whitepanda_vm_metric_absent` where only that metric is. Source and age come once per VM and part, so that a series
@@ -14,10 +14,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.api.state import Snapshot, VmSnapshot
-from agent.detection.verdicts import VERDICTS, runs
+from agent.detection.decisions import VERDICTS, runs
 from agent.sampling.changes import Reading
-from agent.sampling.metrics import METRICS, TRAFFIC_METRICS, VM_METRICS
-from agent.sampling.metrics import Metric as Row
+from agent.sampling.metric_table import METRICS, TRAFFIC_METRICS, VM_METRICS
+from agent.sampling.metric_table import Metric as Row
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
 from whitepanda.v1 import host_pb2

@@ -25,16 +25,15 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from agent.analysis.verdict import Degradation
 from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.host_analysis import CpiVerdict
-from agent.antagonists.vm_decision import VmDecision
-from agent.api import prometheus
-from agent.api.exposition import family_name, render
-from agent.api.prometheus import MetricsServer
+from agent.api import metrics_server
+from agent.api.metrics_server import MetricsServer
+from agent.api.prometheus_text import family_name, render
 from agent.api.state import Snapshot, VmSnapshot
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
-from agent.detection.verdicts import VERDICTS, SuspectView
+from agent.detection.decisions import VERDICTS, SuspectView, VmDecision
 from agent.display.words import VICTIM, word_of
-from agent.sampling.metrics import METRICS, TrafficTotals, VmRates
+from agent.sampling.metric_table import METRICS, TrafficTotals, VmRates
 from agent.sampling.runner import SourcePlan
 from agent.uplink.messages import behaviour_number
 from central.pki import describe, issue, make_ca, renew
@@ -428,7 +427,7 @@ async def test_without_ticks_a_page_grows_no_older_than_two_of_them():
 
 
 async def test_a_loop_that_hangs_costs_the_scrape_not_the_server(monkeypatch):
-    monkeypatch.setattr(prometheus, "_SNAPSHOT_WAIT_S", 0.05)
+    monkeypatch.setattr(metrics_server, "_SNAPSHOT_WAIT_S", 0.05)
     answers = []
 
     async with serving() as address:
@@ -460,10 +459,10 @@ def connected(address, number):
 @pytest.fixture
 def patient(monkeypatch):
     """No client is cut off because it takes long; nothing is printed of those that are cut off."""
-    monkeypatch.setattr(prometheus._Handler, "timeout", 600.0)
-    monkeypatch.setattr(prometheus, "_REQUEST_S", 600.0)
-    monkeypatch.setattr(prometheus, "_CLIENT_WAIT_S", 600.0)
-    monkeypatch.setattr(prometheus._Server, "handle_error", lambda *_: None)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 600.0)
+    monkeypatch.setattr(metrics_server, "_REQUEST_S", 600.0)
+    monkeypatch.setattr(metrics_server, "_CLIENT_WAIT_S", 600.0)
+    monkeypatch.setattr(metrics_server._Server, "handle_error", lambda *_: None)
 
 
 @pytest.mark.usefixtures("patient")
@@ -475,7 +474,7 @@ async def test_slow_clients_give_way_to_a_scrape():
     try:
         with connected(server.address, 12):
             assert (await asyncio.to_thread(get, server.address))[0] == 200
-            assert len(refused) >= 12 + 1 - prometheus._MAX_CLIENTS
+            assert len(refused) >= 12 + 1 - metrics_server._MAX_CLIENTS
     finally:
         await server.stop()
 
@@ -483,10 +482,10 @@ async def test_slow_clients_give_way_to_a_scrape():
 @pytest.mark.usefixtures("patient")
 async def test_clients_that_do_not_read_the_answer_give_way_to_a_scrape(monkeypatch):
     body = b"a 1\n" * 4_000_000  # more than the sockets hold
-    monkeypatch.setattr(prometheus, "render", lambda _snapshot, _accept: (body, "text/plain"))
+    monkeypatch.setattr(metrics_server, "render", lambda _snapshot, _accept: (body, "text/plain"))
     async with serving() as address:
         with connected(address, 12) as clients:
-            for client in clients[-prometheus._MAX_CLIENTS :]:
+            for client in clients[-metrics_server._MAX_CLIENTS :]:
                 client.send(b"\r\n")
                 await asyncio.to_thread(client.recv, 15, socket.MSG_WAITALL)  # the answer has begun
             assert (await asyncio.to_thread(get, address))[2] == body
@@ -512,8 +511,8 @@ async def test_over_tls_slow_clients_give_way_to_a_scrape(pki):
 )
 def test_a_connection_that_breaks_off_costs_no_traceback(monkeypatch, error, noted):
     found = []
-    monkeypatch.setattr(prometheus, "_log", SimpleNamespace(debug=lambda _event, **keys: found.append(keys)))
-    server = prometheus._Server.__new__(prometheus._Server)
+    monkeypatch.setattr(metrics_server, "_log", SimpleNamespace(debug=lambda _event, **keys: found.append(keys)))
+    server = metrics_server._Server.__new__(metrics_server._Server)
     try:
         raise error
     except type(error):
@@ -533,13 +532,13 @@ async def test_clients_for_which_no_thread_can_be_started_are_refused_and_keep_n
     try:
         with monkeypatch.context() as patched:
             patched.setattr(socketserver.ThreadingMixIn, "process_request", start)
-            for _ in range(prometheus._MAX_CLIENTS + 1):
+            for _ in range(metrics_server._MAX_CLIENTS + 1):
                 with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
                     await asyncio.to_thread(get, server.address)
         assert server._server._waiting == {}
-        assert len(refused) == prometheus._MAX_CLIENTS + 1
+        assert len(refused) == metrics_server._MAX_CLIENTS + 1
         assert (await asyncio.to_thread(get, server.address))[0] == 200
-        assert len(refused) == prometheus._MAX_CLIENTS + 1  # none had to give way
+        assert len(refused) == metrics_server._MAX_CLIENTS + 1  # none had to give way
     finally:
         await server.stop()
 
@@ -554,10 +553,10 @@ async def test_clients_that_are_being_answered_are_not_cut_off(monkeypatch):
         assert go_on.wait(60)
         return b"a 1\n", "text/plain"
 
-    monkeypatch.setattr(prometheus._Pages, "get", slow)
+    monkeypatch.setattr(metrics_server._Pages, "get", slow)
     async with serving() as address:
-        with concurrent.futures.ThreadPoolExecutor(prometheus._MAX_CLIENTS) as pool:
-            asked = [pool.submit(get, address) for _ in range(prometheus._MAX_CLIENTS)]
+        with concurrent.futures.ThreadPoolExecutor(metrics_server._MAX_CLIENTS) as pool:
+            asked = [pool.submit(get, address) for _ in range(metrics_server._MAX_CLIENTS)]
             try:
                 for _ in asked:
                     assert begun.acquire(timeout=60)
@@ -569,13 +568,13 @@ async def test_clients_that_are_being_answered_are_not_cut_off(monkeypatch):
 
 
 async def test_who_drips_is_cut_off_and_counted(monkeypatch):
-    monkeypatch.setattr(prometheus, "_REQUEST_S", 0.5)
+    monkeypatch.setattr(metrics_server, "_REQUEST_S", 0.5)
     refused = []
     section = MetricsSection("127.0.0.1:0")
     server = MetricsServer(section, snapshot, lambda: 7, 1.0, lambda: refused.append(1))
     await server.start()
     try:
-        with connected(server.address, prometheus._MAX_CLIENTS) as slow:
+        with connected(server.address, metrics_server._MAX_CLIENTS) as slow:
 
             def are_cut_off():
                 for client in slow:
@@ -590,7 +589,7 @@ async def test_who_drips_is_cut_off_and_counted(monkeypatch):
 
 async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
     tls, client = pki
-    monkeypatch.setattr(prometheus, "_REQUEST_S", 1.0)
+    monkeypatch.setattr(metrics_server, "_REQUEST_S", 1.0)
     context = ssl.create_default_context(cafile=tls.ca)
     context.load_cert_chain(client.certificate, client.key)
     refused = []
@@ -613,7 +612,7 @@ async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
     try:
         await asyncio.to_thread(drip)
         await until(lambda: refused)
-        monkeypatch.setattr(prometheus, "_REQUEST_S", 60.0)  # a busy machine may need more than that second
+        monkeypatch.setattr(metrics_server, "_REQUEST_S", 60.0)  # a busy machine may need more than that second
         assert (await asyncio.to_thread(get, server.address, context=context))[0] == 200
         called = await asyncio.to_thread(get, server.address, context=context, Host="node1.example.net:9747")
         assert called[0] == 200  # the certificate has the names by which it is called

@@ -1,15 +1,16 @@
-"""The words for decisions on VMs, and what `explain` and suspects show. Plain values.
+"""The decision on a VM and on the host, its words, and what `explain` and suspects show. Plain values.
 
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.analysis.verdict import Verdict
+from agent.analysis.verdict import Degradation, Verdict
 from collector.base import Reason
 
-#: The words of `agent.antagonists.decisions`: what is held of a VM by all analyses.
+#: The words of `agent.antagonists.decide_victims`: what is held of a VM by all analyses.
 Held = Literal["unknown", "steady", "inflicting", "affected", "victim"]
 VERDICTS: tuple[Held, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
 #: Which analysis found something: the host's own, or the one by the fleet's statistics.
@@ -64,3 +65,44 @@ class SuspectView:
     def is_blamed(self) -> bool:
         """Whether anything speaks against it."""
         return self.inflicts or (self.score is not None and self.score > 0)
+
+
+def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:
+    return suspects[0] if suspects and suspects[0].is_blamed else None
+
+
+@dataclass(frozen=True, slots=True)
+class VmDecision:
+    """What is held of one VM, and why.
+
+    `since_ns`: monotonic, 0 where it is not known. `slow_down`, `found_by`, `suspects`: of a VM that suffers; suspects
+    are those that inflict, or by the scores alone the first one, the likeliest first.
+    """
+
+    uuid: str
+    verdict: Held
+    reason: str
+    since_ns: int = 0
+    slow_down: Degradation | None = None
+    found_by: tuple[Analysis, ...] = ()
+    suspects: tuple[SuspectView, ...] = ()
+
+    @property
+    def suspect(self) -> SuspectView | None:
+        """The first suspect; None where nobody is blamed."""
+        return _first(self.suspects)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDecision:
+    """What is held of the host. `victims`: the slowest first; `suspects`: of what they suffer, the likeliest first."""
+
+    victims: tuple[VmDecision, ...] = ()
+    affected: int = 0
+    inflicting: int = 0
+    suspects: tuple[SuspectView, ...] = ()
+
+    @property
+    def suspect(self) -> SuspectView | None:
+        """The first suspect; None where nobody is blamed."""
+        return _first(self.suspects)

@@ -1,6 +1,6 @@
 """Metrics for Prometheus: /metrics over HTTP, made of what the agent knows. Imported only where they are on.
 
-The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; `agent.api.exposition` makes
+The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; `agent.api.prometheus_text` makes
 the text of it in the scrape's thread, once per tick however many ask.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 
-from agent.api.exposition import render
+from agent.api.prometheus_text import render
 from agent.api.state import Snapshot
 from agent.config import MetricsSection
 from whitepanda.common import log

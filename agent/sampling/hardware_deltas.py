@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from agent.sampling.changes import MAX_READ_JITTER_NS, EventDelta, PerfDelta, Reading, why_no_interval
 from collector.base import PerfCounters, PerfGroup, Reason
-from collector.perf.scale import ScaledDelta, scale_delta
+from collector.perf.multiplex_scaling import ScaledDelta, scale_delta
 
 _S = 1_000_000_000
 _MAX_HZ = 20e9  # what no counter of today's hardware does
