@@ -24,6 +24,24 @@ DOCS = ROOT / "docs"
 MADE = "<!-- made by tools/generate_docs.py from the code; edit that -->\n\n"
 
 
+def _central_metrics() -> list[str]:
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - each page needs only its own part of the code
+
+    from central.web.metrics import render  # noqa: PLC0415 - the same
+    from whitepanda.v1 import agent_pb2, fleet_pb2  # noqa: PLC0415 - the same
+
+    refused = [agent_pb2.RejectedRows(reason="any", count=1)]
+    receiver = fleet_pb2.WebhookReceiver(receiver="any", oldest_waiting_unix_ns=1, dropped=refused)
+    lists = ("rejected", "rejected_batches", "rejected_events", "refused_streams")
+    status = fleet_pb2.FleetStatus(webhooks=[receiver], **dict.fromkeys(lists, refused))
+    lines = ["", "## Central", "", "| metric | kind | by | meaning |", "|---|---|---|---|"]
+    for family in text_string_to_metric_families(render(status).decode()):
+        total = "_total" if family.type == "counter" else ""
+        labels = ", ".join(sorted({key for sample in family.samples for key in sample.labels if key != "le"}))
+        lines.append(f"| `{family.name}{total}` | {family.type} | {labels} | {family.documentation} |")
+    return lines
+
+
 def metrics_page() -> str:
     """Render the metric table."""
     from agent.sampling.metric_table import METRICS, VM_METRICS  # noqa: PLC0415 - each page needs only its own part of the code
@@ -72,6 +90,7 @@ def metrics_page() -> str:
     for column in WINDOW_COLUMNS:
         of = ", ".join(f"`{m.name}`" for m in VM_METRICS if m.window == column.name) or "the counters"
         lines.append(f"| `{column.name}` | {column.unit} | {column.number} | {of} | {column.how} |")
+    lines += _central_metrics()
     return MADE + "\n".join(lines) + "\n"
 
 
