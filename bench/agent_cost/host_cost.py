@@ -159,13 +159,13 @@ def window(
         meter = Meter(pid)
         time.sleep(seconds)
         spent = meter.stop()
-        told: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         if pid is not None:
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            told["rss_mib"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+            known["rss_mib"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
         if (folder / "agent.sock").exists():
-            told["live"] = liveness(folder)
-    return spent, told
+            known["live"] = liveness(folder)
+    return spent, known
 
 
 def liveness(folder: Path) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "collectd": lambda folder: collectd(folder, extra),
     }
     caused: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
-    told: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    known: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(options.rounds):
             folder = Path(temporary)
@@ -210,7 +210,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for name, watch in kinds.items():
                 own = folder / str(number) / name
                 own.mkdir()
-                spent, told[name] = window(watch, own, options.seconds)
+                spent, known[name] = window(watch, own, options.seconds)
                 caused[name].append({part: value - quiet.get(part, 0.0) for part, value in spent.items()})
                 print(f"round {number + 1}, {name}: {sum(caused[name][-1].values()):.2f} CPU s", file=sys.stderr)
     per_minute = 60 / options.seconds
@@ -220,13 +220,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 part: round(statistics.fmean(row[part] for row in rows) * per_minute, 3) for part in rows[0]
             },
             "total_s_per_minute": [round(sum(row.values()) * per_minute, 3) for row in rows],
-            **told[name],
+            **known[name],
         }
         for name, rows in caused.items()
     }
     ratios = [
-        sum(ours.values()) / sum(theirs.values())
-        for ours, theirs in zip(caused["whitepanda"], caused["collectd"], strict=True)
+        sum(whitepanda.values()) / sum(theirs.values())
+        for whitepanda, theirs in zip(caused["whitepanda"], caused["collectd"], strict=True)
     ]
     result["ratio"] = round(statistics.fmean(ratios), 3)
     result["ratios"] = [round(ratio, 3) for ratio in ratios]

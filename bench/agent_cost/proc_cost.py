@@ -212,10 +212,10 @@ def measure(vms: int, seconds: float, kinds: tuple[str, ...]) -> dict[str, dict[
 
 def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     base = results["main"]["psutil"]["core_percent"]
-    told = {key: value for key, value in results["main"]["agent"].items() if key.startswith("vms_")}
+    reported = {key: value for key, value in results["main"]["agent"].items() if key.startswith("vms_")}
     print(
         "VMs for which the agent knows "
-        + ", ".join(f"{key.removeprefix('vms_with_')}: {value:.0f}" for key, value in told.items())
+        + ", ".join(f"{key.removeprefix('vms_with_')}: {value:.0f}" for key, value in reported.items())
     )
     print(f"{'':24} {'VMs':>5} {'of a core':>10} {'RSS':>9} {'vs psutil':>10}")
     for part, rows in results.items():

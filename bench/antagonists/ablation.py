@@ -1,4 +1,4 @@
-"""Ours with one idea changed each, on development traces and between halves of the machines of fresh ones.
+"""whitepanda with one idea changed each, on development traces and between halves of the machines of fresh ones.
 
 Parts `ablation` and `held-out` of antagonists.py.
 """
@@ -27,7 +27,7 @@ from central.traces.protocol import evaluate
 Days = list[tuple[int, TaskSlots]]
 
 _BASE = SynthSettings(days=15, machines=30, companions=8, burners=6)
-#: Development traces: what ours was developed on (seeds 101 to 103).
+#: Development traces: what whitepanda was developed on (seeds 101 to 103).
 DEVELOPMENT: Mapping[str, SynthSettings] = {
     "weak": replace(_BASE, antagonist_effect=0.03, cpi_noise=0.4, machine_noise=0.1),
     "confounded": replace(
@@ -136,9 +136,9 @@ class _LowerBound(Whitepanda):
 
 
 Patch = tuple[Any, str, Any]
-#: Ours with one idea changed each.
+#: whitepanda with one idea changed each.
 ABLATION: Mapping[str, tuple[type[Whitepanda], tuple[Patch, ...]]] = {
-    "ours": (Whitepanda, ()),
+    "whitepanda": (Whitepanda, ()),
     "mean and std instead of median and IQR of the log": (Whitepanda, ((whitepanda, "robust_n_cpi", _plain_n_cpi),)),
     "not cut at 3": (Whitepanda, ((whitepanda, "CLIP", np.inf),)),
     "marginal instead of joint": (Whitepanda, ((whitepanda_solve, "_Factor", _Marginal),)),
@@ -165,7 +165,7 @@ def _changed(patches: tuple[Patch, ...]) -> Iterator[None]:
 
 
 def run_ablation(name: str, seed: int) -> dict[str, Any]:
-    """Evaluate ours with each idea changed on one development trace."""
+    """Evaluate whitepanda with each idea changed on one development trace."""
     days, antagonists, coefficients = trace(replace(DEVELOPMENT[name], seed=seed))
     plain: dict[str, Method] = {"panda": METHODS["panda"](), "oracle": Known(coefficients)}
     found = evaluate(days, antagonists, plain, from_day=DEVELOPMENT_FROM_DAY)
@@ -209,7 +209,7 @@ def _elsewhere(kind: type[Panda | Whitepanda], states: Iterable[Any], patches: t
 
 
 def run_held_out(name: str, seed: int) -> dict[str, Any]:
-    """Evaluate ours with each idea changed on half of the machines, with what it learnt on the others.
+    """Evaluate whitepanda with each idea changed on half of the machines, with what it learnt on the others.
 
     Job statistics and machines' percentiles, by which slots are events, are those of the half that is scored.
     """
@@ -221,7 +221,7 @@ def run_held_out(name: str, seed: int) -> dict[str, Any]:
         "oracle": Known(coefficients),
     }
     for variant, (kind, patches) in ABLATION.items():
-        # What the solver alone is changed by is learnt as ours is.
+        # What the solver alone is changed by is learnt as whitepanda is.
         of_learning = tuple(patch for patch in patches if patch[0] is whitepanda)
         if of_learning not in learnt_by_patches:
             learnt_by_patches[of_learning] = _states(WhitepandaState.of, learnt, of_learning)
@@ -246,17 +246,17 @@ def difference(values: Floats) -> tuple[float, float]:
 
 
 def held_out_table(found: list[dict[str, Any]]) -> list[str]:
-    """Write the table of the held-out ablation: means over seeds, and the difference to ours over all traces."""
+    """Write the table of the held-out ablation: means over seeds, and the difference to whitepanda over all traces."""
     traces = list(dict.fromkeys(run["trace"] for run in found))
     names = list(found[0]["scores"])
     of = {trace_: [run for run in found if run["trace"] == trace_] for trace_ in traces}
     scores = {n: np.array([[run["scores"][n] for run in of[each]] for each in traces], float) for n in names}
-    lines = ["", "## Ablation on other machines", "", "| | " + " | ".join(traces) + " | mean | beside ours |"]
+    lines = ["", "## Ablation on other machines", "", "| | " + " | ".join(traces) + " | mean | beside whitepanda |"]
     lines.append("|---" * (len(traces) + 3) + "|")
     for name in names:
         cells = " | ".join(f"{value:.3f}" for value in scores[name].mean(axis=1))
-        mean, half = difference(scores[name] - scores["ours"])
-        beside = "" if name == "ours" else f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
+        mean, half = difference(scores[name] - scores["whitepanda"])
+        beside = "" if name == "whitepanda" else f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
         lines.append(f"| {name} | {cells} | {scores[name].mean():.3f} | {beside} |")
     events = " | ".join(str(sum(run["events"] for run in of[each])) for each in traces)
     lines.append(f"| events | {events} | | |")

@@ -3,7 +3,7 @@
     python -m bench.antagonists.study --out FOLDER [--seeds 8] [--parts study,others,ablation,held-out] [--sample TRACE]
 
 study: presets paper and paper-saturating (matched to the plain methods' published scores alone), seeds 1 to N;
-others: presets of other mechanisms, two seeds each; ablation: ours with one idea changed, on development traces
+others: presets of other mechanisms, two seeds each; ablation: whitepanda with one idea changed, on development traces
 that share neither settings nor seeds with the study; held-out: the same on fresh seeds, coefficients learnt on half of
 the machines and scored on the other half; with --sample, how stable the location and scale of jobs' CPI are between
 two halves of the days of a real trace. Writes one JSON line per trace and tables.md into FOLDER; a
@@ -111,9 +111,9 @@ def _run(kind: str, name: str, seed: int, out: Path) -> dict[str, Any]:
     return found
 
 
-def gap(panda: float, ours: float, oracle: float) -> float:
-    """Share of the gap between PANDA and the oracle that ours closes."""
-    return (ours - panda) / (oracle - panda) if oracle != panda else float("nan")
+def gap(panda: float, whitepanda: float, oracle: float) -> float:
+    """Share of the gap between PANDA and the oracle that whitepanda closes."""
+    return (whitepanda - panda) / (oracle - panda) if oracle != panda else float("nan")
 
 
 def bars(found: list[dict[str, Any]]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its stubs are no dependency of ours
+import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its stubs are no dependency of whitepanda
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -175,13 +175,13 @@ def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[st
             "PANDA, one-shot fit", lambda: duck.collect(panda_state.fit(duck.read(paths)).coefficients)
         )
     for name, method, chosen in (
-        ("ours", "whitepanda", paths),
+        ("whitepanda", "whitepanda", paths),
         ("PANDA by pair state", "panda", paths[: options.pair_days]),
     ):
         if chosen:
             found |= by_days(options.memory_limit_mib, name, method, chosen, folder / name)
     bar("one-shot fit of PANDA / plain SQL", found["fit"], base, 1.5)
-    for name, days, limit in (("ours", len(paths), 4), ("PANDA by pair state", options.pair_days, 6)):
+    for name, days, limit in (("whitepanda", len(paths), 4), ("PANDA by pair state", options.pair_days, 6)):
         if name in found:
             share = min(days, len(paths)) / len(paths)
             bar(f"{name}, from scratch / plain SQL of as many days", found[name], base, limit, share)
@@ -199,8 +199,8 @@ def with_spark(path: Path, folder: Path) -> None:
             lambda: opened.collect(panda_state.fit(opened.read([path])).coefficients),
         )
         timed(
-            "Spark, local[2]: ours, state of one day",
-            lambda: day_state("whitepanda", opened, path, folder / "spark-ours"),
+            "Spark, local[2]: whitepanda, state of one day",
+            lambda: day_state("whitepanda", opened, path, folder / "spark-whitepanda"),
         )
         timed(
             "Spark, local[2]: PANDA, pair state of one day",
@@ -234,7 +234,7 @@ def main() -> None:
                 if options.spark:
                     with_spark(paths[0], folder)
     if options.ten:
-        for key in ("fit", "ours", "PANDA by pair state"):
+        for key in ("fit", "whitepanda", "PANDA by pair state"):
             if key in results[0]:
                 times = sizes[1] / sizes[0]
                 bar(f"{key}, {times:.0f} times the rows cost", results[1][key], results[0][key], 1.1 * times)

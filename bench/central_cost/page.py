@@ -81,7 +81,7 @@ async def paint(browser: Browser, url: str, link: str) -> dict[str, float]:
     async with watched(browser, url) as seen:
         session = await seen.page.context.new_cdp_session(seen.page)
         sizes: list[float] = []
-        session.on("Network.loadingFinished", lambda told: sizes.append(told["encodedDataLength"]))
+        session.on("Network.loadingFinished", lambda known: sizes.append(known["encodedDataLength"]))
         await session.send("Network.enable")
         await seen.page.goto(f"{seen.origin}/{link}", wait_until="commit")
         shown = "() => document.querySelector('main')?.dataset.shows === location.hash && performance.now()"

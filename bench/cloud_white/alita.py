@@ -1,7 +1,7 @@
-"""Alita's rule for polluters of the last-level cache, as Cloud White tells it: a comparison, not a detector of ours.
+"""Alita's rule for polluters of the last-level cache, as Cloud White states it: a comparison, not a part of whitepanda.
 
 A VM may hold the share of the cache that its vCPUs are of the host's CPUs; one that holds more is called a polluter.
-The rule looks at space alone, so it accuses a VM that fills an otherwise idle cache and hurts nobody, and acquits one
+The rule samples at space alone, so it accuses a VM that fills an otherwise idle cache and hurts nobody, and acquits one
 that streams through it, holding little and evicting everybody.
 """
 

@@ -110,12 +110,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=101)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    told = {"quiet, per host of 20 VMs and day": quiet(given.days, given.hours, given.seed)} if given.days else {}
-    told["disturbed"] = stressed(given.seed)
+    reported = {"quiet, per host of 20 VMs and day": quiet(given.days, given.hours, given.seed)} if given.days else {}
+    reported["disturbed"] = stressed(given.seed)
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(reported))
         return
-    for part, numbers in told.items():
+    for part, numbers in reported.items():
         print(part)
         for name, number in numbers.items():
             print(f"  {name}: {number:g}")

@@ -35,7 +35,7 @@ def overall(path: Path, runs: Sequence[Run]) -> None:
     for axis, application in zip(np.atleast_1d(axes), applications, strict=True):
         own = [run for run in runs if parts(run)["application"] == application]
         loads = list(dict.fromkeys(parts(run)["load"] for run in own))
-        for shift, name in ((-0.27, "measured"), (0.0, "ours"), (0.27, "paper")):
+        for shift, name in ((-0.27, "measured"), (0.0, "whitepanda"), (0.27, "paper")):
             values = [[run.p95[name] for run in own if parts(run)["load"] == load] for load in loads]
             places = np.arange(len(loads)) + shift
             axis.bar(places, [np.mean(v) for v in values], 0.27, yerr=[np.std(v) for v in values], label=name)
@@ -84,9 +84,9 @@ def _degradation(axis: Any, run: Run) -> None:
     axis.plot(at_s, series["measured"], ".", ms=3, color="0.6", label="measured")
     axis.plot(at_s, series["expected"], lw=0.8, color="black", label="expected")
     axis.plot(at_s, series["paper"], lw=0.7, color="tab:orange", label="paper's rules")
-    axis.plot(at_s, series["ours"], lw=0.9, color="tab:blue", label="ours")
+    axis.plot(at_s, series["whitepanda"], lw=0.9, color="tab:blue", label="whitepanda")
     axis.fill_between(at_s, series["low"], series["high"], color="tab:blue", alpha=0.2, lw=0)
-    seen = np.concatenate([series[name] for name in ("measured", "ours", "high")])
+    seen = np.concatenate([series[name] for name in ("measured", "whitepanda", "high")])
     top = float(seen[~np.isnan(seen)].max())
     axis.set_ylim(0.7, min(top * 1.05, 4.0))
 

@@ -45,7 +45,7 @@ class Floor(NamedTuple):
     mixture_expected: float
     dynamic: float
     by_prior: tuple[float, ...]
-    is_hidden: bool  # from outside a VM with the other number of workers looks the same
+    is_hidden: bool  # a VM with the other number of workers gives the same samples
 
 
 def resimulate(

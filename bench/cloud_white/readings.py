@@ -37,12 +37,12 @@ READINGS = {
     "load: last 60 ticks, GIPS: baseline": PaperSettings(rolling_ticks=60, gips_from_baseline=True),
     "both: baseline": PaperSettings(load_from_baseline=True, gips_from_baseline=True),
 }
-OURS = "ours"
+OURS = "whitepanda"
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The scores of one run: `errors` and `roles` as in `cloud_white_runs.Run`, by reading; ours has roles only."""
+    """The scores of one run: `errors` and `roles` as in `cloud_white_runs.Run`, by reading; whitepanda: roles only."""
 
     name: str
     errors: Mapping[str, Errors]

@@ -24,19 +24,19 @@ from collector.simulated.truth import Role
 Floats = NDArray[np.float64]
 
 PERCENTILE = 95.0
-#: What is compared: ours, the paper's plain rules, and what needs neither a detector nor a model, or no model.
+#: What is compared: whitepanda, the paper's plain rules, and what needs neither a detector nor a model, or no model.
 METHODS = (
-    "ours",
-    "ours, without the looks",
-    "ours, told the workers",
-    "ours, estimates alone",
+    "whitepanda",
+    "whitepanda, without samples of vCPUs",
+    "whitepanda, given the workers",
+    "whitepanda, estimates alone",
     "paper",
     "constant 1",
     "constant",
     "our detector, constant",
     "expected",
 )
-DETECTORS = ("ours", "paper")
+DETECTORS = ("whitepanda", "paper")
 
 
 class Errors(NamedTuple):
@@ -68,11 +68,11 @@ class Watched(NamedTuple):
 class Run:
     """The scores of one run.
 
-    `errors`: per method of `METHODS`. `roles`: per detector how often a role was told as which behaviour, after the
+    `errors`: per method of `METHODS`. `roles`: per detector how often a role was found as which behaviour, after the
     quiet phase, and in it as `quiet <role>`. `covered`, `widths`: of the victim's estimates with intervals.
-    `*_told`: the same where it is told how many workers each VM has. `*_blind`: where nobody looks and nobody tells.
+    `*_known`: with the number of workers given. `*_blind`: without it and without samples of vCPUs.
     `workers`: the victim's; as learnt by the end of the quiet phase, and of the run (0: cannot tell).
-    `reasons`: why ours could not tell. `series`: for figures.
+    `reasons`: why whitepanda has no estimate. `series`: for figures.
     """
 
     name: str
@@ -81,8 +81,8 @@ class Run:
     roles: Mapping[str, Mapping[tuple[str, str], int]]
     covered: NDArray[np.bool_]
     widths: Floats
-    covered_told: NDArray[np.bool_]
-    widths_told: Floats
+    covered_known: NDArray[np.bool_]
+    widths_known: Floats
     covered_blind: NDArray[np.bool_]
     widths_blind: Floats
     workers: tuple[int, int, int]
@@ -158,13 +158,13 @@ def signals_of_block(block: StudyBlock, factors: Floats | float = 1.0) -> Floats
 
 
 def detector_of(name: str) -> AnyDetector:
-    return Detector(DetectorSettings()) if name == "ours" else PaperDetector(PaperSettings())
+    return Detector(DetectorSettings()) if name == "whitepanda" else PaperDetector(PaperSettings())
 
 
 def watch(
     detector: AnyDetector, keys: tuple[VmKey, ...], at_s: Floats, values: Floats, running: Floats | None = None
 ) -> Watched:
-    """Let a detector see ticks, in order; `running` has the looks at the vCPUs, (T, VMs), None: nobody looks."""
+    """Let a detector see ticks, in order; `running`: samples of the vCPUs, (T, VMs), or None."""
     count = (len(at_s), len(keys))
     behaviours = np.empty(count, dtype="<U10")
     baseline = np.empty(values.shape)
@@ -184,15 +184,15 @@ def watch(
     return Watched(behaviours, baseline, ticks, estimate, factors, workers)
 
 
-def keys_of(study: Study, *, told: bool = False) -> tuple[VmKey, ...]:
-    """Name the VMs; `told`: with how many requests each serves at once, as an operator may say."""
+def keys_of(study: Study, *, known: bool = False) -> tuple[VmKey, ...]:
+    """Name the VMs; `known`: with how many requests each serves at once, as an operator may say."""
     return tuple(
-        VmKey(study.uuid_of(vm), "1", vm.vcpus, workers_of(PROFILES[vm.profile], vm.vcpus) if told else None)
+        VmKey(study.uuid_of(vm), "1", vm.vcpus, workers_of(PROFILES[vm.profile], vm.vcpus) if known else None)
         for vm in study.vms
     )
 
 
-class Ours(NamedTuple):
+class Evaluated(NamedTuple):
     """Our estimates of a VM: degradation, low and high, (3, T); what counts, (T,); its scatter, (T,); why none."""
 
     numbers: Floats
@@ -208,7 +208,7 @@ class Ours(NamedTuple):
         return covered[bounded], ((high - low) / degradation)[bounded]
 
 
-def ours_of(model: Model, watched: Watched, values: Floats, vm: int) -> Ours:
+def whitepanda_of(model: Model, watched: Watched, values: Floats, vm: int) -> Evaluated:
     """Estimate a VM's degradation as the agent does, with the idle share of what the detector holds for its workers."""
     values = values.copy()
     for now, factors in zip(values, watched.factors, strict=True):
@@ -216,15 +216,15 @@ def ours_of(model: Model, watched: Watched, values: Floats, vm: int) -> Ours:
     numbers, reasons = estimates_of(model, watched, values, vm)
     columns = [INDEX[name] for name in model.inputs]
     scatter = model.scatter(values[:, vm][:, columns], watched.baseline[:, vm][:, columns], numbers[0])
-    # What cannot be told counts as no degradation.
-    return Ours(numbers, np.where(np.isnan(numbers[0]), 1.0, numbers[0]), scatter, reasons)
+    # What is unknown counts as no degradation.
+    return Evaluated(numbers, np.where(np.isnan(numbers[0]), 1.0, numbers[0]), scatter, reasons)
 
 
-def told_of(study: Study, block: StudyBlock, model: Model, vm: int) -> Ours:
-    """Estimate by the same model where it is told how many workers each VM has."""
-    keys = keys_of(study, told=True)
+def known_of(study: Study, block: StudyBlock, model: Model, vm: int) -> Evaluated:
+    """Estimate by the same model where it is known how many workers each VM has."""
+    keys = keys_of(study, known=True)
     values = signals_of_block(block, load_factors(keys))
-    return ours_of(model, watch(detector_of("ours"), keys, block.at_s, values), values, vm)
+    return whitepanda_of(model, watch(detector_of("whitepanda"), keys, block.at_s, values), values, vm)
 
 
 def estimates_of(model: Model, watched: Watched, values: Floats, vm: int) -> tuple[Floats, list[str]]:
@@ -232,31 +232,31 @@ def estimates_of(model: Model, watched: Watched, values: Floats, vm: int) -> tup
     columns = [INDEX[name] for name in model.inputs]
     asked = np.flatnonzero(watched.estimate[:, vm])
     numbers = np.full((3, len(values)), np.nan)
-    told = model.predict(
+    known = model.predict(
         values[asked, vm][:, columns], watched.baseline[asked, vm][:, columns], watched.baseline_ticks[asked, vm]
     )
-    numbers[:, asked] = np.stack((told.degradation, told.low, told.high))
-    return numbers, [reason for reason in told.reasons if reason]
+    numbers[:, asked] = np.stack((known.degradation, known.low, known.high))
+    return numbers, [reason for reason in known.reasons if reason]
 
 
-def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
+def evaluate(study: Study, whitepanda: Model, paper: Model, constant: float) -> Run:
     """Run a study, and score its first VM's degradation and all VMs' roles."""
     block = one_block(study)
     values, keys, vm = signals_of_block(block), keys_of(study), 0
     running = block.metrics["vcpus_running"]
     watched = {name: watch(detector_of(name), keys, block.at_s, values, running) for name in DETECTORS}
-    blind = ours_of(ours, watch(detector_of("ours"), keys, block.at_s, values), values, vm)
+    blind = whitepanda_of(whitepanda, watch(detector_of("whitepanda"), keys, block.at_s, values), values, vm)
     quiet, stressed = phases_of(study, block)
     measured, measured_5s = measured_of(block, quiet, vm)
-    found, told = ours_of(ours, watched["ours"], values, vm), told_of(study, block, ours, vm)
+    found, known = whitepanda_of(whitepanda, watched["whitepanda"], values, vm), known_of(study, block, whitepanda, vm)
     papers, _ = estimates_of(paper, watched["paper"], values, vm)
-    suffers = watched["ours"].behaviours[:, vm] == "victim"
+    suffers = watched["whitepanda"].behaviours[:, vm] == "victim"
     ticks = np.arange(len(measured))
     stress = (ticks >= quiet) & (ticks < stressed)
     estimates = {
-        "ours": found.estimates,
-        "ours, without the looks": blind.estimates,
-        "ours, told the workers": told.estimates,
+        "whitepanda": found.estimates,
+        "whitepanda, without samples of vCPUs": blind.estimates,
+        "whitepanda, given the workers": known.estimates,
         "paper": np.where(np.isnan(papers[0]), 1.0, papers[0]),
         "constant 1": np.ones(len(measured)),
         "constant": np.full(len(measured), constant),
@@ -265,14 +265,18 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
         "expected": block.expected.degradation[:, vm],
     }
     errors = {name: errors_of(measured, measured_5s, one, quiet, stressed) for name, one in estimates.items()}
-    errors["ours, estimates alone"] = errors["ours"]
-    for name, one in (("ours", found), ("ours, without the looks", blind), ("ours, told the workers", told)):
+    errors["whitepanda, estimates alone"] = errors["whitepanda"]
+    for name, one in (
+        ("whitepanda", found),
+        ("whitepanda, without samples of vCPUs", blind),
+        ("whitepanda, given the workers", known),
+    ):
         overall = overall_error(measured, one.estimates, one.scatter)
         errors[name] = errors[name]._replace(overall=overall)
     covered, widths = found.bounds(measured)
-    covered_told, widths_told = told.bounds(measured)
+    covered_known, widths_known = known.bounds(measured)
     covered_blind, widths_blind = blind.bounds(measured)
-    learnt = watched["ours"].workers[:, vm]
+    learnt = watched["whitepanda"].workers[:, vm]
     victim = study.vms[vm]
     return Run(
         name=study.name,
@@ -281,8 +285,8 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
         roles={name: confusion(block, one.behaviours, quiet) for name, one in watched.items()},
         covered=covered,
         widths=widths,
-        covered_told=covered_told,
-        widths_told=widths_told,
+        covered_known=covered_known,
+        widths_known=widths_known,
         covered_blind=covered_blind,
         widths_blind=widths_blind,
         workers=(workers_of(PROFILES[victim.profile], victim.vcpus), int(learnt[quiet - 1]), int(learnt[-1])),
@@ -291,13 +295,13 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
             "measured": float(np.nanpercentile(measured, PERCENTILE)),
             "std": float(np.nanstd(measured[stress])),
             **{name: float(np.percentile(one, PERCENTILE)) for name, one in estimates.items()},
-            "ours": percentile_with(found.estimates, np.nan_to_num(found.scatter), PERCENTILE),
-            "ours, estimates alone": float(np.percentile(estimates["ours"], PERCENTILE)),
+            "whitepanda": percentile_with(found.estimates, np.nan_to_num(found.scatter), PERCENTILE),
+            "whitepanda, estimates alone": float(np.percentile(estimates["whitepanda"], PERCENTILE)),
         },
         series={
             "at_s": block.at_s,
             "measured": measured,
-            "ours": estimates["ours"],
+            "whitepanda": estimates["whitepanda"],
             "paper": estimates["paper"],
             "low": found.numbers[1],
             "high": found.numbers[2],
@@ -326,7 +330,7 @@ def one_block(study: Study) -> StudyBlock:
 
 
 def confusion(block: StudyBlock, behaviours: NDArray[np.str_], quiet: int) -> Mapping[tuple[str, str], int]:
-    """Count how often a role was told as which behaviour, after the quiet phase, and in it as `quiet <role>`."""
+    """Count how often a role was found as which behaviour, after the quiet phase, and in it as `quiet <role>`."""
     found: Counter[tuple[str, str]] = Counter()
     for t, row in enumerate(block.roles):
         for role, behaviour in zip(row, behaviours[t].tolist(), strict=True):

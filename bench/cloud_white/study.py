@@ -1,4 +1,4 @@
-"""Cloud White's evaluation on the simulated hypervisor: ours beside the paper's plain rules and constants.
+"""Cloud White's evaluation on the simulated hypervisor: whitepanda beside the paper's plain rules and constants.
 
 Models are fitted to two applications (img-dnn, specjbb) beside microbenchmarks, 10 to 60 % load, and evaluated on three
 others (masstree, moses, silo), and with two and three applications whose load ramps, each run five times. Settings
@@ -8,7 +8,7 @@ explains every number.
     python -m bench.cloud_white.study [--out FOLDER] [--quick] [--write-model FILE]
 
 Prints tables in Markdown; --out writes figures like the paper's 9 to 12 and results.json. Exits with 1 where a bar
-is missed by ours as it is (rows beside it, without the looks and told the workers, are no bars).
+is missed by whitepanda as it is (rows beside it, without samples of vCPUs and given the workers, are no bars).
 """
 
 import argparse
@@ -154,7 +154,7 @@ def runs_of(table: Table, features: Sequence[str], scenario: str) -> Runs:
     return make_runs(table, columns)
 
 
-def fit_ours(table: Table, size: Size) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def fit_whitepanda(table: Table, size: Size) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Fit every candidate; return the one with the least error on the application held out, and all errors.
 
     What it is for is applications that it was not fitted to: so they are what its intervals are calibrated by.
@@ -191,12 +191,12 @@ def fit_paper(table: Table) -> dict[str, Any]:
 
 
 def train(size: Size, processes: int) -> dict[str, Any]:
-    """Return the models ("ours", "paper") and how ours was chosen ("tried")."""
+    """Return the models ("whitepanda", "paper") and how whitepanda was chosen ("tried")."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # statsmodels on regressions that do not fit well
         table = Table(training_table(Path(folder), size, processes))
-        ours, tried = fit_ours(table, size)
-        return {"ours": ours, "paper": fit_paper(table), "tried": tried}
+        whitepanda, tried = fit_whitepanda(table, size)
+        return {"whitepanda": whitepanda, "paper": fit_paper(table), "tried": tried}
 
 
 def packaged(model: Mapping[str, Any], size: Size) -> dict[str, Any]:
@@ -267,13 +267,13 @@ def evaluation_studies(size: Size, purpose: str = "evaluation") -> dict[str, lis
 _models: dict[str, Any] = {}
 
 
-def _start(ours: str, paper_model: str) -> None:
-    _models.update(ours=parse(json.loads(ours)), paper=parse(json.loads(paper_model)))
-    _models["constant"] = float(json.loads(ours)["choice"]["constant"]["degradation"])
+def _start(whitepanda: str, paper_model: str) -> None:
+    _models.update(whitepanda=parse(json.loads(whitepanda)), paper=parse(json.loads(paper_model)))
+    _models["constant"] = float(json.loads(whitepanda)["choice"]["constant"]["degradation"])
 
 
 def _evaluate(study: Study) -> Run:
-    run = evaluate(study, _models["ours"], _models["paper"], _models["constant"])
+    run = evaluate(study, _models["whitepanda"], _models["paper"], _models["constant"])
     return run if run.repetition == 1 else replace(run, series={})  # figures show the first
 
 
@@ -302,21 +302,21 @@ def mapped(
 def study(size: Size, models: Mapping[str, Any], processes: int) -> tuple[dict[str, Any], dict[str, list[Run]]]:
     """Run the evaluation; return all its numbers and the runs by group."""
     groups = evaluation_studies(size)
-    start = (_start, (json.dumps(models["ours"]), json.dumps(models["paper"])))
+    start = (_start, (json.dumps(models["whitepanda"]), json.dumps(models["paper"])))
     every = [one for studies in groups.values() for one in studies]
     found = iter(mapped(_evaluate, every, processes, start))
     runs = {name: [next(found) for _ in studies] for name, studies in groups.items()}
-    quiet = mapped(_quiet, [(size.quiet_hours, name) for name in ("ours", "paper")], processes)
+    quiet = mapped(_quiet, [(size.quiet_hours, name) for name in ("whitepanda", "paper")], processes)
     alita = alita_shares(seeded(scenarios.alita(), "evaluation"))
     numbers = tables.numbers_of(runs, PAPERS_STRESSORS)
     numbers["quiet day"] = {
-        "hours": size.quiet_hours, **dict(zip(("ours", "paper"), quiet, strict=True))
+        "hours": size.quiet_hours, **dict(zip(("whitepanda", "paper"), quiet, strict=True))
     }  # fmt: skip
     numbers["alita"] = alita
-    numbers["constant"] = models["ours"]["choice"]["constant"]["degradation"]
+    numbers["constant"] = models["whitepanda"]["choice"]["constant"]["degradation"]
     numbers["model"] = {
-        "features": models["ours"]["features"],
-        "method": models["ours"]["choice"]["method"],
+        "features": models["whitepanda"]["features"],
+        "method": models["whitepanda"]["choice"]["method"],
         "tried": models["tried"],
         "paper": [
             {
@@ -416,7 +416,7 @@ def main() -> int:
         return 0
     models = train(size, arguments.processes)
     if arguments.write_model:
-        text = json.dumps(packaged(models["ours"], size), indent=1, allow_nan=False)
+        text = json.dumps(packaged(models["whitepanda"], size), indent=1, allow_nan=False)
         arguments.write_model.write_text(text + "\n", encoding="utf-8")
         print(f"written to {arguments.write_model}: {len(text) / 1e3:.0f} kB")
         return 0

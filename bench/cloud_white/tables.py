@@ -19,8 +19,8 @@ GROUPS = {
     "known": "one VM, applications of the training",
 }
 CONSTANTS = ("constant 1", "constant")
-#: Under which ours stands beside ours as it is, with the suffix of a run's intervals.
-CONDITIONS = {"without the looks": "_blind", "told the workers": "_told"}
+#: Under which whitepanda stands beside whitepanda as it is, with the suffix of a run's intervals.
+CONDITIONS = {"without samples of vCPUs": "_blind", "given the workers": "_reported"}
 _SINGLE = re.compile(r"^(?P<application>.+?)-(?P<load>\d+)-(?P<stressor>.+)$")
 _ACTIVE = ("victim", "inflicting")
 
@@ -30,7 +30,7 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
 
     Args:
         runs: by group: single, known, two, three, other.
-        stressors: those that the errors of single VMs count for; the others are told of beside.
+        stressors: those that the errors of single VMs count for; the others are reported of beside.
 
     """
     groups: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def errors_over(runs: Sequence[Scored], methods: Iterable[str] = METHODS) -> dic
 
 
 def cell(runs: Sequence[Run]) -> dict[str, Any]:
-    names = ("measured", "ours", "ours, estimates alone", "paper", "std")
+    names = ("measured", "whitepanda", "whitepanda, estimates alone", "paper", "std")
     return {
         "runs": len(runs),
         "errors": errors_over(runs),
@@ -198,8 +198,8 @@ def reasons_over(runs: Iterable[Run]) -> dict[str, int]:
 def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Hold the numbers against the bars: met, missed, or void where the better constant comes within twice the bar.
 
-    The bars are of ours as it is: it learns how many workers each VM has from looks at its vCPUs. Beside them stand
-    rows of ours where nobody looks, and where an operator has told: what is met there only is met under this condition.
+    The bars hold for whitepanda as it is: it learns from samples of the vCPUs how many workers each VM has. Two further
+    rows have no such samples, or get the number from an operator: a bar that only these meet is met on this condition.
     """
     bars = []
     for group in ("single", "two", "three"):
@@ -208,39 +208,39 @@ def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
             constant = min(errors[name][field] for name in CONSTANTS)
             beside = {"constant": constant, "void": constant <= 2 * most}
             beside |= {name: errors[name][field] for name in ("paper", "expected")}
-            alone = errors["ours, estimates alone"][field]
-            for method, more in (("ours", {"alone": alone}), *((f"ours, {one}", {}) for one in CONDITIONS)):
-                ours, condition = errors[method][field], method.removeprefix("ours")
+            alone = errors["whitepanda, estimates alone"][field]
+            for method, more in (("whitepanda", {"alone": alone}), *((f"whitepanda, {one}", {}) for one in CONDITIONS)):
+                whitepanda, condition = errors[method][field], method.removeprefix("whitepanda")
                 bars.append({
                     "bar": f"{field} error, {GROUPS[group]}{condition}: at most {most:.0%}",
-                    "ours": ours,
+                    "whitepanda": whitepanda,
                     **more,
                     **beside,
-                    "met": ours <= most,
+                    "met": whitepanda <= most,
                     "beside": bool(condition),
                 })  # fmt: skip
     for group in ("single", "two", "three"):
         found = numbers["groups"][group]["detection"]
         least = {name: min(found[name]["apart"], found[name]["all"]) for name in DETECTORS}
         bars.append({
-            "bar": f"victims and inflicting VMs told apart, {GROUPS[group]}: at least {TOLD_APART:.0%}",
+            "bar": f"victims and inflicting VMs distinguished, {GROUPS[group]}: at least {TOLD_APART:.0%}",
             **least,
             "constant": 0.0,  # who always says steady tells no victim
-            "met": least["ours"] >= TOLD_APART,
+            "met": least["whitepanda"] >= TOLD_APART,
             "void": False,
         })  # fmt: skip
     quiet = numbers["quiet day"]
     bars.append({
         "bar": f"false victims in {quiet['hours']:g} quiet hours of 20 VMs: 0",
         **{name: quiet[name]["false_victims"] for name in DETECTORS},
-        "met": quiet["ours"]["false_victims"] == 0,
+        "met": quiet["whitepanda"]["false_victims"] == 0,
         "void": False,
     })  # fmt: skip
     for condition, whose in (("", "intervals"), *((f", {one}", f"intervals, {one}") for one in CONDITIONS)):
         covered = numbers["intervals"][f"all unseen{condition}"]["covered"]
         bars.append({
             "bar": f"{whose} (90 % nominal) cover {COVERED[0]:.0%} to {COVERED[1]:.0%}",
-            "ours": covered,
+            "whitepanda": covered,
             "met": COVERED[0] <= covered <= COVERED[1],
             "beside": bool(condition),
             "void": False,
@@ -275,7 +275,7 @@ def head(*cells: str) -> None:
 
 
 def print_bars(numbers: Mapping[str, Any]) -> None:
-    head("bar", "ours", "our estimates alone", "paper's rules", "better constant", "truth's own expectation", "")
+    head("bar", "whitepanda", "our estimates alone", "paper's rules", "better constant", "truth's own expectation", "")
     for bar in numbers["bars"]:
         words = "met" if bar["met"] else "missed"
         if bar["void"]:
@@ -283,7 +283,7 @@ def print_bars(numbers: Mapping[str, Any]) -> None:
         is_count = bar["bar"].startswith("false")
         shown = [
             bar.get(name, "") if is_count else percent(bar.get(name))
-            for name in ("ours", "alone", "paper", "constant", "expected")
+            for name in ("whitepanda", "alone", "paper", "constant", "expected")
         ]
         row(bar["bar"], *shown, words)
 
@@ -308,10 +308,11 @@ def print_errors(numbers: Mapping[str, Any]) -> None:
 def print_cells(numbers: Mapping[str, Any]) -> None:
     print("\nPer application and load: p95 of the run's degradation, then percent overall / dynamic.")
     names = (
-        "ours", *(f"ours, {one}" for one in CONDITIONS), "ours, estimates alone", "paper", "constant", "constant 1",
+        "whitepanda", *(f"whitepanda, {one}" for one in CONDITIONS), "whitepanda, estimates alone",
+        "paper", "constant", "constant 1",
         "expected",
     )  # fmt: skip
-    head("run", "measured", "ours", *names, "std of a second", "told apart")
+    head("run", "measured", "whitepanda", *names, "std of a second", "distinguished")
     for group in GROUPS:
         found = numbers["groups"][group]
         for one in found["cells"]:
@@ -324,8 +325,8 @@ def print_cells(numbers: Mapping[str, Any]) -> None:
 def print_cell(name: str, one: Mapping[str, Any], names: Sequence[str]) -> None:
     p95, errors = one["p95"], one["errors"]
     shown = [f"{percent(errors[n]['overall'])} / {percent(errors[n]['dynamic'])}" for n in names]
-    told = percent(one["detection"]["ours"]["apart"])
-    row(name, f"{p95['measured']:.2f}", f"{p95['ours']:.2f}", *shown, percent(p95["std"]), told)
+    reported = percent(one["detection"]["whitepanda"]["apart"])
+    row(name, f"{p95['measured']:.2f}", f"{p95['whitepanda']:.2f}", *shown, percent(p95["std"]), reported)
 
 
 def print_detection(numbers: Mapping[str, Any]) -> None:
@@ -345,10 +346,10 @@ def print_rest(numbers: Mapping[str, Any]) -> None:
          "wrong", "cannot tell")  # fmt: skip
     for application, one in numbers["workers"].items():
         row(application, *one.values())
-    head("Alita's example: called inflicting, percent of ticks", "VM", "alita", "ours", "paper", "truth")
+    head("Alita's example: called inflicting, percent of ticks", "VM", "alita", "whitepanda", "paper", "truth")
     for phase, vms in numbers["alita"].items():
         for vm, shares in vms.items():
-            row(phase, vm, *(percent(shares[name]) for name in ("alita", "ours", "paper", "truth")))
+            row(phase, vm, *(percent(shares[name]) for name in ("alita", "whitepanda", "paper", "truth")))
     quiet = numbers["quiet day"]
     head(f"{quiet['hours']:g} quiet hours", "false victims", "their ticks", "inflicting ticks", "VM ticks")
     for name in DETECTORS:

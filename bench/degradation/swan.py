@@ -2,7 +2,7 @@
 
 Data: 528 rows of 3 loads x 4 aggressor cores x 11 splits of the cache's ways, without and with 3 aggressors.
 Degradation is p95 relative to the Baseline row of the same load, cores and ways. Held out: 5 folds of rows drawn at
-random, for each of 20 seeds; and each aggressor in turn, for 5 seeds of the trees. Ours is what
+random, for each of 20 seeds; and each aggressor in turn, for 5 seeds of the trees. whitepanda is what
 `whitepanda degradation evaluate` does: fitted and calibrated without the held-out rows, written as JSON, read and
 evaluated by the agent's own numpy code.
 
@@ -52,7 +52,7 @@ COLUMNS = Columns(
 )
 FOLDS = 5
 AGGRESSOR_SEEDS = 5
-#: Percent: mean and median error at most, coverage from and to, rows that cannot be told at most.
+#: Percent: mean and median error at most, coverage from and to, share of rows without an estimate at most.
 BARS: dict[str, dict[str, Any]] = {
     "folds": {"mean": 8.5, "median": 4.5, "covered": (87.0, 93.0), "cannot_tell": 20.0},
     "aggressors": {"mean": 20.0, "median": 7.6, "covered": (85.0, 100.0), "cannot_tell": 20.0},
@@ -110,7 +110,7 @@ def monotone_boosting(rest: Runs, out: Runs, seed: int) -> Floats:
     return alone(Trees.from_json(block).predict(out.values, out.baseline))
 
 
-def ours(rest: Runs, out: Runs, seed: int) -> Floats:
+def whitepanda(rest: Runs, out: Runs, seed: int) -> Floats:
     """Fitted, calibrated, written and read."""
     written = json.dumps(fit_model(rest, FitOptions(methods=("extra-trees",), seed=seed)))
     estimates = parse(json.loads(written)).predict(out.values, out.baseline, out.baseline_rows)
@@ -123,7 +123,7 @@ METHODS: dict[str, Method] = {
     "gradient boosting, plain": plain("boosting"),
     "extra-trees, plain": plain("extra-trees"),
     "monotone boosting, with baseline rows": monotone_boosting,
-    "ours": ours,
+    "whitepanda": whitepanda,
 }
 
 
@@ -160,8 +160,8 @@ def score(runs: Runs, split: str, method: Method, seeds: int) -> dict[str, Any]:
 
 def percentages(degradation: Floats, numbers: Floats) -> dict[str, float]:
     estimated, low, high = numbers
-    told = np.isfinite(estimated)
-    error = 100 * np.abs(estimated[told] / degradation[told] - 1)
+    known = np.isfinite(estimated)
+    error = 100 * np.abs(estimated[known] / degradation[known] - 1)
     is_bounded = np.isfinite(low) & np.isfinite(high)
     is_covered = ((low <= degradation) & (degradation <= high))[is_bounded]
     width = ((high - low) / estimated)[is_bounded]
@@ -170,14 +170,14 @@ def percentages(degradation: Floats, numbers: Floats) -> dict[str, float]:
         "median": float(np.median(error)),
         "covered": float(100 * is_covered.mean()) if is_bounded.any() else float("nan"),
         "width": float(100 * np.median(width)) if is_bounded.any() else float("nan"),
-        "cannot_tell": float(100 * (~told).mean()),
+        "cannot_tell": float(100 * (~known).mean()),
     }
 
 
 def missed(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
     found = []
     for split, bars in BARS.items():
-        got = results["ours"][split]
+        got = results["whitepanda"][split]
         found += [
             f"{split}: {key} {got[key]:.1f} % is above {bars[key]} %"
             for key in ("mean", "median", "cannot_tell")
@@ -204,7 +204,7 @@ def print_tables(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     print("| held out | rows of | mean / median | covered | width | cannot tell |")
     print("| --- | --- | --- | --- | --- | --- |")
     for split, label in (("folds", "5-fold"), ("aggressors", "aggressor")):
-        got = results["ours"][split]
+        got = results["whitepanda"][split]
         for name, line in {"all": got, **got["by_aggressor"]}.items():
             numbers = f"{line['mean']:.1f} / {line['median']:.1f} | {line['covered']:.1f}"
             print(f"| {label} | {name} | {numbers} | {line['width']:.0f} | {line['cannot_tell']:.1f} |")

@@ -139,8 +139,8 @@ def day_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
         cells = list[str]()
         for truth in dfactor_day.TRUTHS:
             theirs = np.array([each["excess"][rule][truth] for each in found])
-            ours = np.array([each["excess"]["dfactor"][truth] for each in found])
-            below = 1 - ours / theirs
+            whitepanda = np.array([each["excess"]["dfactor"][truth] for each in found])
+            below = 1 - whitepanda / theirs
             least[rule] = min(least[rule], float(below.min()))
             spread = f" ± {theirs.std(ddof=1):.3f}" if len(theirs) > 1 else ""
             cells += [
@@ -174,8 +174,8 @@ def rank_part(_options: argparse.Namespace) -> tuple[bool, list[str]]:
         )
     )
     request = Request(np.array([0.4, 0.2, 0.1, 0.1]), np.array([16.0]))
-    ours = fleet.rank(request).order.tolist()
-    assert ours == naive(fleet, request)
+    whitepanda = fleet.rank(request).order.tolist()
+    assert whitepanda == naive(fleet, request)
     times, slow = list[float](), list[float]()
     for turn in range(_RANK_TIMES):
         began = time.process_time()
@@ -186,7 +186,7 @@ def rank_part(_options: argparse.Namespace) -> tuple[bool, list[str]]:
             naive(fleet, request)
             slow.append(time.process_time() - began)
     took, loop = 1e3 * float(np.median(times)), 1e3 * float(np.median(slow))
-    what = f"{_RANK_HOSTS:,} hosts, 4 resources with limits and one amount, all {len(ours):,} with room in order"
+    what = f"{_RANK_HOSTS:,} hosts, 4 resources with limits and one amount, all {len(whitepanda):,} with room in order"
     least, most = 1e3 * np.percentile(times, (2.5, 97.5))
     took_words = (
         f"{took:.2f} ms of CPU time (median of {_RANK_TIMES}, 95 % of them {least:.2f} to {most:.2f} ms; "

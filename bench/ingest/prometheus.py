@@ -29,8 +29,8 @@ def version() -> str | None:
     """Return what Prometheus calls itself, None where it is not installed."""
     if shutil.which("prometheus") is None:
         return None
-    told = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
-    return (told.stdout + told.stderr).split(",")[1].split("(")[0].strip()
+    known = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
+    return (known.stdout + known.stderr).split(",")[1].split("(")[0].strip()
 
 
 def _series(hosts: int, vms: int) -> list[bytes]:

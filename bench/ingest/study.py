@@ -10,7 +10,7 @@ TLS, checks, journal, and the rolls into the lake; "without rolls" is the same w
 
 "rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own. Of the time to
 the acknowledgement it tells the server's share (bench/ingest/server.py), and how late the agents themselves were.
-Each part can run alone. All hosts saturate with 1 batch in flight each, with 4, and with up to 32 as agents of ours:
+Each part can run alone. All hosts saturate with 1 batch in flight each, with 4, and with up to 32 as agents do:
 from 4 on, one more for each that is acknowledged, 4 again where central asks to slow down. `idle` takes 11 minutes
 (each host's heartbeat comes once in the 10 that are measured), `paced` --minutes and one, and tells with 6 or more
 whether memory stays flat; `growth` 3, `saturated` 8, `prometheus` 1; `saturated,prometheus` together tell their ratio
@@ -145,8 +145,8 @@ def _say_where(minutes: list[dict[str, Any]]) -> None:
     """Print how the times to the acknowledgement are spread, and the server's share of them."""
     for what, name in (("to the acknowledgement", "latencies"), ("of it in the server", "in_server")):
         found_ms = np.concatenate([each[name] for each in minutes]) * 1e3
-        told = ", ".join(f"p{p:g} {np.percentile(found_ms, p):.0f}" for p in (50, 90, 99, 99.9))
-        print(f"  {what}: {told}, most {found_ms.max():.0f} ms; {len(found_ms):,} batches")
+        known = ", ".join(f"p{p:g} {np.percentile(found_ms, p):.0f}" for p in (50, 90, 99, 99.9))
+        print(f"  {what}: {known}, most {found_ms.max():.0f} ms; {len(found_ms):,} batches")
     pauses_ms = np.concatenate([*(each["pauses"] for each in minutes), [0.0]]) * 1e3
     print(f"  Python's collector: {pauses_ms.sum():.0f} ms in all, {pauses_ms.max():.0f} ms at most at a time")
 
@@ -274,7 +274,7 @@ class Bench:
     def _say(found: dict[str, Any]) -> None:
         print(
             f"  {found['rate']:,.0f} windows/s, {found['per_cpu']:,.0f} per server CPU s; ack p50 "
-            f"{found['p50_ms']:.0f} ms, p99 {found['p99_ms']:.0f} ms; told to slow down {found['slowed']} times; "
+            f"{found['p50_ms']:.0f} ms, p99 {found['p99_ms']:.0f} ms; known to slow down {found['slowed']} times; "
             f"agents' own CPU {found['agents_cpu']:.1f} s, central's {found['cpu']:.1f}; rss {found['rss']:.0f} MiB",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""A plain replica of Pitot: the paper's sizes, loss, optimiser and schedule, and none of ours. See pitot.py.
+"""A plain replica of Pitot: the paper's sizes, loss, optimiser and schedule, and nothing of whitepanda. See pitot.py.
 
 Section 3 and appendix B.3: towers of two hidden layers of 128 (GELU) over the features and one learned one, embeddings
 of 32, two kinds of interference between the same embeddings (equation 9), squared error of the log residual

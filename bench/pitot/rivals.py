@@ -1,7 +1,7 @@
 """Rivals of Pitot, from appendix B.4 of its paper: networks over features, multipliers or attention for interferers.
 
-As the paper has them they predict the logarithm; two hidden layers of 256, GELU. As ours they have a loss linear in the
-logarithm's error, the same schedule, and the standardised logarithm as target.
+As in the paper they predict the logarithm, with two hidden layers of 256, GELU. Loss (linear in the
+logarithm's error), schedule and target (the standardised logarithm) are those of whitepanda.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Pitot on real runtimes: errors, coverage and margins of our model, of rivals, and of our model without its parts.
 
-    python -m bench.pitot.study --out FOLDER [--page docs/studies/pitot.md] [--methods ours,...] [--shares 0.9,0.5,0.1]
+    python -m bench.pitot.study --out FOLDER [--page docs/studies/pitot.md] [--methods NAME,...] [--shares 0.9,0.5,0.1]
                           [--replicates 5] [--data FOLDER] [--table-only]
 
 Each replicate draws rows at random to fit to (10, 50 or 90 % of all, seeds counted from 100); all others are the test.
@@ -38,7 +38,7 @@ QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 ONE: dict[str, Any] = {"members": 1, "quantiles": ()}
 #: Name -> what it is, and its options of `fit`.
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ours": ("ours: 8 members, 2 quantile heads", {}),
+    "whitepanda": ("whitepanda: 8 members, 2 quantile heads", {}),
     "no-heads": ("8 members, no quantile heads", {"quantiles": ()}),
     "one": ("one member, no quantile heads", ONE),
     "paper-sizes": (
@@ -63,7 +63,7 @@ RIVALS = {
     "network": "plain network with a multiplier per interferer",
     "attention": "network with attention over interferers",
     "proportional": "one member, no baseline, runtimes themselves with a proportional loss (the paper's naive loss)",
-    "plain": "a plain replica of the paper: its sizes, squared loss, AdaMax, 20,000 steps; none of ours",
+    "plain": "a plain replica of the paper: its sizes, squared loss, AdaMax, 20,000 steps; none of whitepanda",
     "quantile-heads": "the paper's bounds: heads of 8 quantiles, one of our members each; predictions are the median's",
 }
 
@@ -92,7 +92,7 @@ def replicate(data: Data, method: str, share: float, number: int, folder: Path) 
         plain, cpu_s = bounds, time.process_time() - began
     elif method in OURS:
         path = folder / f"{method}-{share:g}-{number}.npz"
-        predicted, bounds, plain, cpu_s = ours(data, method, rows, log_us, held_out, number, path)
+        predicted, bounds, plain, cpu_s = whitepanda(data, method, rows, log_us, held_out, number, path)
     else:
         predicted, bounds = rival(data, method, rows, log_us, held_out, number)
         plain, cpu_s = bounds, time.process_time() - began
@@ -103,7 +103,7 @@ def replicate(data: Data, method: str, share: float, number: int, folder: Path) 
     return {"method": method, "share": share, "replicate": number, "cpu_s": cpu_s, "co_runners": found}
 
 
-def ours(
+def whitepanda(
     data: Data, method: str, rows: Rows, log_us: Any, held_out: Rows, seed: int, path: Path
 ) -> tuple[Any, Any, Any, float]:
     """Fit our model, as `method` has it; predictions, bounds, bounds by one scale, CPU seconds of the fit."""

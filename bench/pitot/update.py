@@ -1,9 +1,9 @@
-"""`runtime update` on real runtimes: 20 workloads and 20 platforms that no fit saw, told by 1 to 100 runs of each.
+"""`runtime update` on real runtimes: 20 workloads and 20 platforms that no fit saw, given 1 to 100 runs of each.
 
     python -m bench.pitot.update --out FOLDER [--members 2] [--page docs/studies/pitot.md] [--data FOLDER]
 
 A model is fitted to all rows without them (as workload, platform or interferer), kept in FOLDER/update.npz. Then each
-of them is told by N of its runs, drawn at random, and asked for all its others. Beside it the linear scaling baseline
+is fitted to N of its runs, drawn at random, and asked for all its others. Beside it the linear scaling baseline
 with what the same N runs tell of the name.
 """
 
@@ -40,13 +40,13 @@ def without(features: Features, gone: np.ndarray) -> tuple[Features, np.ndarray]
 
 
 def errors_of(
-    model: Model, what: str, rows: Rows, log_us: np.ndarray, told: np.ndarray
+    model: Model, what: str, rows: Rows, log_us: np.ndarray, known: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tell a name by some of its rows; relative errors of the others, and those of linear scaling."""
-    members, asked = model.members, ~told
+    members, asked = model.members, ~known
     estimate = new_workload if what == "workload" else new_platform
     found, base = estimate(
-        members, model.baseline_workload, model.baseline_platform, rows.take(told), log_us[told], noise_of(model)
+        members, model.baseline_workload, model.baseline_platform, rows.take(known), log_us[known], noise_of(model)
     )
     w, p, a, b = members.workload, members.platform, model.baseline_workload, model.baseline_platform
     if what == "workload":
@@ -57,7 +57,7 @@ def errors_of(
         rest = a[rows.workload]
     some = rows.take(asked)
     predicted = log_runtimes(Members(members.shape, w, p), some).mean(axis=0) + a[some.workload] + b[some.platform]
-    linear = rest[asked] + (log_us - rest)[told].mean()
+    linear = rest[asked] + (log_us - rest)[known].mean()
     return tuple(np.abs(np.expm1(x - log_us[asked])) for x in (predicted, linear))
 
 
@@ -81,7 +81,7 @@ def interval(parts: list[np.ndarray], statistic: Callable[[np.ndarray], float], 
 def table(data: Data, model: Model, gone: dict[str, np.ndarray], places: dict[str, np.ndarray]) -> str:
     """Measure, and write the table."""
     lines = [
-        "| new | runs told | beside | rows asked | mean error (95 % interval) | median | linear scaling, mean |",
+        "| new | runs known | beside | rows asked | mean error (95 % interval) | median | linear scaling, mean |",
         "|---|---|---|---|---|---|---|",
     ]
     rows = data.rows
@@ -104,15 +104,15 @@ def table(data: Data, model: Model, gone: dict[str, np.ndarray], places: dict[st
                     last if what == "platform" else places["platform"][rows.platform[mine]],
                     places["workload"][rows.interferers[mine]],
                 )
-                ours, linear = errors_of(model, what, here, data.log_us[mine], np.arange(len(mine)) < runs)
+                whitepanda, linear = errors_of(model, what, here, data.log_us[mine], np.arange(len(mine)) < runs)
                 for count, found in errors.items():
                     which = here.co_runners[runs:] == count
-                    found.append((ours[which], linear[which]))
+                    found.append((whitepanda[which], linear[which]))
             for count, found in errors.items():
-                ours, linear = (list(part) for part in zip(*found, strict=True))
+                fitted, linear = (list(part) for part in zip(*found, strict=True))
                 lines.append(
-                    f"| {what} | {runs} | {count} | {sum(map(len, ours)):,} | {interval(ours, np.mean, 1)} | "
-                    f"{interval(ours, np.median, 1)} | {interval(linear, np.mean, 0)} |"
+                    f"| {what} | {runs} | {count} | {sum(map(len, fitted)):,} | {interval(fitted, np.mean, 1)} | "
+                    f"{interval(fitted, np.median, 1)} | {interval(linear, np.mean, 0)} |"
                 )
     return "\n".join(lines)
 

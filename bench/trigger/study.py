@@ -182,7 +182,9 @@ def percentiles(mn: Array) -> Array:
     return np.array([np.percentile(mn[: max(day, 1) * DAY], [50, 99]) for day in range(DAYS)]).T
 
 
-def play(seed: int, fleet: tuple[Array, Array], threshold: float, ours: Counts, *, with_events: bool = True) -> None:
+def play(
+    seed: int, fleet: tuple[Array, Array], threshold: float, whitepanda: Counts, *, with_events: bool = True
+) -> None:
     """Run a host through our rule, with the injected events if they are asked for."""
     host = host_week(seed)
     mn = n_cpi(host, host.cpi, fleet).mean(axis=1)
@@ -193,9 +195,9 @@ def play(seed: int, fleet: tuple[Array, Array], threshold: float, ours: Counts, 
         for cell in events.get(step, ()):
             copied = copy.deepcopy(trigger)
             values = _disturbed(host, fleet, step, cell).mean(axis=1).tolist()
-            ours.event(cell, np.array([copied.observe(each, VMS) for each in values]))
+            whitepanda.event(cell, np.array([copied.observe(each, VMS) for each in values]))
         on[step] = trigger.observe(value, VMS)
-    ours.quiet(on[WARM_DAYS * DAY :])
+    whitepanda.quiet(on[WARM_DAYS * DAY :])
 
 
 def play_paper(seed: int, fleet: tuple[Array, Array], rules: Sequence[PaperRule]) -> None:
@@ -460,7 +462,9 @@ def main() -> None:
     """Run the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=60, help="host weeks that are evaluated")
-    parser.add_argument("--rules", default="ours,paper,starts,certain", help="of these; ours takes most of the time")
+    parser.add_argument(
+        "--rules", default="whitepanda,paper,starts,certain", help="of these; whitepanda takes most of the time"
+    )
     parser.add_argument("--threshold", type=float, help="instead of choosing one on the training seeds")
     parser.add_argument("--factor", type=float, help="of the equal false rate, instead of finding it")
     parser.add_argument("--json", type=Path, help="write the numbers here")
@@ -469,11 +473,11 @@ def main() -> None:
     seeds = range(1, arguments.hosts + 1)
     print(f"evaluated on seeds 1 to {arguments.hosts}", flush=True)
     numbers: dict[str, object] = {}
-    if "ours" in arguments.rules.split(","):
-        threshold, ours = arguments.threshold or choose(fleet), Counts()
+    if "whitepanda" in arguments.rules.split(","):
+        threshold, whitepanda = arguments.threshold or choose(fleet), Counts()
         for seed in seeds:
-            play(seed, fleet, threshold, ours)
-        numbers |= {"threshold": threshold, "ours": report(f"ours, threshold {threshold:g}", ours)}
+            play(seed, fleet, threshold, whitepanda)
+        numbers |= {"threshold": threshold, "whitepanda": report(f"whitepanda, threshold {threshold:g}", whitepanda)}
     if "paper" in arguments.rules.split(","):
         paper = PaperRule(1.0)
         equal = PaperRule(arguments.factor or equal_factor(fleet, EQUAL_SEEDS))

@@ -67,7 +67,7 @@ class Draw:
     fleet: int
     truth: float
     value: float
-    ours: tuple[float, float]
+    whitepanda: tuple[float, float]
     paper: tuple[float, float]
     baseline: tuple[float, float]
     degrees: float
@@ -113,7 +113,7 @@ def draws_of(case: Case, seed: int, draws: int) -> list[Draw]:
                 fleet=seed,
                 truth=fleet.true_effect(np.array([job.job for job in result.jobs], dtype=np.int64)),
                 value=result.difference.value,
-                ours=(result.difference.low, result.difference.high),
+                whitepanda=(result.difference.low, result.difference.high),
                 paper=(result.independent.low, result.independent.high),
                 baseline=(result.baseline.low, result.baseline.high),
                 degrees=result.difference.degrees,
@@ -167,8 +167,8 @@ def summary(case: Case, draws: Sequence[Draw]) -> dict[str, object]:
             "covers": None if name == "baseline" else wilson(int(covers.sum()), len(draws)),
         }
 
-    ours, paper, baseline = of("ours"), of("paper"), of("baseline")
-    ratio = (float(str(baseline["margin"])) / float(str(ours["margin"]))) ** 2
+    whitepanda, paper, baseline = of("whitepanda"), of("paper"), of("baseline")
+    ratio = (float(str(baseline["margin"])) / float(str(whitepanda["margin"]))) ** 2
     return {
         "case": case.name,
         "is_aa": is_aa,
@@ -181,7 +181,7 @@ def summary(case: Case, draws: Sequence[Draw]) -> dict[str, object]:
         "redraws": sum(draw.redraws for draw in draws),
         "error": float(np.mean([draw.value - draw.truth for draw in draws])),
         "error_off": margin_over_fleets([draw.value - draw.truth for draw in draws], fleets),
-        "ours": ours,
+        "whitepanda": whitepanda,
         "paper": paper,
         "baseline": baseline,
         "cost_ratio": ratio,
@@ -245,14 +245,14 @@ def google(rows: Observed, weights: Shares, draws: int) -> list[dict[str, object
     for name, observe in sizes:
         rng = np.random.default_rng(int(observe.sum()))
         cell = np.repeat(np.arange(len(jobs)), observe)
-        errors, margins, is_ours, is_paper = [], [], 0, 0
+        errors, margins, is_whitepanda, is_paper = [], [], 0, 0
         for _ in range(draws):
             drawn = [each[rng.integers(0, len(each), n)] for each, n in zip(values, observe, strict=True)]
             means = MachineMeans(np.arange(len(cell)), cell, np.concatenate(drawn), len(jobs))
             variance, degrees = means.variances(weight, np.zeros(len(jobs), dtype=np.int64), 1)
             off = abs(float(weight @ means.mean) - truth)
             margin = float(np.sqrt(variance[0]) * stdtrit(degrees[0], 0.975))
-            is_ours += off <= margin
+            is_whitepanda += off <= margin
             is_paper += off <= 1.959964 * math.sqrt(float((weight**2 * means.variance / means.n).sum()))
             errors.append(off / truth)
             margins.append(margin / truth)
@@ -269,7 +269,7 @@ def google(rows: Observed, weights: Shares, draws: int) -> list[dict[str, object
                 "p95_interval": quantile_interval(errors, 0.95),
                 "margin": float(np.mean(margins)),
                 "margin_off": 1.959964 * float(np.std(margins)) / math.sqrt(draws),
-                "ours": wilson(is_ours, draws),
+                "whitepanda": wilson(is_whitepanda, draws),
                 "paper": wilson(is_paper, draws),
             }
         )
@@ -329,7 +329,11 @@ def tables(
         "| | machines upgraded | method | margin | found (A/A: false alarms) | interval has the truth |",
         "|---|---|---|---|---|---|",
     ]
-    names = {"ours": "ours, by machines", "paper": "the paper's, independent", "baseline": "machine granularity"}
+    names = {
+        "whitepanda": "whitepanda, by machines",
+        "paper": "the paper's, independent",
+        "baseline": "machine granularity",
+    }
     for row in rows:
         for key, name in names.items():
             part = row[key]
@@ -363,14 +367,15 @@ def tables(
     lines += [
         f"{jobs} jobs with {MIN_INSTANCES} values or more, {covered:.0f} % of CPU usage; {draws:,} draws per row.",
         "",
-        "| instances | in all | median error | 95th percentile | our margin | ours has the truth | the paper's has |",
+        "| instances | in all | median error | 95th percentile | margin | whitepanda has the truth | the paper's has |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['size']} | {row['instances']:,} "
         f"| {_share((row['median_error'], *row['median_interval']), 2)} "
         f"| {_share((row['p95_error'], *row['p95_interval']), 2)} "
-        f"| {100 * row['margin']:.2f}{_off(row['margin_off'], 2)} % | {_share(row['ours'])} | {_share(row['paper'])} |"
+        f"| {100 * row['margin']:.2f}{_off(row['margin_off'], 2)} % "
+        f"| {_share(row['whitepanda'])} | {_share(row['paper'])} |"
         for row in real
     ]
     return "\n".join(lines) + "\n"

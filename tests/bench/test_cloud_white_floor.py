@@ -86,9 +86,9 @@ def test_the_other_number_of_workers_changes_no_signal_but_how_many_vcpus_run():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules["bench.cloud_white.simulation"].PROFILES, "silo", two)
         (twin,) = blocks(study)
-    looks, of_twin = silo.metrics.pop("vcpus_running"), twin.metrics.pop("vcpus_running")
-    np.testing.assert_array_equal(looks[:, 1:], of_twin[:, 1:])
-    assert (looks[:, 0] != of_twin[:, 0]).any()
+    samples, of_twin = silo.metrics.pop("vcpus_running"), twin.metrics.pop("vcpus_running")
+    np.testing.assert_array_equal(samples[:, 1:], of_twin[:, 1:])
+    assert (samples[:, 0] != of_twin[:, 0]).any()
     for name, values in silo.metrics.items():
         np.testing.assert_array_equal(values, twin.metrics[name])
     for name, values in silo.host.items():

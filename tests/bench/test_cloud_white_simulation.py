@@ -23,12 +23,12 @@ def test_looks_change_nothing_else_and_do_not_depend_on_how_many_steps_pass_at_o
     study = replace(single("moses", 0.4, "cache-memory-2"), duration_s=30)
     (block,) = blocks(study)
     engine = study_module._engine(study, requests=True)
-    looks, p95 = [], []
+    samples, p95 = [], []
     for at_s in range(study.duration_s):
         one = engine.advance(study_module.moments_of(study, np.array([float(at_s)])))
-        looks.append(one.vcpus_running[0])
+        samples.append(one.vcpus_running[0])
         p95.append(one.p95_s[0])
-    np.testing.assert_array_equal(np.array(looks), block.metrics["vcpus_running"])
+    np.testing.assert_array_equal(np.array(samples), block.metrics["vcpus_running"])
     np.testing.assert_array_equal(np.array(p95), block.p95_latency_s)
     vcpus = np.array([vm.vcpus for vm in study.vms])
     assert ((block.metrics["vcpus_running"] >= 0) & (block.metrics["vcpus_running"] <= vcpus)).all()
@@ -125,13 +125,13 @@ def test_expectations_of_long_studies_are_interpolated_well(monkeypatch: pytest.
 
 def test_a_quiet_hour_has_only_steady_vms_and_noise_that_lasts() -> None:
     study = quiet_day(hours=1.0)
-    told = list(blocks(study, requests=False))
-    assert {role for block in told for row in block.roles for role in row} == {Role.STEADY}
-    load = np.concatenate([block.metrics["guest_ratio"][:, 0] for block in told])
+    known = list(blocks(study, requests=False))
+    assert {role for block in known for row in block.roles for role in row} == {Role.STEADY}
+    load = np.concatenate([block.metrics["guest_ratio"][:, 0] for block in known])
     log = np.log(load) - np.log(load).mean()
     assert 0.06 < log.std() < 0.2
     assert np.corrcoef(log[:-20], log[20:])[0, 1] > 0.1
-    assert all(np.isnan(block.p95_latency_s).all() for block in told)
+    assert all(np.isnan(block.p95_latency_s).all() for block in known)
 
 
 def test_loads_follow_the_day() -> None:

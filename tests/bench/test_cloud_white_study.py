@@ -91,8 +91,8 @@ def test_training_and_evaluation_share_no_application():
 
 
 def detection(*counts):
-    run = type("Run", (), {"roles": {"ours": dict(counts)}})
-    return cloud_white_tables.detection_over([run], "ours")
+    run = type("Run", (), {"roles": {"whitepanda": dict(counts)}})
+    return cloud_white_tables.detection_over([run], "whitepanda")
 
 
 def test_told_apart_is_the_share_of_ticks_of_victims_and_inflicting_vms():
@@ -111,21 +111,24 @@ def test_told_apart_is_the_share_of_ticks_of_victims_and_inflicting_vms():
     assert found["quiet_alarms"] == pytest.approx(0.1)
 
 
-def numbers(ours, constant, told=None, blind=None):
+def numbers(whitepanda, constant, known=None, blind=None):
     fields = {"overall": 0.04, "dynamic": 0.09}
-    errors = {name: dict.fromkeys(fields, ours) for name in ("ours", "ours, estimates alone", "paper", "expected")}
+    errors = {
+        name: dict.fromkeys(fields, whitepanda)
+        for name in ("whitepanda", "whitepanda, estimates alone", "paper", "expected")
+    }
     errors |= {name: dict.fromkeys(fields, constant) for name in cloud_white_tables.CONSTANTS}
-    errors["ours, told the workers"] = dict.fromkeys(fields, ours if told is None else told)
-    errors["ours, without the looks"] = dict.fromkeys(fields, ours if blind is None else blind)
+    errors["whitepanda, given the workers"] = dict.fromkeys(fields, whitepanda if known is None else known)
+    errors["whitepanda, without samples of vCPUs"] = dict.fromkeys(fields, whitepanda if blind is None else blind)
     apart = {"apart": 0.96, "all": 0.97}
-    group = {"errors": errors, "detection": {"ours": apart, "paper": apart}}
+    group = {"errors": errors, "detection": {"whitepanda": apart, "paper": apart}}
     return {
         "groups": dict.fromkeys(("single", "two", "three"), group),
-        "quiet day": {"hours": 24, "ours": {"false_victims": 0}, "paper": {"false_victims": 3}},
+        "quiet day": {"hours": 24, "whitepanda": {"false_victims": 0}, "paper": {"false_victims": 3}},
         "intervals": {
             "all unseen": {"covered": 0.95},
-            "all unseen, told the workers": {"covered": 0.90},
-            "all unseen, without the looks": {"covered": 0.87},
+            "all unseen, given the workers": {"covered": 0.90},
+            "all unseen, without samples of vCPUs": {"covered": 0.87},
         },
     }
 
@@ -133,17 +136,17 @@ def numbers(ours, constant, told=None, blind=None):
 @pytest.mark.parametrize(("constant", "void"), [(0.11, False), (0.10, True)])
 def test_a_bar_is_void_where_a_constant_comes_within_twice_of_it(constant, void):
     bars = cloud_white_tables.bars_of(numbers(0.05, constant))
-    overall, blind, told = (bar for bar in bars if bar["bar"].startswith("overall error, one"))
-    assert overall["met"] and overall["void"] is told["void"] is blind["void"] is void
-    covered, blind, told = (bar for bar in bars if bar["bar"].startswith("intervals"))
-    assert (covered["met"], blind["met"], told["met"]) == (False, False, True)
+    overall, blind, known = (bar for bar in bars if bar["bar"].startswith("overall error, one"))
+    assert overall["met"] and overall["void"] is known["void"] is blind["void"] is void
+    covered, blind, known = (bar for bar in bars if bar["bar"].startswith("intervals"))
+    assert (covered["met"], blind["met"], known["met"]) == (False, False, True)
 
 
 def test_what_is_met_or_missed_under_a_condition_is_no_bar_of_ours_as_it_is():
-    bars = cloud_white_tables.bars_of(numbers(0.051, 0.2, told=0.04, blind=0.061))
+    bars = cloud_white_tables.bars_of(numbers(0.051, 0.2, known=0.04, blind=0.061))
     found = {
         bar["bar"].removeprefix("overall error, one VM beside a microbenchmark"): (
-            bar["ours"],
+            bar["whitepanda"],
             bar["met"],
             bar["beside"],
         )
@@ -152,8 +155,8 @@ def test_what_is_met_or_missed_under_a_condition_is_no_bar_of_ours_as_it_is():
     }
     assert found == {
         ": at most 5%": (0.051, False, False),
-        ", without the looks: at most 5%": (0.061, False, True),
-        ", told the workers: at most 5%": (0.04, True, True),
+        ", without samples of vCPUs: at most 5%": (0.061, False, True),
+        ", given the workers: at most 5%": (0.04, True, True),
     }
 
 
@@ -190,23 +193,23 @@ def test_a_tiny_study_from_end_to_end(tmp_path, capsys):
     assert {cell["application"] for cell in single["cells"]} == set(cloud_white.TESTED_ON)
     # What the truth expects is better than a constant, and so are estimates.
     assert single["errors"]["expected"]["overall"] < single["errors"]["constant 1"]["overall"]
-    assert single["errors"]["ours"]["overall"] < single["errors"]["constant 1"]["overall"]
-    assert single["detection"]["ours"]["apart"] > 0.9
-    assert found["quiet day"]["ours"] == {
+    assert single["errors"]["whitepanda"]["overall"] < single["errors"]["constant 1"]["overall"]
+    assert single["detection"]["whitepanda"]["apart"] > 0.9
+    assert found["quiet day"]["whitepanda"] == {
         "vm_ticks": 20 * 180,
         "victim_ticks": 0,
         "inflicting_ticks": 0,
         "false_victims": 0,
     }
     assert found["alita"]["quiet"]["img-dnn"]["alita"] == 1.0
-    assert found["alita"]["quiet"]["img-dnn"]["ours"] == 0.0
-    assert found["alita"]["stress"]["stress-ng"]["ours"] > 0.9
+    assert found["alita"]["quiet"]["img-dnn"]["whitepanda"] == 0.0
+    assert found["alita"]["stress"]["stress-ng"]["whitepanda"] > 0.9
     json.dumps(cloud_white.without_nan(found), allow_nan=False)
     cloud_white_tables.print_all(found)
     assert "overall error, one VM beside a microbenchmark" in capsys.readouterr().out
     cloud_white.figures.write_all(tmp_path, runs, cloud_white.PAPERS_STRESSORS[-1])
     assert {path.suffix for path in tmp_path.iterdir()} == {".png"}
-    written = cloud_white.packaged(models["ours"], TINY)
+    written = cloud_white.packaged(models["whitepanda"], TINY)
     assert parse(written).features == ("ipc", "guest_ratio")
     assert "simulated" in written["provenance"]["trained_on"]
 
@@ -256,7 +259,7 @@ def test_missed_victims_are_of_a_reading_of_the_papers_rules_and_false_alarms_of
     assert found["both: last 10 ticks"]["apart"] < 0.5
     assert found["both: baseline"]["apart"] > 0.95
     assert found["load: last 60 ticks, GIPS: baseline"]["apart"] > 0.95
-    assert found["ours"]["apart"] > 0.95 and found["ours"]["steady"] > 0.95
+    assert found["whitepanda"]["apart"] > 0.95 and found["whitepanda"]["steady"] > 0.95
     assert all(found[name]["steady"] < 0.95 for name in cloud_white_readings.READINGS)
 
 
@@ -268,9 +271,9 @@ def test_what_is_not_scored_is_counted(readings):
 def test_all_readings_see_the_same_quiet_day():
     day = cloud_white_runs.seeded(scenarios.quiet_day(hours=0.05), "test")
     found = cloud_white_readings.quiet_day(day)
-    assert list(found) == ["ours", *cloud_white_readings.READINGS]
+    assert list(found) == ["whitepanda", *cloud_white_readings.READINGS]
     assert {one["vm_ticks"] for one in found.values()} == {20 * 180}
-    assert found.pop("ours")["victim_ticks"] == 0
+    assert found.pop("whitepanda")["victim_ticks"] == 0
     assert all(one["false_victims"] > 0 for one in found.values())
 
 

@@ -36,7 +36,7 @@ def test_busy_workers_are_those_of_the_simulators_queue():
     assert shares == pytest.approx(running_shares(np.array([0.6]), 2)[0, 1], abs=0.06)
 
 
-def test_what_was_said_is_right_off_by_one_off_by_more_or_cannot_be_told():
+def test_what_was_said_is_right_off_by_one_off_by_more_or_cannot_be_known():
     said = Said(Case("silo", 8, 3, 0.2), 60, 0.02, np.array([3, 3, 2, 4, 8, 0, 0, 0]))
     assert bench.shares([said]) == (0.25, 0.25, 0.125, 0.375)
 

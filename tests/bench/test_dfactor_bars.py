@@ -18,9 +18,9 @@ def test_a_day_is_15_percent_better_than_first_fit_and_least_loaded():
     found = dfactor_day.evaluate(11)
     assert found["without_room"] == dict.fromkeys(dfactor_day.RULES, 0)
     for truth in dfactor_day.TRUTHS:
-        ours = found["excess"]["dfactor"][truth]
+        whitepanda = found["excess"]["dfactor"][truth]
         for rule in ("first-fit", "least-loaded", "fewest-vms", "fewest-vcpus"):
-            assert ours <= (1 - dfactor.DAY_BAR) * found["excess"][rule][truth], (rule, truth)
+            assert whitepanda <= (1 - dfactor.DAY_BAR) * found["excess"][rule][truth], (rule, truth)
 
 
 def test_the_day_is_counted_as_by_hand(monkeypatch):

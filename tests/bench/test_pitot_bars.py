@@ -73,7 +73,7 @@ def test_the_study_has_the_replica_and_what_is_published():
     assert len(means) == 2
     assert all(f"{mean} % /" in plain for mean in means)
     assert "5.2 %" in published and "9.0 %" in published
-    # Each row of ours is called what the bench calls it.
+    # Each row of whitepanda is called what the bench calls it.
     written = page.partition("<!-- below: written by bench/pitot/study.py -->")[2]
     known = {*(words for words, _ in pitot.OURS.values()), *pitot.RIVALS.values(), "method", "---"}
     named = {line.split("|")[1].strip() for line in written.splitlines() if line.startswith("|")}

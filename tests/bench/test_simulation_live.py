@@ -88,29 +88,29 @@ def test_live_counters_through_the_pipeline_are_the_studys_metrics(study: Study,
             continue
         tick = ticks[second - 1]
         by_uuid = {vm.identity.uuid: vm.rates for vm in pipeline.table}
-        for vm, told in zip(study.vms, tick.vms, strict=True):
+        for vm, reported in zip(study.vms, tick.vms, strict=True):
             rates = by_uuid[vm_uuid(scenario, vm.name)]._asdict()
             known = {name: value for name, value in rates.items() if not isinstance(value, Reason)}
-            assert set(known) - UNTOLD == set(told)
-            for name, value in told.items():
+            assert set(known) - UNTOLD == set(reported)
+            for name, value in reported.items():
                 # Counters are whole: bytes, operations, nanoseconds.
                 assert known[name] == pytest.approx(value, rel=2e-3, abs=2e-6 if "ratio" in name else 2.0), name
             for name in ("ipc", "gips", "guest_ratio", "llc_mpki", "total_stall_ratio"):
-                assert known[name] == pytest.approx(told[name], rel=1e-5), name
+                assert known[name] == pytest.approx(reported[name], rel=1e-5), name
         host = pipeline.host_rates._asdict()
         for name, value in tick.host.items():
             assert host[name] == pytest.approx(value, abs=1e-6), name
     lines = [json.loads(line) for line in truth_file.read_text().splitlines()][1:]
     for line, tick in zip(lines, ticks, strict=True):
         for vm, truth in zip(study.vms, tick.truths, strict=True):
-            told = line["vms"][vm.name]
-            assert told["role"] == truth.role.value
-            assert told["load_ratio"] == pytest.approx(truth.load_ratio)
+            reported = line["vms"][vm.name]
+            assert reported["role"] == truth.role.value
+            assert reported["load_ratio"] == pytest.approx(truth.load_ratio)
             if math.isnan(truth.expected_p95_s):
-                assert told["p95_latency_s"] is told["true_latency_degradation"] is None
+                assert reported["p95_latency_s"] is reported["true_latency_degradation"] is None
             else:
-                assert told["p95_latency_s"] == pytest.approx(truth.p95_latency_s, rel=1e-6)
-                assert told["true_latency_degradation"] == pytest.approx(truth.expected_degradation)
+                assert reported["p95_latency_s"] == pytest.approx(truth.p95_latency_s, rel=1e-6)
+                assert reported["true_latency_degradation"] == pytest.approx(truth.expected_degradation)
     assert lines[-1]["vms"]["masstree"]["role"] == "victim"
     assert lines[-1]["vms"]["stressor"]["role"] == "inflicting"
 

@@ -31,20 +31,20 @@ def test_a_moved_limit_is_so_much_farther_from_the_median():
 
 @pytest.mark.long
 def test_quiet_hosts_and_recall(fleet):
-    ours, paper = trigger.Counts(), trigger.PaperRule(1.0)
+    whitepanda, paper = trigger.Counts(), trigger.PaperRule(1.0)
     for seed in HOSTS:
-        trigger.play(seed, fleet, THRESHOLD, ours)
+        trigger.play(seed, fleet, THRESHOLD, whitepanda)
         trigger.play_paper(seed, fleet, (paper,))
-    rate, _, high = ours.rate()
-    assert ours.weeks == len(HOSTS)
-    assert rate <= 1, (ours.incidents, high)
-    assert trigger.overall(ours) >= trigger.overall(paper.counts)
+    rate, _, high = whitepanda.rate()
+    assert whitepanda.weeks == len(HOSTS)
+    assert rate <= 1, (whitepanda.incidents, high)
+    assert trigger.overall(whitepanda) >= trigger.overall(paper.counts)
 
 
 @pytest.mark.long
 def test_a_lower_threshold_has_too_many(fleet):
-    ours = trigger.Counts()
+    whitepanda = trigger.Counts()
     for seed in HOSTS[:2]:
-        trigger.play(seed, fleet, 0.6 * THRESHOLD, ours, with_events=False)
-    _, low, _ = ours.rate()
-    assert low > 1, ours.incidents
+        trigger.play(seed, fleet, 0.6 * THRESHOLD, whitepanda, with_events=False)
+    _, low, _ = whitepanda.rate()
+    assert low > 1, whitepanda.incidents

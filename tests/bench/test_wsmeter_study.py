@@ -44,13 +44,13 @@ def test_a_small_study_from_end_to_end(tmp_path, monkeypatch) -> None:
     assert done == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["draws"] for row in found["simulated"]] == [6, 6]
-    assert found["simulated"][0]["ours"]["hits"][0] > 0.5
+    assert found["simulated"][0]["whitepanda"]["hits"][0] > 0.5
     assert found["google"][0]["jobs"] == 3
     assert found["google"][0]["instances"] == 24
     text = page.read_text()
     assert text.startswith("head\n")
     assert "old" not in text
-    assert "| new CPUs, A/A | 40 (5.0 %) | ours, by machines |" in text
+    assert "| new CPUs, A/A | 40 (5.0 %) | whitepanda, by machines |" in text
     assert re.search(r"\| [+-][\d.]+ ± [\d.]+ % \| [\d,]+ machines \|", text)
 
 
@@ -78,12 +78,12 @@ def test_quantiles_have_intervals_by_order_statistics() -> None:
 
 def test_the_page_has_what_the_bars_ask_for() -> None:
     text = (ROOT / "docs" / "studies" / "wsmeter.md").read_text(encoding="utf-8").partition(wsmeter.MARKER)[2]
-    ours = re.findall(
-        r"^\| ([^|]+) \| \d+ \(([\d.]+) %\) \| ours, by machines \| [^|]+\| ([\d.]+) %[^|]*\| ([\d.]+) %",
+    whitepanda = re.findall(
+        r"^\| ([^|]+) \| \d+ \(([\d.]+) %\) \| whitepanda, by machines \| [^|]+\| ([\d.]+) %[^|]*\| ([\d.]+) %",
         text,
         re.MULTILINE,
     )
-    by_case = {case: tuple(map(float, numbers)) for case, *numbers in ours}
+    by_case = {case: tuple(map(float, numbers)) for case, *numbers in whitepanda}
     assert by_case["new CPUs, +7 %"][:2] == (0.9, pytest.approx(97.5, abs=2.5))
     assert by_case["power policy, +1 %"][:2] == (6.6, pytest.approx(97.5, abs=2.5))
     assert all(94 <= covered <= 96.5 for _, _, covered in by_case.values())
