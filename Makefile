@@ -47,7 +47,7 @@ check: setup-dev
 docs: setup-docs
 	@$(PY) tools/build_docs.py $(ARGS)
 
-## make pictures    the pictures of README and docs/ anew: of the demonstration, and of the page (needs Chromium)
+## make pictures    remake the pictures of README and docs/: of the demonstration, and of the page (needs Chromium)
 pictures: setup-dev
 	@$(PY) tools/demo_screenshots.py
 	@$(PY) tools/screenshots.py

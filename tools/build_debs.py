@@ -5,7 +5,7 @@ tools/build_debs.py [--out DIR] [--work DIR] [--version VERSION] [agent] [centra
 On Debian 12, with python3 (3.11), dpkg and this checkout; no root, no compiler, no debhelper. The libraries are the
 wheels that requirements/*.lock pin, file for file, less their own tests and headers; pip refuses a file whose hash is
 not in a lock, also of what builds (build.lock). Each package has an SBOM. The packages are the same bit for bit from
-the same checkout and index: file times are those of the commit ($SOURCE_DATE_EPOCH where that is set),
+the same checkout and index: file times are the commit's ($SOURCE_DATE_EPOCH where that is set),
 owners, modes and order are set. How the packages are made is in docs/adr/0014-packages.md.
 """
 
@@ -119,7 +119,7 @@ class Package:
         self.sbom = self.tree / f"usr/share/whitepanda/{side}/sbom.cdx.json"
 
     def stage(self) -> None:
-        """Make the tree of files anew."""
+        """Remake the tree of files."""
         shutil.rmtree(self.tree, ignore_errors=True)
         self._environment()
         self._program()
@@ -218,8 +218,8 @@ class Package:
             text = (ROOT / "systemd" / name).read_text(encoding="utf-8")
             self._write(f"lib/systemd/system/{name}", text.replace(old, new))
         lines = (ROOT / "systemd" / "sysusers.conf").read_text(encoding="utf-8").splitlines()
-        ours = [x for x in lines if not x.startswith("#") and ("whitepanda-central" in x) == (self.side == "central")]
-        self._write(f"usr/lib/sysusers.d/{self.name}.conf", "".join(f"{line}\n" for line in ours))
+        own = [x for x in lines if not x.startswith("#") and ("whitepanda-central" in x) == (self.side == "central")]
+        self._write(f"usr/lib/sysusers.d/{self.name}.conf", "".join(f"{line}\n" for line in own))
         tmpfiles = (ROOT / "systemd" / "tmpfiles.conf").read_text(encoding="utf-8")
         self._write(f"usr/lib/tmpfiles.d/{self.name}.conf", tmpfiles)
         self._write(

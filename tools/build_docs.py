@@ -2,7 +2,7 @@
 
 python tools/build_docs.py [--docs FOLDER] [--out FOLDER]      by default docs and build/site
 
-The site is made anew beside the old one and takes its place only if nothing is wrong. Needs the extra `docs`.
+The site is made beside the old one and takes its place only if nothing is wrong. Needs the extra `docs`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def build(docs: Path, out: Path) -> int:
         for step in steps:
             code = subprocess.run([sys.executable, *map(str, step)], check=False).returncode
             if code:
-                print(f"build_docs: {docs} is not published for what is told above", file=sys.stderr)
+                print(f"build_docs: {docs} is not published; the reasons are above", file=sys.stderr)
                 return code
         shutil.rmtree(made / ".doctrees")
         if out.exists():

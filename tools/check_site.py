@@ -36,7 +36,7 @@ _CSS_URL = re.compile(r"""(?:url\(|@import)\s*['"]?\s*((?:https?:)?//[^'")\s]+)"
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 _URL = re.compile(r"""(?:https?|wss?)://[^\s'"`)]+""", re.IGNORECASE)
-#: Names of XML vocabularies look like addresses; nobody asks there.
+#: Names of XML vocabularies look like addresses; no browser asks there.
 _VOCABULARIES = ("http://www.w3.org/",)
 
 

@@ -3,7 +3,7 @@
 deb_pages.py DIR SIDE DATE      run by a package's own Python; SIDE is agent or central, DATE as 2026-01-31
 
 DIR gets whitepanda.1 (all commands of this environment), whitepanda-COMMAND.1 (those whose code is SIDE's), and
-`completion`. Both are still texts: nothing of ours runs while somebody presses Tab or reads.
+`completion`. Both are still texts: none of whitepanda's code runs when Tab is pressed or a page is read.
 """
 
 import re

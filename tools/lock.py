@@ -1,10 +1,10 @@
 """Write the hashes of all files of each pinned version into requirements/*.lock, and check the locks.
 
 tools/lock.py             ask the package index for the files of each pinned version, and write their SHA-256
-tools/lock.py --check     ask nobody: every requirement is pinned with hashes, the locks agree with each other
+tools/lock.py --check     offline: every requirement is pinned with hashes, the locks agree with each other
                           and have what pyproject.toml requires
 
-The index is that of your pip configuration; no lock names one. A locked hash that the index does not know is an
+The index comes from your pip configuration; no lock names one. A locked hash that the index does not know is an
 error: a file was replaced, or the version was changed by hand and its old hashes left. How to renew a lock is in
 docs/packages.md#supply-chain. Needs only Python and the pip wheel beside this file.
 """

@@ -14,8 +14,8 @@ if [ "$1" = purge ]; then
         deb-systemd-helper purge "$unit" >/dev/null || true
         deb-systemd-helper unmask "$unit" >/dev/null || true
     done
-    # Configuration is dpkg's to delete; keys and certificates that were put beside it are not ours. The user stays, as
-    # Debian's do, so that nobody else gets its number and what it owned.
+    # Configuration is dpkg's to delete; keys and certificates that were put beside it are not the package's. The user stays, as
+    # Debian's do, so that no other user gets its number and what it owned.
     for folder in @STATE@; do
         # A file system that is mounted there is emptied and stays.
         rm -rf "$folder" || echo "@PACKAGE@: $folder could not be deleted wholly (is it mounted?); delete what is left by hand" >&2

@@ -12,7 +12,7 @@ remove | deconfigure)
     # The service has ended above, and undone what it had limited; what is left nobody would undo later.
     if [ @SIDE@ = agent ] && grep -qs '"records":\[{' /var/lib/whitepanda-act/journal.json; then
         echo "@PACKAGE@: limits on VMs are still in force (journalctl -u whitepanda-act says why): start whitepanda-act," >&2
-        echo "then 'whitepanda act undo all'; or undo them by hand as /var/lib/whitepanda-act/audit.jsonl tells, and" >&2
+        echo "then 'whitepanda act undo all'; or undo them by hand as /var/lib/whitepanda-act/audit.jsonl lists, and" >&2
         echo "move /var/lib/whitepanda-act/journal.json away" >&2
         exit 1
     fi

@@ -57,6 +57,6 @@ def _append_navigation(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register what is ours."""
+    """Register whitepanda's directives."""
     app.connect("source-read", _append_navigation)
     app.add_lexer("csv", TextLexer)
