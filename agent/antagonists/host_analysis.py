@@ -13,6 +13,7 @@ each. A VM whose domain is not known, and a control group beside the VMs, count 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from agent.analysis.contention.normalised_cpi import CpiStatistics, TaskSlot, is_victim, n_cpi, victim_threshold
@@ -33,7 +34,7 @@ _FIRST = 2  # suspects kept at hand per domain: one of them may be the VM that i
 
 @dataclass(frozen=True, slots=True)
 class CpiVerdict:
-    """What central's statistics say of one VM now. `degradation` is None where it is not known.
+    """The verdict on one VM by central's statistics. `degradation` is None where it is not known.
 
     A victim's CPI is above its threshold while there is contention on the host. `degradation` is at least 1.
     """
@@ -55,13 +56,13 @@ class JudgedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that the verdict on one VM was made of. None: not known. CPI in cycles per instruction."""
+    """The facts behind the verdict on one VM. None: not known. CPI in cycles per instruction."""
 
     statistics: CpiStatistics | None
     cpi: float | None
     n_cpi: float | None
     victim_threshold_cpi: float | None
-    mn_cpi: float | None  # that which is compared with its threshold
+    mn_cpi: float | None  # the value that is compared with its threshold
     mn_cpi_threshold: float
     victim_slots: int
     coefficient_version: int
@@ -170,8 +171,10 @@ class HostAnalysis:
         if vm is None or slot is None:
             return CpiVerdict("unknown", "no CPI window of this VM yet")
         statistics = self._statistics(vm)
-        degradation = self._degradation(slot, statistics)
-        if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
+        if slot.cpi is None or statistics is None or not self._covered(slot):
+            return CpiVerdict("unknown", self._why_unknown(vm, slot, statistics))
+        degradation = max(1.0, slot.cpi / statistics.mean)
+        if statistics.std <= 0:
             return CpiVerdict("unknown", self._why_unknown(vm, slot, statistics), degradation)
         exceeds = is_victim(slot.cpi, statistics)
         suffers = uuid in self.suffering
@@ -217,15 +220,14 @@ class HostAnalysis:
 
     def job_mean_cpi(self, uuid: str) -> float | None:
         """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
-        vm = self._vms.get(uuid)
-        statistics = self._statistics(vm) if vm else None
+        statistics = self._statistics(self._vms.get(uuid))
         return statistics.mean if statistics else None
 
     def explain(self, uuid: str) -> Explanation:
-        """Return what the verdict on one VM is made of; for a VM without windows all is unknown."""
+        """Return the facts behind the verdict on one VM; all are unknown for a VM without windows."""
         vm, judged = self._vms.get(uuid), self.slot(uuid)
-        statistics = self._statistics(vm) if vm else None
-        domain = self._worst(vm)
+        statistics, domain = self._statistics(vm), self._worst(vm)
+        latest = takewhile(lambda state: uuid in state.victims, reversed(domain.states))
         return Explanation(
             statistics=statistics,
             cpi=judged.cpi if judged else None,
@@ -233,7 +235,7 @@ class HostAnalysis:
             victim_threshold_cpi=victim_threshold(statistics) if statistics else None,
             mn_cpi=domain.value,
             mn_cpi_threshold=domain.threshold,
-            victim_slots=self._consecutive(uuid),
+            victim_slots=sum(1 for _ in latest),
             coefficient_version=self._store.version,
             coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
             history=tuple(vm.points) if vm else (),
@@ -261,7 +263,6 @@ class HostAnalysis:
         return max(own or self._domains.values(), key=lambda domain: domain.excess)
 
     def _n_cpi_of(self, window: CpiWindow) -> float | None:
-        """Of a latency-sensitive VM."""
         if not window.latency_sensitive or window.cpi is None:
             return None
         statistics = self._store.statistics(window.job, self._platform, self._now_unix_ns)
@@ -281,12 +282,13 @@ class HostAnalysis:
         return slot.watched_ns >= MIN_COVERAGE * self._slot_ns
 
     def _tasks(self, slots: dict[str, VmSlot]) -> list[TaskSlot]:
-        tasks = []
-        for uuid, slot in slots.items():
-            vm = self._vms[uuid]
-            cpi = slot.cpi if self._covered(slot) else None
-            tasks.append(TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm)))
-        return tasks
+        rows = (
+            (uuid, self._vms[uuid], slot, slot.cpi if self._covered(slot) else None) for uuid, slot in slots.items()
+        )
+        return [
+            TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm))
+            for uuid, vm, slot, cpi in rows
+        ]
 
     def _rank(self, tasks: list[TaskSlot]) -> tuple[SuspectView, ...]:
         known = {job: self._store.coefficient(job, self._now_unix_ns) for job in {t.job for t in tasks}}
@@ -310,19 +312,11 @@ class HostAnalysis:
 
     # --- one VM ---
 
-    def _statistics(self, vm: SlotVm) -> CpiStatistics | None:
-        return self._store.statistics(vm.job, self._platform, self._now_unix_ns)
+    def _statistics(self, vm: SlotVm | None) -> CpiStatistics | None:
+        return self._store.statistics(vm.job, self._platform, self._now_unix_ns) if vm else None
 
-    def _consecutive(self, uuid: str) -> int:
-        count = 0
-        for state in reversed(self._worst(self._vms.get(uuid)).states):
-            if uuid not in state.victims:
-                break
-            count += 1
-        return count
-
-    def _n_cpi(self, slot: VmSlot | None, statistics: CpiStatistics | None) -> float | None:
-        if slot is None or slot.cpi is None or statistics is None or not self._covered(slot):
+    def _n_cpi(self, slot: VmSlot, statistics: CpiStatistics | None) -> float | None:
+        if slot.cpi is None or statistics is None or not self._covered(slot):
             return None
         return n_cpi(slot.cpi, statistics)
 
@@ -339,12 +333,6 @@ class HostAnalysis:
             high=slot.cpi / least if least > 0 else math.nan,
             model="cpi",
         )
-
-    def _degradation(self, slot: VmSlot, statistics: CpiStatistics | None) -> float | None:
-        """CPI now over the job's mean CPI, at least 1: an estimate from CPI alone."""
-        if slot.cpi is None or statistics is None or not self._covered(slot):
-            return None
-        return max(1.0, slot.cpi / statistics.mean)
 
     def _why_unknown(self, vm: SlotVm, slot: VmSlot, statistics: CpiStatistics | None) -> str:
         if slot.cpi is None:

@@ -109,7 +109,7 @@ class Sampler:
                 raise UnavailableError(f"the plan's VM is not clear: {several_named(name, same)} in the plan")
         for uuid, vm in found.items():
             if vm.identity.epoch != self._epochs.get(uuid):
-                raise UnavailableError(f"VM '{vm.identity.name}' was started anew during the campaign")
+                raise UnavailableError(f"VM '{vm.identity.name}' was restarted during the campaign")
         others = sorted(vm.identity.name for vm in self._running() if vm.identity.uuid not in found)
         if others and not self._beside_others:
             raise UnavailableError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agent.analysis.detectors.base import AnyDetector, Detection
-from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
+from agent.analysis.signals import HOST, METRICS, SIGNALS, Tick, Values, VmKey, load_factors, matrix, set_idle
 from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
 from agent.detection.decisions import Reasoning, SignalView
@@ -23,21 +23,16 @@ from collector.base import Reason, VmIdentity
 
 _MAX_REASON = 400  # characters
 
-_HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
-_OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
-#: Taken of a VM's rates with one call: its own signals, the two parts of each sum, and its running vCPU threads.
-_PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts), "vcpus_running")
-_RUNNING = len(_PICKED) - 1
+#: Taken from a VM's rates with one call: its signals' metrics, then its running vCPU threads.
+_PICKED = (*METRICS, "vcpus_running")
+_RUNNING = len(METRICS)
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
-_OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
-    slice(INDEX[names[0]], INDEX[names[-1]] + 1) for names in (_OWN, tuple(SUMS), _HOST)
-)
 
 
 def make_detector(section: CloudWhiteSection) -> AnyDetector:
     """Make the configured detector; only that one is loaded."""
     if section.detector == "paper":
-        from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
+        from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - loaded only where it is on
 
         return PaperDetector(PaperSettings())
     from agent.analysis.detectors.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
@@ -65,19 +60,10 @@ def _numbers(rates: Sequence[VmRates]) -> Values:
 
 
 def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -> Values:
-    """Make a tick's matrix, as `agent.analysis.signals.signals_of`, from what `_numbers` took."""
-    values = np.full((len(picked), len(SIGNALS)), math.nan)
-    if not len(picked):
-        return values
-    nan = math.nan
-    values[:, _OWN_COLUMNS] = picked[:, : len(_OWN)]
-    parts = picked[:, len(_OWN) : _RUNNING]
-    values[:, _SUM_COLUMNS] = parts[:, ::2] + parts[:, 1::2]
-    if isinstance(host, HostRates):
-        found = [getattr(host, name) for name in _HOST]
-        values[:, _HOST_COLUMNS] = [nan if value.__class__ is Reason else value for value in found]
-    set_others(values, factors)
-    return values
+    """Return the signals of a tick from what `_numbers` took, as `agent.analysis.signals.signals_of`."""
+    found = (Reason.SOURCE_OFF if isinstance(host, Reason) else getattr(host, name) for name in HOST)
+    known = [math.nan if isinstance(value, Reason) else value for value in found]
+    return matrix(picked[:, :_RUNNING], known, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +185,7 @@ class CloudWhite:
         """Return the verdict on a VM now."""
         last, row = self._found(uuid)
         if last is None:
-            return Verdict("unknown", "not looked at yet: it has had no tick", 0)
+            return Verdict("unknown", "not judged yet: it has had no tick", 0)
         found = last.detection.state(row)
         return replace(found, reason=found.reason[:_MAX_REASON], degradation=self._estimates.get(uuid))
 

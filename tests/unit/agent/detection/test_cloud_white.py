@@ -249,7 +249,7 @@ def test_of_a_vm_without_a_tick_nothing_is_known():
     host = Host()
     assert host.it.verdict("web").behaviour == "unknown"
     host.tick()
-    assert host.it.verdict("other").reason == "not looked at yet: it has had no tick"
+    assert host.it.verdict("other").reason == "not judged yet: it has had no tick"
     assert host.it.since_ns(host.it.verdict("other")) == 0
 
 
