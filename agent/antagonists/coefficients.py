@@ -234,7 +234,7 @@ class CoefficientStore:
     def _refusal(self, update: agent_pb2.CoefficientUpdate) -> tuple[str, str] | None:
         """Return why an update is refused, as kind and text for `Refusals.update`; None: it is taken."""
         if not 0 < update.version <= _MAX_COUNT:
-            return "version", f"version {update.version} is none"
+            return "version", f"invalid version {update.version}"
         if not _MIN_SLOT_NS <= update.slot_ns <= _MAX_SLOT_NS:
             return "slots", f"slots of {update.slot_ns} ns; they last 0.1 s to a day"
         ahead_ns = update.created_unix_ns - self._now_unix_ns()
@@ -261,7 +261,10 @@ class CoefficientStore:
         return None
 
     def _merged(self, update: agent_pb2.CoefficientUpdate) -> _State:
-        is_wanted = self._is_wanted
+
+        def is_wanted(job: str) -> bool:
+            return self._asked is None or job in self._asked
+
         before = _State() if update.full or not self.version else self._held
         # Rows of a job with a new tag replace all that was held of it, also rows that it has no more. A job whose rows
         # come without a tag loses its tag.
@@ -272,13 +275,14 @@ class CoefficientStore:
         tags = {job: tag for job, tag in before.tags.items() if job not in changed}
         tags.update(_true_tags(update, {row.job: row.tag for row in update.tags if is_wanted(row.job)}))
         strange = absurd = 0
-        for row in (*update.statistics, *update.coefficients):
-            is_statistics = isinstance(row, agent_pb2.JobStatistics)
-            if not is_wanted(row.job) or (is_statistics and self._platform not in (None, row.platform)):
+        rows: tuple[agent_pb2.JobStatistics | agent_pb2.Coefficient, ...] = (*update.statistics, *update.coefficients)
+        for row in rows:
+            is_here = isinstance(row, agent_pb2.Coefficient) or self._platform in (None, row.platform)
+            if not (is_here and is_wanted(row.job)):
                 strange += 1
                 continue
             try:
-                if is_statistics:
+                if isinstance(row, agent_pb2.JobStatistics):
                     robust = row.location_log_cpi, row.scale_log_cpi
                     new = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi, *robust)
                     statistics[row.job, row.platform] = new
@@ -287,12 +291,11 @@ class CoefficientStore:
                     coefficients[row.job] = Coefficient(row.value, row.samples, error, row.method)
             except ValueError:
                 absurd += 1
-        for kind, rows, why in (
-            ("strange", strange, "of jobs or a platform that this host did not ask for"),
-            ("absurd", absurd, "not finite, or not plausible"),
-        ):
-            if rows:
-                self._refusals.leave_out(kind, why, rows, version=update.version)
+        if strange:
+            why = "of jobs or a platform that this host did not ask for"
+            self._refusals.leave_out("strange", why, strange, version=update.version)
+        if absurd:
+            self._refusals.leave_out("absurd", "not finite, or not plausible", absurd, version=update.version)
         return _State(
             version=update.version,
             created_unix_ns=update.created_unix_ns,
@@ -302,9 +305,6 @@ class CoefficientStore:
             coefficients=coefficients,
             tags=tags,
         )
-
-    def _is_wanted(self, job: str) -> bool:
-        return self._asked is None or job in self._asked
 
     def _is_of_the_future(self, now_unix_ns: int) -> bool:
         return self._held.created_unix_ns - now_unix_ns > self._max_skew_ns
@@ -321,7 +321,9 @@ class CoefficientStore:
         problem = ""
         for path in (self._path, self._previous):
             try:
-                held = self._read_one(path)
+                held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_State)
+                if held.format != _FORMAT:
+                    raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")  # noqa: TRY301 - as damage
             except FileNotFoundError:
                 continue  # nothing was ever kept, or the agent was killed while it replaced the file
             except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
@@ -335,12 +337,6 @@ class CoefficientStore:
         if problem:
             self._log.warning("starting without coefficients: central sends them", path=str(self._path))
         return _State()
-
-    def _read_one(self, path: Path) -> _State:
-        held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_State)
-        if held.format != _FORMAT:
-            raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")
-        return held
 
     def _write(self, data: bytes) -> None:
         if self._path is None or self._previous is None:
@@ -358,8 +354,7 @@ class CoefficientStore:
 def _true_tags(update: agent_pb2.CoefficientUpdate, tags: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Yield job and tag where the tag fits the rows sent with it.
 
-    Others are not held, so that central sends the job's rows again: every later central would take false rows under the
-    right tag for the right ones.
+    Other tags are not kept, so that central sends the job's rows again: it never resends rows under the right tag.
     """
     rows = {job: agent_pb2.CoefficientUpdate(slot_ns=update.slot_ns) for job in tags}
     for one in update.statistics:
