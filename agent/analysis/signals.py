@@ -61,7 +61,9 @@ IDLE = "vcpu_idle_ratio"
 SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *HOST, *OTHERS, IDLE)
 INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
 
-Values = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Values = Floats  # signals, one column each
 
 
 class VmKey(NamedTuple):

@@ -1,4 +1,4 @@
-"""The commands of recommendations, by the VM's manager, and what survives of each. Pure.
+"""The commands of recommendations by the VM's manager, and how long each lasts. Pure.
 
 A command that bypasses a VM's manager leaves the manager's records wrong: Nova would not find a VM that `virsh migrate`
 moved. So each manager's VMs get its own tool, and unmanaged VMs none, with the reason. Commands are lists of words, not
@@ -7,7 +7,7 @@ for a shell; they name VMs by UUID, as a name may begin with "-", or by Proxmox'
 
 from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
 
-_SECONDS = 900.0  # for which whitepanda's actions are in force
+_SECONDS = 900.0  # how long whitepanda's actions are in force
 _LIBVIRT = ("virsh", "-c", "qemu:///system")
 # The first version of Nova's API in which the scheduler checks the host that is asked for.
 _NOVA = ("openstack", "--os-compute-api-version", "2.30", "server", "migrate", "--live-migration")
@@ -21,11 +21,11 @@ def act_command(action: str, vm: str, amount: tuple[str, str], victim: Victim, s
 
 
 def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situation) -> tuple[Command, ...]:
-    """Return how a VM is limited to so many cores: by whitepanda for a while, and by its manager for good."""
+    """Return commands that limit a VM to `cores`: by whitepanda for a while, and by its manager for good."""
     if not (suspect.by_libvirt or suspect.has_own_group):
         return ()
     own = act_command("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
-    if suspect.has_quota:  # by hand somebody would have to write down first what the owner has set
+    if suspect.has_quota:  # by hand, the owner's quota would have to be written down first
         return (own,)
     period, quota = QUOTA_PERIOD_US, quota_us(cores, suspect.vcpus or 1)
     match suspect.manager:
@@ -108,5 +108,5 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
 def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
     """Return why there is no command for a migration; () where there is one."""
     if who.manager == "qemu":
-        return ("no command migrates it: no manager of this QEMU is known; without one, start it anew on another host",)
+        return ("no command migrates it: no manager of this QEMU is known; without one, restart it on another host",)
     return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()

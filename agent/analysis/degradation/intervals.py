@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, reading, whole
 from agent.analysis.degradation.trees import Terms, Trees, numbers_of
+from agent.analysis.signals import Floats
 
-Floats = NDArray[np.float64]
 _MOST = 1e6  # of what is relative to the rows of training
 _MOST_NEIGHBOURS = 10_000
 #: Rows whose distances are computed at once: bounds the memory.

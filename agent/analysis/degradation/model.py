@@ -15,7 +15,7 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
      "choice": {"method", "split", "criterion", "held_out_by", "errors": [{"method", "split", "mean_ape", ...}, ...]},
      "models": [{"behaviour": null | "memory-bound" | "cpu-bound", "cpu_level": null | 0.1 ... 0.5, "rows": 425,
                  "estimator": {"kind": "glm" | "trees", ...}, "intervals": null or {...},
-                 "scatter": null or        how far seconds lie from what they are on average, see `Model.scatter`
+                 "scatter": null or        how far seconds lie from what they are on average, see `SubModel.scatter`
                      {"factor": 1.1, "quiet": 0.05},
                  "uses": [0, 3],           the features that the estimator needs; absent: all
                  "ranges": [{"column": 0, "form": "raw" | "relative", "low": 0.2, "high": 1.9, "scale": 1.0}, ...]}],
@@ -48,7 +48,7 @@ from agent.analysis.degradation.model_numbers import (
 )
 from agent.analysis.degradation.relative import relative
 from agent.analysis.degradation.trees import Trees
-from agent.analysis.signals import IDLE
+from agent.analysis.signals import IDLE, Floats
 
 FORMAT = 1
 #: The levels of CPU use at the baseline that the paper fits models for, as a share of the VM's vCPUs, or its workers.
@@ -59,9 +59,8 @@ MEMORY_BOUND = "memory-bound"
 CPU_BOUND = "cpu-bound"
 _SHARE = (0.0, 1.0)
 _MOST_ROWS = 10**9
-_REMEDY = "write it anew with `whitepanda degradation fit`"
+_REMEDY = "write it again with `whitepanda degradation fit`"
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -107,20 +106,13 @@ class Rule:
     cpu: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """How far the seconds of one run lie from their mean, as deviations of the logarithm.
-
-    `factor`: over the difficulty that the intervals expect there, under interference. `quiet`: without.
-    """
-
-    factor: float
-    quiet: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SubModel:
-    """One of a model's estimators, and which VMs it is for (None: any)."""
+    """One of a model's estimators, and which VMs it is for (None: any).
+
+    `scatter`: how far the seconds of one run lie from their mean, as deviations of the logarithm: a factor on the
+    difficulty that the intervals expect, under interference; and the deviation without interference.
+    """
 
     name: str
     behaviour: str | None
@@ -129,7 +121,7 @@ class SubModel:
     intervals: Intervals | None
     uses: tuple[int, ...]
     ranges: tuple[Range, ...]
-    scatter: Scatter | None = None
+    scatter: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,11 +231,11 @@ class Model:
             rows = np.flatnonzero(chosen == index)
             if part.scatter is None or not len(rows):
                 continue
-            is_quiet = np.isnan(degradation[rows])
-            found[rows[is_quiet]] = part.scatter.quiet
+            (factor, quiet), is_quiet = part.scatter, np.isnan(degradation[rows])
+            found[rows[is_quiet]] = quiet
             estimated = rows[~is_quiet]
             if part.intervals is not None and len(estimated):
-                found[estimated] = part.scatter.factor * part.intervals.expected_error(
+                found[estimated] = factor * part.intervals.expected_error(
                     values[estimated, :count], baseline[estimated, :count], degradation[estimated]
                 )
         return found
@@ -373,10 +365,10 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if any(column >= width for column in columns):
         raise ValueError(f"an estimator's terms must name columns 0 to {width - 1}")
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
-    scatter = None
+    scatter, limits = None, (0, TERM[1])
     if (given := data.get("scatter")) is not None:  # older files have none
         with reading("scatter"):
-            scatter = Scatter(*(number(given, name, (0, TERM[1])) for name in ("factor", "quiet")))
+            scatter = number(given, "factor", limits), number(given, "quiet", limits)
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
     return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
 
@@ -393,8 +385,6 @@ def _ranges(data: Iterable[Mapping[str, Any]]) -> Iterator[Range]:
 
 def _estimator(data: Mapping[str, Any]) -> Glm | Trees:
     kind = data["kind"]
-    if kind == "glm":
-        return Glm.from_json(data)
-    if kind == "trees":
-        return Trees.from_json(data)
-    raise ValueError(f"estimator of unknown kind {kind}")
+    if kind not in ("glm", "trees"):
+        raise ValueError(f"estimator of unknown kind {kind}")
+    return Glm.from_json(data) if kind == "glm" else Trees.from_json(data)

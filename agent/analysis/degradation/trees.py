@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, reading, whole
 from agent.analysis.degradation.relative import relative
+from agent.analysis.signals import Floats
 
 #: How a sum z becomes the degradation: z, exp(z), 1 / z, 1 / z^2.
 LINKS = ("identity", "log", "inverse", "inverse-square-root")
@@ -32,8 +33,6 @@ FORMS = ("raw", "baseline", "relative")
 _LARGEST_EXPONENT = 700.0
 #: Levels of descent between two checks which rows have arrived.
 _LEVELS_AT_ONCE = 4
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,10 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.signals import VmKey
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from agent.analysis.signals import Bools, Floats, VmKey
 
 _CLIP = 3.0  # deviations beyond this many standard deviations count as this many
 _TO_STD = 1.2533  # mean absolute deviation -> standard deviation, of a normal distribution

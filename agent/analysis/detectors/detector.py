@@ -29,11 +29,8 @@ from agent.analysis.detectors.baseline import Baselines, BaselineSettings, dumpe
 from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
-from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
+from agent.analysis.signals import IDLE, INDEX, SIGNALS, Bools, Floats, Tick, Values, load_factors
 from agent.analysis.verdict import BEHAVIOURS, Verdict
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 _FORMAT = 1
 _FIRST_SYMPTOM = len(SIGNALS)

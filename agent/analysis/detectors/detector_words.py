@@ -8,11 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detectors.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
-from agent.analysis.signals import Tick
+from agent.analysis.signals import Bools, Floats, Tick
 from agent.analysis.verdict import Behaviour, Evidence, Verdict
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 AS_USUAL = "as usual"
 _CLOCK_CHANGE = 0.05

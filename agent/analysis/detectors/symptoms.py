@@ -9,11 +9,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agent.analysis.signals import INDEX, Tick
-
-Floats = NDArray[np.float64]
+from agent.analysis.signals import INDEX, Floats, Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detectors.baseline import taken
-from agent.analysis.signals import VmKey
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from agent.analysis.signals import Bools, Floats, VmKey
 
 LEAST_POSTERIOR = 0.95
 LEAST_LOOKS = 20.0
