@@ -132,18 +132,19 @@ class Decisions:
         Latency and CPI do not slow down alike, so it stays with the same one while that supports the verdict: a VM
         becomes a victim by an estimate that is sure, and stays one by its ratio.
         """
-        before, is_victim = one.slow_down, verdict == "victim"
-        known = [now for now in estimates if now.is_known]
-        speaking = [
-            now
-            for now in known
-            if not is_victim or now.low > self._least or (one.verdict == "victim" and now.ratio > self._least)
-        ]
-        same = (now for now in speaking if before is not None and now.is_of_cpi == before.is_of_cpi)
-        sure = (now for now in speaking if now.low > self._least)
-        highest = max(speaking, key=lambda now: now.ratio, default=None)
+        before, least, was_victim = one.slow_down, self._least, one.verdict == "victim"
         unknown = next((now for now in estimates if not now.is_known), estimates[0])
-        return next(same, None) or next(sure, None) or highest or unknown
+        supporting = [
+            now
+            for now in estimates
+            if now.is_known and (verdict != "victim" or now.low > least or (was_victim and now.ratio > least))
+        ]
+
+        def preference(now: Degradation) -> tuple[bool, bool, float]:
+            is_same, is_sure = before is not None and now.is_of_cpi == before.is_of_cpi, now.low > least
+            return is_same, is_sure, 0.0 if is_sure else now.ratio
+
+        return max(supporting, key=preference, default=unknown)
 
     def _estimates(self, one: _VmState, mono_ns: int) -> tuple[Degradation, Degradation]:
         """Return the host's own estimate for the verdict, and the one to show; each may be of a moment ago."""

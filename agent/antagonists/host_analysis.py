@@ -28,8 +28,8 @@ from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
-_SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
-_FIRST = 2  # suspects kept at hand per domain: one of them may be the VM that is asked for
+_SAME_SLOT = 0.1  # windows as long as slots are sometimes a little longer; such slots vary alike
+_FIRST = 2  # suspects kept at hand per domain: one of them may be the VM in question
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ class HostAnalysis:
         self._platform = platform
         self._store = store
         self._vms = self._slots.vms
-        self._slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
+        #: Length of the slots that are compared: central's, but never less than a window.
+        self.slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
         self._now_unix_ns = 0
         self._last: dict[str, VmSlot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
@@ -102,11 +103,6 @@ class HostAnalysis:
         self.suffering: dict[str, Degradation] = {}
         self._by_uuid: dict[str, SuspectView] = {}
         self._first: dict[int, list[SuspectView]] = {}  # of each domain the first two suspects
-
-    @property
-    def slot_ns(self) -> int:
-        """Length of the slots that are compared: central's, but never less than a window."""
-        return self._slot_ns
 
     @property
     def mn_cpi(self) -> float | None:
@@ -137,10 +133,10 @@ class HostAnalysis:
         """
         self._now_unix_ns = now_unix_ns
         self._set_slot(max([self._store.slot_ns or _DEFAULT_SLOT_NS, *(w.duration_ns for w in windows)]))
-        self._slots.take(windows, places or {}, now_unix_ns, self._slot_ns)
+        self._slots.take(windows, places or {}, now_unix_ns, self.slot_ns)
         self._make_domains()
         slots = [
-            self._slots.over(now_unix_ns - age * self._slot_ns, self._slot_ns, youngest=age == 0)
+            self._slots.over(now_unix_ns - age * self.slot_ns, self.slot_ns, youngest=age == 0)
             for age in range(self._section.victim_slots)
         ]
         tasks = [self._tasks(slot) for slot in slots]
@@ -149,8 +145,8 @@ class HostAnalysis:
             mine = [window for window in windows if self._is_in(window.vm, number)]
             domain.watch(mine, self._n_cpi_of, self._store.version)
             inside = [[task for task in each if self._is_in(task.task, number)] for each in tasks]
-            domain.take_slots(inside, now_unix_ns, self._slot_ns)
-        self._slots.record(self._last, now_unix_ns, self._slot_ns)
+            domain.take_slots(inside, now_unix_ns, self.slot_ns)
+        self._slots.record(self._last, now_unix_ns, self.slot_ns)
         self._suspects = self._rank(tasks[0])
         self._by_uuid = {one.uuid: one for one in self._suspects}
         self._first = {number: [] for number in self._domains}
@@ -201,7 +197,7 @@ class HostAnalysis:
         return JudgedSlot(slot.cpi, self._n_cpi(slot, statistics), threshold, slot.cpu_usage_cores)
 
     def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
-        """Return who may hurt a VM, the highest score first; "" or an unknown VM: any VM."""
+        """Return the VMs that may hurt a VM, the highest score first; "" or an unknown VM: any VM."""
         vm = self._vms.get(uuid)
         if vm is None or not vm.domains:
             return self._suspects
@@ -245,10 +241,10 @@ class HostAnalysis:
     # --- domains ---
 
     def _make_domains(self) -> None:
-        """Have a state for each domain that a VM is in."""
+        """Make a state for each domain that a VM is in."""
         known = frozenset[int]().union(*(vm.domains for vm in self._vms.values()))
         if known and not known <= self._domains.keys():
-            if len(known) == len(self._domains) == 1:  # what was learnt before any VM was placed is of this one
+            if len(known) == len(self._domains) == 1:  # the state from before any VM was placed belongs to this one
                 self._domains = {next(iter(known)): next(iter(self._domains.values()))}
             for number in sorted(known - self._domains.keys()):
                 self._domains[number] = Contention(self._section)
@@ -271,15 +267,15 @@ class HostAnalysis:
     # --- windows and slots ---
 
     def _set_slot(self, slot_ns: int) -> None:
-        if abs(slot_ns - self._slot_ns) > _SAME_SLOT * self._slot_ns:
-            # Values over slots of another length vary differently: they are no history of these.
+        if abs(slot_ns - self.slot_ns) > _SAME_SLOT * self.slot_ns:
+            # Values over slots of another length vary differently: they are not comparable.
             for domain in self._domains.values():
                 domain.forget()
             self._slots.forget_points()
-        self._slot_ns = slot_ns
+        self.slot_ns = slot_ns
 
     def _covered(self, slot: VmSlot) -> bool:
-        return slot.watched_ns >= MIN_COVERAGE * self._slot_ns
+        return slot.watched_ns >= MIN_COVERAGE * self.slot_ns
 
     def _tasks(self, slots: dict[str, VmSlot]) -> list[TaskSlot]:
         rows = (
@@ -335,26 +331,21 @@ class HostAnalysis:
         )
 
     def _why_unknown(self, vm: SlotVm, slot: VmSlot, statistics: CpiStatistics | None) -> str:
+        store, job = self._store, vm.job
         if slot.cpi is None:
-            if slot.cpi_reason is Reason.IDLE:
-                return "idle: too little CPU over the last slot for a CPI"
-            return f"no CPI over the last slot: {slot.cpi_reason.code}"
-        if statistics is None:
-            return self._no_statistics(vm)
-        if statistics.std <= 0:
-            samples = statistics.samples
-            return f"the CPI of job {vm.job} did not vary over its {samples} samples: there is no threshold"
-        watched_s, slot_s = slot.watched_ns / 1e9, self._slot_ns / 1e9
-        return f"watched for {watched_s:.0f} s of a slot of {slot_s:.0f} s: too short to compare"
-
-    def _no_statistics(self, vm: SlotVm) -> str:
-        store = self._store
-        if not store.version:
-            return f"no statistics for job {vm.job} yet: central has not sent any"
-        if store.expired(self._now_unix_ns):
+            idle, reason = "idle: too little CPU over the last slot for a CPI", slot.cpi_reason
+            return idle if reason is Reason.IDLE else f"no CPI over the last slot: {reason.code}"
+        if statistics is None and not store.version:
+            return f"no statistics for job {job} yet: central has not sent any"
+        if statistics is None and store.expired(self._now_unix_ns):
             age_h, ttl_h = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
             return (
                 f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live of"
                 f" {ttl_h:.1f} h: central has sent no newer ones"
             )
-        return f"no statistics for job {vm.job} on this platform yet: version {store.version} has none"
+        if statistics is None:
+            return f"no statistics for job {job} on this platform yet: version {store.version} has none"
+        if statistics.std <= 0:
+            return f"the CPI of job {job} did not vary over its {statistics.samples} samples: there is no threshold"
+        watched_s, slot_s = slot.watched_ns / 1e9, self.slot_ns / 1e9
+        return f"watched for {watched_s:.0f} s of a slot of {slot_s:.0f} s: too short to compare"

@@ -1,17 +1,18 @@
-"""Who suffers on this host, who inflicts it, and how much: the detector and the models over each tick's rates.
+"""The host's own analysis: runs the detector and the models over each tick's rates.
 
-Pure of loop and disk: the daemon calls `tick`, and saves what `dump` gives.
+Without loop and disk: the daemon calls `tick`, and saves the result of `dump`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agent.analysis.detectors.base import AnyDetector, Detection
+from agent.analysis.detectors.workers import LearntWorkers
 from agent.analysis.signals import HOST, METRICS, SIGNALS, Tick, Values, VmKey, load_factors, matrix, set_idle
 from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
@@ -52,7 +53,7 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
 
 
 def _numbers(rates: Sequence[VmRates]) -> Values:
-    """Return what is taken of rates, shape (len(rates), len(_PICKED)), NaN where it is not known."""
+    """Return the numbers taken from rates, shape (len(rates), len(_PICKED)), NaN where not known."""
     nan = math.nan
     # A Reason is an integer too, so its class is compared.
     flat = [nan if value.__class__ is Reason else value for one in rates for value in _pick(one)]
@@ -66,14 +67,11 @@ def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -
     return matrix(picked[:, :_RUNNING], known, factors)
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """The last tick."""
+class _Last(NamedTuple):
+    """The last tick, whose rows are those of `CloudWhite._keys`."""
 
     mono_ns: int
     unix_ns: int
-    keys: tuple[VmKey, ...]
-    rows: Mapping[str, int]
     values: Values
     detection: Detection
 
@@ -88,6 +86,7 @@ class CloudWhite:
         make: Callable[[CloudWhiteSection], AnyDetector] = make_detector,
     ) -> None:
         self._section = section
+        self.detector = section.detector
         self._models = models
         self._make = make
         self._detector = make(section)
@@ -100,11 +99,6 @@ class CloudWhite:
         self._last: _Last | None = None
         self._estimates: dict[str, Degradation] = {}
 
-    @property
-    def detector(self) -> str:
-        """Name of the detector, as configured."""
-        return self._section.detector
-
     # --- the tick ---
 
     def tick(self, vms: Iterable[Vm], host: HostRates | Reason, mono_ns: int, unix_ns: int) -> None:
@@ -116,12 +110,12 @@ class CloudWhite:
         self._take_keys(listed)
         numbers = self._take_numbers([vm.rates for vm in listed])
         values = _matrix(numbers, host, self._factors)
-        self._last = None  # an old verdict is none
+        self._last = None  # an old verdict does not count
         self._estimates = {}
         detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values, numbers[:, _RUNNING]))
         if detection.factors is not None:
             set_idle(values, detection.factors)
-        self._last = last = _Last(mono_ns, unix_ns, self._keys, self._rows, values, detection)
+        self._last = last = _Last(mono_ns, unix_ns, values, detection)
         failures: list[Exception] = []
         if detection.estimate is not None:
             wanted = np.flatnonzero(detection.estimate).tolist()
@@ -146,7 +140,7 @@ class CloudWhite:
         return self._numbers
 
     def _take_keys(self, vms: Sequence[Vm]) -> None:
-        """Make the VMs' keys anew unless all are the identities of the tick before."""
+        """Make the VMs' keys again unless all identities are those of the tick before."""
         identities = [vm.identity for vm in vms]
         known = self._identities
         if len(identities) == len(known) and all(map(is_, identities, known)):
@@ -165,15 +159,15 @@ class CloudWhite:
             for one, known in zip(found, ticks.tolist(), strict=True)
         ]
 
-    # --- questions ---
+    # --- queries ---
 
     def _found(self, uuid: str) -> tuple[_Last | None, int]:
         """Return the last tick and a VM's row in it; None where the VM is not in it."""
-        row = self._last.rows.get(uuid) if self._last else None
+        row = self._rows.get(uuid) if self._last else None
         return (None, -1) if row is None else (self._last, row)
 
     def behaviour(self, uuid: str) -> Behaviour:
-        """Return the word for what a VM does now."""
+        """Return a VM's behaviour now."""
         last, row = self._found(uuid)
         return "unknown" if last is None else last.detection.behaviours[row]
 
@@ -195,9 +189,9 @@ class CloudWhite:
         return max(0, last.mono_ns - verdict.since_ns) if last and verdict.since_ns else 0
 
     def explain(self, uuid: str) -> Reasoning:
-        """Return all that the verdict was made of, with an estimate unless the VM inflicts.
+        """Return the facts behind the verdict, with an estimate unless the VM inflicts.
 
-        A model would take what an inflicting VM does for what it suffers.
+        A model would mistake an inflicting VM's own load for suffering.
         """
         verdict, (last, row) = self.verdict(uuid), self._found(uuid)
         if last is None:
@@ -214,33 +208,33 @@ class CloudWhite:
             if not math.isnan(value)
         )
         # Shown beside the signals, because one of them follows from it.
-        signals += tuple(
-            SignalView(name, value, math.nan, math.nan) for name, value in _workers_shown(last, row).items()
-        )
+        workers = _workers_shown(self._keys[row].workers, found.workers, row)
+        signals += tuple(SignalView(name, value, math.nan, math.nan) for name, value in workers.items())
         return Reasoning(self.detector, verdict, signals)
 
     # --- over restarts ---
 
     def dump(self) -> dict[str, Any]:
-        """Return what was learnt, for `restore`; JSON can hold it."""
+        """Return the baselines for `restore`, as JSON can hold them."""
         last = self._last
         return self._detector.dump(last.unix_ns / 1e9 if last else None)
 
     def restore(self, data: Mapping[str, Any], now_unix_ns: int) -> None:
-        """Continue with what was learnt before; raises, with nothing taken, where it is not of `dump`."""
+        """Continue with earlier baselines; raises, with nothing taken, if they are not from `dump`."""
         detector = self._make(self._section)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
 
 
-def _workers_shown(last: _Last, row: int) -> dict[str, float]:
+def _workers_shown(configured: int | None, found: LearntWorkers | None, row: int) -> dict[str, float]:
     """Return a VM's workers as configured; or as learnt, if known, with posterior and number of samples."""
-    configured, found = last.keys[row].workers, last.detection.workers
     if configured is not None:
         return {"workers": configured}
     if found is None or not found.looks[row] > 0:
         return {}
-    shown = {"workers": float(found.workers[row])} if found.workers[row] else {}
-    if not math.isnan(found.posterior[row]):
-        shown["workers_posterior"] = float(found.posterior[row])
-    return {**shown, "workers_looks": float(found.looks[row])}
+    workers, posterior = found.workers[row], found.posterior[row]
+    return {
+        **({"workers": float(workers)} if workers else {}),
+        **({"workers_posterior": float(posterior)} if not math.isnan(posterior) else {}),
+        "workers_looks": float(found.looks[row]),
+    }

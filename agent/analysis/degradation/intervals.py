@@ -103,13 +103,9 @@ class Intervals:
             block = data["novelty"]
             with reading("novelty"):
                 novelty = Novelty.from_json(block)
-            return cls(
-                nominal=number(data, "nominal", NOMINAL),
-                quantile=number(data, "quantile", (1e-9, _MOST)),
-                floor=number(data, "floor", (1e-9, _MOST)),
-                difficulty=Trees.from_json(data["difficulty"]),
-                novelty=novelty,
-            )
+            nominal, positive = number(data, "nominal", NOMINAL), (1e-9, _MOST)
+            quantile, floor = number(data, "quantile", positive), number(data, "floor", positive)
+            return cls(nominal, quantile, floor, Trees.from_json(data["difficulty"]), novelty)
 
     def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Return low and high of estimates, and whether their rows are like those of training; each of shape (n,).

@@ -112,28 +112,17 @@ class Trees:
         if len(roots) != int(data["trees"]) or not len(roots):
             raise ValueError(f"columns holds {len(roots)} whole trees, not {data['trees']}")
         is_leaf = columns < 0
-        for what, found, (low, high) in (
-            ("leaves", numbers[is_leaf], TERM),
-            ("thresholds", numbers[~is_leaf], FEATURE),
-        ):
+        parts = (("leaves", numbers[is_leaf], TERM), ("thresholds", numbers[~is_leaf], FEATURE))
+        for what, found, (low, high) in parts:
             worst = found[(found < low) | (found > high)]
             if len(worst):
                 raise ValueError(f"numbers: {what} must be from {low:g} to {high:g} (value {worst[0]:g})")
         places = np.arange(len(columns))
         children = np.stack((np.where(is_leaf, places, places + 1), np.where(is_leaf, places, right)), axis=1)
-        return cls(
-            link=link,
-            base=base,
-            factor=factor,
-            terms=terms,
-            roots=roots,
-            columns=np.where(is_leaf, 0, columns),
-            # In its shortest form a number of single precision is written as "0.1", which is not 0.1.
-            thresholds=_single(numbers),
-            children=children.ravel(),
-            leaves=np.where(is_leaf, numbers, 0.0),
-            is_leaf=is_leaf,
-        )
+        # In its shortest form a number of single precision is written as "0.1", which is not 0.1.
+        thresholds, nodes = _single(numbers), np.where(is_leaf, 0, columns)
+        leaves = np.where(is_leaf, numbers, 0.0)
+        return cls(link, base, factor, terms, roots, nodes, thresholds, children.ravel(), leaves, is_leaf)
 
     def predict(self, values: Floats, baseline: Floats) -> Floats:
         """Estimate the degradation from features (n, k) in their own units and the same without interference.

@@ -298,7 +298,7 @@ def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
         file = BaselineFile(path, "paper")
         assert file.read() is None
         assert file.read() is None
-    assert [line["event"] for line in logs] == ["damaged baselines, learning anew"]
+    assert [line["event"] for line in logs] == ["damaged baselines, learning from scratch"]
     assert (tmp_path / "baselines.json.damaged").read_bytes() == content
     file.write({}, 1)
     assert file.read() == {}
