@@ -128,7 +128,7 @@ class CoefficientStore:
         limits: how much is taken, and how long it is used.
         asked: the jobs whose rows are taken; None: all.
         platform: rows of other platforms are left out; None: none are.
-        refusals: counts what is refused.
+        refusals: counts refused updates and rows.
         now_unix_ns: this host's wall clock.
 
     """
@@ -146,14 +146,11 @@ class CoefficientStore:
         limits = limits or UplinkSection()
         self._path = path
         self._previous = path.with_name(path.name + ".previous") if path else None
-        self._max_jobs = limits.max_jobs
-        self._max_file_bytes = limits.max_jobs * _FILE_BYTES_PER_JOB
+        self._max_jobs, self._max_file_bytes = limits.max_jobs, limits.max_jobs * _FILE_BYTES_PER_JOB
         self._max_ttl_ns = round(limits.max_ttl_s * 1e9)
         self._max_skew_ns = round(limits.max_clock_skew_s * 1e9)
-        self._asked = asked
-        self._platform = platform
+        self._asked, self._platform, self._now_unix_ns = asked, platform, now_unix_ns
         self._refusals = refusals or Refusals()
-        self._now_unix_ns = now_unix_ns
         self._log = log.get("coefficients")
         self._held = _State()
         self._by_job: dict[tuple[str, str], CpiStatistics] = {}
@@ -253,7 +250,7 @@ class CoefficientStore:
     def _excess(self, held: _State, size: int) -> tuple[str, str] | None:
         """Return what would be too much to hold, as `_refusal` does."""
         jobs = len({s.job for s in held.statistics} | held.coefficients.keys())
-        remedy = "raise uplink.max_jobs where this host has so many"
+        remedy = "raise uplink.max_jobs if this host needs more"
         if jobs > self._max_jobs:
             return "jobs", f"{jobs} jobs would be held; at most {self._max_jobs} (uplink.max_jobs); {remedy}"
         if size > self._max_file_bytes:
@@ -266,8 +263,8 @@ class CoefficientStore:
             return self._asked is None or job in self._asked
 
         before = _State() if update.full or not self.version else self._held
-        # Rows of a job with a new tag replace all that was held of it, also rows that it has no more. A job whose rows
-        # come without a tag loses its tag.
+        # Rows of a job with a new tag replace all its rows, also those that central has no more. A job whose rows come
+        # without a tag loses its tag.
         replaced = set(update.removed_jobs) | {row.job for row in update.tags}
         statistics = {(s.job, s.platform): s for s in before.statistics if s.job not in replaced}
         coefficients = {job: value for job, value in before.coefficients.items() if job not in replaced}
@@ -296,15 +293,8 @@ class CoefficientStore:
             self._refusals.leave_out("strange", why, strange, version=update.version)
         if absurd:
             self._refusals.leave_out("absurd", "not finite, or not plausible", absurd, version=update.version)
-        return _State(
-            version=update.version,
-            created_unix_ns=update.created_unix_ns,
-            ttl_ns=update.ttl_ns,
-            slot_ns=update.slot_ns,
-            statistics=tuple(statistics.values()),
-            coefficients=coefficients,
-            tags=tags,
-        )
+        head = (_FORMAT, update.version, update.created_unix_ns, update.ttl_ns, update.slot_ns)
+        return _State(*head, tuple(statistics.values()), coefficients, tags)
 
     def _is_of_the_future(self, now_unix_ns: int) -> bool:
         return self._held.created_unix_ns - now_unix_ns > self._max_skew_ns
@@ -342,7 +332,7 @@ class CoefficientStore:
         if self._path is None or self._previous is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._file_is_good:  # what is damaged must not take the good one's place
+        if self._file_is_good:  # a damaged file must not replace a good previous one
             with contextlib.suppress(OSError):  # a file system without links: there is no previous file
                 self._previous.unlink(missing_ok=True)
                 os.link(self._path, self._previous)

@@ -83,7 +83,7 @@ class Decisions:
     # --- the tick ---
 
     def tick(self, vms: Iterable[Vm], mono_ns: int, unix_ns: int) -> None:
-        """Decide anew, once both analyses have had the tick."""
+        """Decide on all VMs, after both analyses have taken the tick."""
         self._now_ns, self._host = mono_ns, None
         vms = list(vms)
         own: dict[str, VmVerdict] = {}
@@ -190,12 +190,11 @@ class Decisions:
                 key=lambda one: (_rank(one.slow_down), self._vms[one.uuid].vm.identity.name),
             )
             culprits = Counter(culprit for one in victims for culprit in self._own(one.uuid).culprits)
-            blamed = [uuid for uuid, _ in culprits.most_common()]
-            # A lone victim is no suspect, nor is a VM on another socket than all victims. Those blamed by no victim
+            # A lone victim is not a suspect, nor is a VM on another socket than all victims. VMs that no victim blames
             # come last.
             theirs = {suspect.uuid for one in victims for suspect in one.suspects}
             alone = victims[0].uuid if len(victims) == 1 else ""
-            ranked = self._ranked(alone, blamed) if victims else ()
+            ranked = self._ranked(alone, [uuid for uuid, _ in culprits.most_common()]) if victims else ()
             named = tuple(one for one in ranked if one.uuid in theirs)
             others = (one for one in ranked if one.uuid not in theirs and (named or not one.is_blamed))
             suspects = (*named, *others)
@@ -223,7 +222,7 @@ class Decisions:
         if one.verdict == "affected" and one.vm.alert:
             reasons.append(f"the slow-down may be less than {self._least:g}x")
         elif one.verdict == "affected":
-            reasons.append("nobody waits for its job (a job rule's `alert` says who is waited for)")
+            reasons.append("its job has no alerts (a job rule's `alert` sets which have)")
         return "; ".join(reasons)
 
     # --- suspects ---
@@ -236,10 +235,8 @@ class Decisions:
     def _named(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
         """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
         found = self._inflicting(uuid, culprits)
-        if found or self.analysis is None:
-            return tuple(found)
-        first = self.analysis.first_suspect(uuid)
-        return (first,) if first is not None and first.is_blamed else ()
+        first = self.analysis.first_suspect(uuid) if self.analysis is not None and not found else None
+        return (first,) if first is not None and first.is_blamed else tuple(found)
 
     def _inflicting(self, uuid: str, culprits: Sequence[str]) -> list[SuspectView]:
         """Return the VMs that the host itself found, without those gone and `uuid`, the likeliest first."""
@@ -247,12 +244,9 @@ class Decisions:
         return sorted((one for one in found if one is not None), key=_likelihood)
 
     def _culprit(self, uuid: str) -> SuspectView | None:
-        scored = self.analysis.suspect(uuid) if self.analysis is not None else None
-        if scored is not None:
-            return replace(scored, inflicts=True)
-        one = self._vms.get(uuid)
-        if one is None:
-            return None
+        scored, one = self.analysis.suspect(uuid) if self.analysis is not None else None, self._vms.get(uuid)
+        if scored is not None or one is None:
+            return replace(scored, inflicts=True) if scored else None
         identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
         cores = math.nan if isinstance(cores, Reason) else cores
         known = (uuid, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
@@ -272,10 +266,10 @@ class Decisions:
         host, analysis = self.host, self.analysis
         trigger = Trigger(
             unix_ns=unix_ns,
-            slot_ns=analysis.slot_ns if analysis is not None else _SLOT_NS,
-            mn_cpi=or_nan(analysis.mn_cpi if analysis is not None else None),
-            mn_cpi_threshold=analysis.mn_cpi_threshold if analysis is not None else math.nan,
-            coefficient_version=analysis.coefficient_version if analysis is not None else 0,
+            slot_ns=analysis.slot_ns if analysis else _SLOT_NS,
+            mn_cpi=or_nan(analysis.mn_cpi if analysis else None),
+            mn_cpi_threshold=analysis.mn_cpi_threshold if analysis else math.nan,
+            coefficient_version=analysis.coefficient_version if analysis else 0,
             victims=tuple(map(self._victim, host.victims)),
             suspects=host.suspects,
             found_by=tuple(sorted({by for one in host.victims for by in one.found_by}, reverse=True)),

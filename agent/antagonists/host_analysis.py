@@ -179,13 +179,10 @@ class HostAnalysis:
             f"CPI {slot.cpi:.4g}{compared} {victim_threshold(statistics):.4g}"
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
-        if suffers:
-            return CpiVerdict("victim", text, degradation)
-        if exceeds and not vm.latency_sensitive:
-            text += "; a higher CPI counts for latency-sensitive jobs only"
-        elif exceeds:
-            text += "; a higher CPI counts only while mnCPI shows contention on the host"
-        return CpiVerdict("normal", text, degradation)
+        if exceeds and not suffers:
+            counts = "only while mnCPI shows contention on the host"
+            text += f"; a higher CPI counts {counts if vm.latency_sensitive else 'for latency-sensitive jobs only'}"
+        return CpiVerdict("victim" if suffers else "normal", text, degradation)
 
     def slot(self, uuid: str) -> JudgedSlot | None:
         """Return the last slot of a VM; None where there is none."""
@@ -323,12 +320,8 @@ class HostAnalysis:
         if slot.cpi is None or statistics is None or statistics.mean <= 0:
             return Degradation(cannot_tell="no_baseline", model="cpi")
         least = statistics.mean - 2 * statistics.std
-        return Degradation(
-            ratio=slot.cpi / statistics.mean,
-            low=slot.cpi / victim_threshold(statistics),
-            high=slot.cpi / least if least > 0 else math.nan,
-            model="cpi",
-        )
+        high = slot.cpi / least if least > 0 else math.nan
+        return Degradation(slot.cpi / statistics.mean, slot.cpi / victim_threshold(statistics), high, model="cpi")
 
     def _why_unknown(self, vm: SlotVm, slot: VmSlot, statistics: CpiStatistics | None) -> str:
         store, job = self._store, vm.job

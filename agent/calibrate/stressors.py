@@ -6,7 +6,7 @@ import shlex
 import signal
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from agent.calibrate.plan import Stressor
@@ -152,16 +152,14 @@ class Stressors:
         try:
             status = await asyncio.wait_for(command.wait(), self._deadline_s)
         except TimeoutError:
-            raise UnavailableError(
-                f"stressor '{stressor.name}': {_shown(arguments)} took more than {self._deadline_s:g} s; "
-                "a command that lasts belongs in `run`"
-            ) from None
+            why = f"took more than {self._deadline_s:g} s; a command that lasts belongs in `run`"
+            raise UnavailableError(f"{command.what}: {_shown(arguments)} {why}") from None
         finally:
             # Its background processes are what it was started for; only the command itself is ended.
             if command.process is not None and command.process.returncode is None:
                 await command.end()
         if status != 0:
-            raise UnavailableError(f"stressor '{stressor.name}': {command.ended}")
+            raise UnavailableError(f"{command.what}: {command.ended}")
 
     async def _control(self, stressor: Stressor, line: str) -> None:
         """Send a control line; the answer must begin with "ok"."""
@@ -169,11 +167,9 @@ class Stressors:
         try:
             async with asyncio.timeout(self._deadline_s):
                 reader, writer = await connect(stressor.control)
-                try:
+                with closing(writer):
                     writer.write(f"{line}\n".encode())
                     answer = (await reader.readline()).decode(errors="replace").strip()
-                finally:
-                    writer.close()
         except TimeoutError:
             raise UnavailableError(f"{where}: no answer within {self._deadline_s:g} s") from None
         except (OSError, ValueError) as error:

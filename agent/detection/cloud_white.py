@@ -117,10 +117,8 @@ class CloudWhite:
             set_idle(values, detection.factors)
         self._last = last = _Last(mono_ns, unix_ns, values, detection)
         failures: list[Exception] = []
-        if detection.estimate is not None:
-            wanted = np.flatnonzero(detection.estimate).tolist()
-        else:
-            wanted = [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
+        victims = [behaviour == "victim" for behaviour in detection.behaviours]
+        wanted = np.flatnonzero(victims if detection.estimate is None else detection.estimate).tolist()
         if wanted:
             found = self._estimate(last, wanted, failures)
             self._estimates = {self._keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
@@ -230,11 +228,11 @@ def _workers_shown(configured: int | None, found: LearntWorkers | None, row: int
     """Return a VM's workers as configured; or as learnt, if known, with posterior and number of samples."""
     if configured is not None:
         return {"workers": configured}
-    if found is None or not found.looks[row] > 0:
+    if found is None or not found.samples[row] > 0:
         return {}
     workers, posterior = found.workers[row], found.posterior[row]
     return {
         **({"workers": float(workers)} if workers else {}),
         **({"workers_posterior": float(posterior)} if not math.isnan(posterior) else {}),
-        "workers_looks": float(found.looks[row]),
+        "workers_looks": float(found.samples[row]),
     }

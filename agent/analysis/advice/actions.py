@@ -41,7 +41,7 @@ _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
 
 
 def recommend(situation: Situation) -> tuple[Recommendation, ...]:
-    """Rank what could be done, the best first; () where nobody suffers.
+    """Rank the possible actions, the best first; () without a victim.
 
     First actions expected to be enough, then unknown ones, then those that are not enough but near it, or are against a
     VM that the host itself found to inflict. Among these, the suspect with the higher score, and the action that
@@ -230,7 +230,7 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
 def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) -> Recommendation:
     lines = list(_suffering(victim))
     if situation.lasted_s > 0:
-        lines.append(f"it has gone on for {situation.lasted_s:.0f} s")
+        lines.append(f"it has lasted {situation.lasted_s:.0f} s")
     alone = [suspect for suspect in blamed if is_left_alone(suspect, situation)]
     small = [suspect for suspect in alone if is_small_part(suspect, situation)]
     spared = [suspect for suspect in alone if not is_small_part(suspect, situation)]
@@ -241,10 +241,10 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     if len(alone) < len(blamed):
         lines.append("it continues as long as the suspect does what it does")
     elif not alone:
-        lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
+        lines.append("no VM here is known to hurt others: a limit may hit the wrong one")
     signal, before, threshold = signal_of(victim, situation)
     is_cut = signal == "mn_cpi" and situation.is_cut
-    why = f"{CUT_WORDS if is_cut else 'as it is now'}; nobody knows what the VMs will do next"
+    why = f"{CUT_WORDS if is_cut else 'as it is now'}; what the VMs will do next is unknown"
     effect = Effect(signal, before, before, threshold=threshold, unknown_because=why, is_at_least=is_cut)
     return Recommendation("nothing", "", "", "", victim.vm, victim.name, effect, evidence=tuple(lines))
 

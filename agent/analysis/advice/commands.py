@@ -28,37 +28,27 @@ def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situ
     if suspect.has_quota:  # by hand, the owner's quota would have to be written down first
         return (own,)
     period, quota = QUOTA_PERIOD_US, quota_us(cores, suspect.vcpus or 1)
+    more: tuple[Command, ...] = ()
     match suspect.manager:
         case "libvirt":
             by_hand = (*_LIBVIRT, "schedinfo", suspect.vm, "--live", "--config")
             words = (*by_hand, f"vcpu_period={period}", f"vcpu_quota={quota}")
-            return (
-                own,
-                Command("by hand, kept over restarts and migrations", words),
-                Command("undo it by hand", (*by_hand, "vcpu_quota=-1")),
-            )
+            undo = Command("undo it by hand", (*by_hand, "vcpu_quota=-1"))
+            more = Command("by hand, kept over restarts and migrations", words), undo
         case "nova":
-            properties = (f"quota:cpu_period={period}", f"quota:cpu_quota={quota}")
-            extra = tuple(word for one in properties for word in ("--property", one))
-            return (
-                own,
-                Command(
-                    "for good: FLAVOR is a copy of its flavor; a server keeps its flavor's old values until a resize",
-                    ("openstack", "flavor", "set", *extra, "FLAVOR"),
-                ),
-                Command(
-                    "restarts the guest, then `openstack server resize confirm`; kept over restarts and migrations",
-                    ("openstack", "server", "resize", "--flavor", "FLAVOR", suspect.vm),
-                ),
+            extra = ("--property", f"quota:cpu_period={period}", "--property", f"quota:cpu_quota={quota}")
+            change = "for good: FLAVOR is a copy of its flavor; a server keeps its flavor's old values until a resize"
+            resize = "restarts the guest, then `openstack server resize confirm`; kept over restarts and migrations"
+            more = (
+                Command(change, ("openstack", "flavor", "set", *extra, "FLAVOR")),
+                Command(resize, ("openstack", "server", "resize", "--flavor", "FLAVOR", suspect.vm)),
             )
         case "proxmox":
             set_limit = ("qm", "set", suspect.vmid)
-            return (
-                own,
-                Command("by hand, kept over restarts and migrations", (*set_limit, "--cpulimit", f"{cores:g}")),
-                Command("undo it by hand", (*set_limit, "--delete", "cpulimit")),
-            )
-    return (own,)
+            undo = Command("undo it by hand", (*set_limit, "--delete", "cpulimit"))
+            limit = (*set_limit, "--cpulimit", f"{cores:g}")
+            more = Command("by hand, kept over restarts and migrations", limit), undo
+    return (own, *more)
 
 
 def cap_notes(suspect: Suspect, cores: float) -> tuple[str, ...]:
@@ -106,7 +96,7 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
 
 
 def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
-    """Return why there is no command for a migration; () where there is one."""
+    """Return why a migration has no command; () where it has one."""
     if who.manager == "qemu":
         return ("no command migrates it: no manager of this QEMU is known; without one, restart it on another host",)
     return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()

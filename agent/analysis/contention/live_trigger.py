@@ -45,7 +45,7 @@ _CERTAIN_END = 2.5  # of mnCPI; lower than what is certain, so that noise does n
 _PART_S = 600.0  # of the warm-up
 _PART_STEPS = 10  # at least
 _PART_SPAN = 0.3  # of a part: the longest mean whose noise a part can show
-_MOST_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
+_MAX_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class NoiseScaledTrigger:
         longest = max(1, round(_PART_SPAN * length))
         prior = _PRIOR_S / (self._warm_up_s + _PRIOR_S)  # what is left of it
         most = [
-            prior + _MOST_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
+            prior + _MAX_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
             for span in spans
         ]
         if all(span.variance <= limit for span, limit in zip(spans, most, strict=True)):

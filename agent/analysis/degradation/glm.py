@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import MOST_COLUMNS, SCALE, TERM, number, read_all, reading, whole
+from agent.analysis.degradation.model_numbers import MAX_COLUMNS, SCALE, TERM, number, read_all, reading, whole
 from agent.analysis.degradation.relative import relative
 
 LINKS = ("inverse", "log")
@@ -58,5 +58,5 @@ class Glm:
 
 
 def _term(data: Mapping[str, Any]) -> tuple[int, float, float]:
-    column, coefficient = whole(data, "column", 0, MOST_COLUMNS), number(data, "coefficient", TERM)
+    column, coefficient = whole(data, "column", 0, MAX_COLUMNS), number(data, "coefficient", TERM)
     return column, coefficient, number(data, "scale", SCALE)

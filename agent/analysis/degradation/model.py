@@ -37,7 +37,7 @@ from agent.analysis.degradation.glm import Glm
 from agent.analysis.degradation.intervals import Intervals
 from agent.analysis.degradation.model_numbers import (
     FEATURE,
-    MOST_COLUMNS,
+    MAX_COLUMNS,
     NOMINAL,
     SCALE,
     TERM,
@@ -59,7 +59,7 @@ LEVEL_REACH = 0.1
 MEMORY_BOUND = "memory-bound"
 CPU_BOUND = "cpu-bound"
 _SHARE = (0.0, 1.0)
-_MOST_ROWS = 10**9
+_MAX_ROWS = 10**9
 _REMEDY = "write it again with `whitepanda degradation fit`"
 
 Ints = NDArray[np.int64]
@@ -310,7 +310,7 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         features=features,
         inputs=inputs,
         rule=rule,
-        min_baseline_rows=whole(data, "min_baseline_rows", 0, _MOST_ROWS),
+        min_baseline_rows=whole(data, "min_baseline_rows", 0, _MAX_ROWS),
         baseline_where=str(baselines["where"]),
         group_by=tuple(str(name) for name in baselines["group_by"]),
         groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
@@ -335,7 +335,7 @@ def _group(data: Mapping[str, Any], width: int) -> GroupBaseline:
     with reading(f"baselines: group {key}"):
         values[is_known] = numbers_from({"values": [one for one in given if one is not None]}, "values", FEATURE)
         target = math.nan if data["target"] is None else number(data, "target", SCALE)
-        return GroupBaseline(whole(data, "rows", 0, _MOST_ROWS), target, values)
+        return GroupBaseline(whole(data, "rows", 0, _MAX_ROWS), target, values)
 
 
 def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
@@ -343,7 +343,7 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if behaviour not in (None, MEMORY_BOUND, CPU_BOUND):
         raise ValueError(f"behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
     level = None if level is None else number(data, "cpu_level", _SHARE)
-    uses = tuple(whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width)))
+    uses = tuple(whole({"uses": column}, "uses", 0, MAX_COLUMNS) for column in data.get("uses", range(width)))
     ranges = tuple(read_all("ranges", data["ranges"], _range))
     if any(column >= width for column in (*uses, *(r.column for r in ranges))):
         raise ValueError(f"uses and ranges must name columns 0 to {width - 1}")
@@ -365,7 +365,7 @@ def _range(data: Mapping[str, Any]) -> Range:
     if form not in ("raw", "relative"):
         raise ValueError(f"form must be raw or relative (value {form})")
     high, scale = number(data, "high", (low, FEATURE[1])), number(data, "scale", SCALE)
-    return Range(whole(data, "column", 0, MOST_COLUMNS), form, low, high, scale)
+    return Range(whole(data, "column", 0, MAX_COLUMNS), form, low, high, scale)
 
 
 def _estimator(data: Mapping[str, Any]) -> Glm | Trees:

@@ -22,7 +22,7 @@ TERM = (-1e6, 1e6)
 #: Limits of intervals' coverage.
 NOMINAL = (0.01, 0.999)
 #: The most features of a model.
-MOST_COLUMNS = 9999
+MAX_COLUMNS = 9999
 
 
 @contextmanager

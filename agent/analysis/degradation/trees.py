@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, reading, whole
+from agent.analysis.degradation.model_numbers import FEATURE, MAX_COLUMNS, SCALE, TERM, number, reading, whole
 from agent.analysis.degradation.relative import relative
 from agent.analysis.signals import Floats
 
@@ -47,7 +47,7 @@ class Terms:
     def from_json(cls, data: Any) -> Self:
         """Read `terms`; ValueError says what is wrong."""
         with reading("terms"):
-            columns = [whole(term, "column", 0, MOST_COLUMNS) for term in data]
+            columns = [whole(term, "column", 0, MAX_COLUMNS) for term in data]
             forms = tuple(str(term["form"]) for term in data)
             scales = [number(term, "scale", SCALE) for term in data]
             if not columns:
@@ -174,7 +174,7 @@ def _single(numbers: Floats) -> Floats:
 
 
 def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
-    """Read numbers separated by spaces; ValueError where it is no such text, or a number is not finite."""
+    """Read numbers separated by spaces; ValueError for other text, or a number that is not finite."""
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a text of numbers")  # noqa: TRY004 - the reader's one kind of error
     with reading(name):

@@ -56,7 +56,7 @@ class Baselines:
 
     `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines, NaN
     where nothing is known, and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of
-    its ticks. `looks`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
+    its ticks. `samples`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Baselines:
         self.ticks, self.first_seen_s, self._load_weight = (np.zeros(0) for _ in range(3))
         self.seen, self._vcpus = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.mean, self.count, self._spread = (np.zeros((0, width)) for _ in range(3))
-        self.looks: Floats = np.zeros((0, 1))
+        self.samples: Floats = np.zeros((0, 1))
         self._short, self._long, self._noise_count, self._load_response = (np.zeros((0, noisy)) for _ in range(4))
         # Twice the length, the second half as the first: any window lies in one piece.
         self._ring: Floats = np.zeros((2 * long, 0, noisy))
@@ -99,11 +99,11 @@ class Baselines:
         source = old_rows(self.keys, keys)
         self._forget_noise()
         self._same_ticks = 0
-        move_rows(self, source, ticks=0.0, first_seen_s=at_s, seen=0, mean=_NAN, count=0.0, looks=0.0)
+        move_rows(self, source, ticks=0.0, first_seen_s=at_s, seen=0, mean=_NAN, count=0.0, samples=0.0)
         move_rows(self, source, _spread=0.0, _short=0.0, _long=0.0, _noise_count=0.0)
         move_rows(self, source, _load_weight=0.0, _load_response=0.0)
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)
-        self.looks = _widened(self.looks, int(self._vcpus.max(initial=0)) + 1)
+        self.samples = _widened(self.samples, int(self._vcpus.max(initial=0)) + 1)
         self._ring, self._known = (
             taken(array.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy() for array in (self._ring, self._known)
         )
@@ -232,16 +232,16 @@ class Baselines:
             more[np.isnan(more)] = 0.0
             np.add(kept, more, out=kept)
 
-    def learn_looks(self, running: Floats, elapsed_s: float, *, quiet: Bools) -> None:
+    def learn_samples(self, running: Floats, elapsed_s: float, *, quiet: Bools) -> None:
         """Count a sample of `running`, shape (VMs,): how many vCPU threads of each VM ran, NaN: not sampled."""
         rows = np.flatnonzero(quiet & ~np.isnan(running))
         if not len(rows):
             return
-        self.looks[rows, np.clip(running[rows], 0, self._vcpus[rows]).astype(np.intp)] += 1.0
+        self.samples[rows, np.clip(running[rows], 0, self._vcpus[rows]).astype(np.intp)] += 1.0
         # As the means: exponentially aged once there are as many as the time constant has ticks.
-        total = self.looks[rows].sum(axis=1)
+        total = self.samples[rows].sum(axis=1)
         most = self._settings.quiet_time_constant_s / elapsed_s
-        self.looks[rows] *= np.minimum(1.0, most / total)[:, None]
+        self.samples[rows] *= np.minimum(1.0, most / total)[:, None]
 
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
         """Learn the effect of a VM's own load on its noisy columns: least squares through the origin.
@@ -265,7 +265,7 @@ class Baselines:
     def relearn(self, rows: Bools) -> None:
         """Let the next ticks of these rows weigh far more: what was learnt was not their baseline."""
         self.count[rows] = np.minimum(self.count[rows], 1.0)
-        self.looks[rows] /= np.maximum(self.looks[rows].sum(axis=1, keepdims=True), 1.0)
+        self.samples[rows] /= np.maximum(self.samples[rows].sum(axis=1, keepdims=True), 1.0)
         self._forget_noise()
 
     # --- on disk ---
@@ -287,7 +287,7 @@ class Baselines:
             "vcpus": key.vcpus,
             "ticks": float(self.ticks[row]),
             "columns": {name: _rounded((*plain, *noisy)) for name, plain, noisy in columns if plain[2] > 0},
-            "looks": _rounded(self.looks[row, : key.vcpus + 1].tolist()),
+            "looks": _rounded(self.samples[row, : key.vcpus + 1].tolist()),
             "load": {
                 "weight": float(self._load_weight[row]),
                 "response": dict(zip(self.columns[start:], self._load_response[row].tolist(), strict=True)),
@@ -345,7 +345,7 @@ class Baselines:
         start = self._noisy.start
         self._forget_noise()
         self.ticks[row] = held["ticks"]
-        self.looks[row, : len(held["looks"])] = held["looks"]
+        self.samples[row, : len(held["looks"])] = held["looks"]
         self._load_weight[row] = held["load"]["weight"]
         for column, name in enumerate(self.columns[start:]):
             self._load_response[row, column] = held["load"]["response"].get(name, 0.0)

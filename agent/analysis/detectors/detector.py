@@ -11,8 +11,8 @@ After "Cloud White", section 4, whose fixed percentages and victims by associati
 - *inflicting*: has grown, and another VM suffers, or has grown much. *Victim*: suffers, and does not inflict. Else
   *steady*.
 
-Windows begin anew when the set of grown VMs changes, and lengthen from then on: at first only what is large is seen,
-later what is small. Thresholds to leave a state are below those to enter it. While anyone inflicts baselines are learnt
+Windows restart when the set of grown VMs changes, and lengthen from then on: at first only large effects are seen,
+later small ones. Thresholds to leave a state are below those to enter it. While anyone inflicts baselines are learnt
 with a long time constant only: the end is the return to the baseline.
 """
 
@@ -67,8 +67,8 @@ _MAX_SCORE = 20.0
 _MAX_SLOWING = 3.0  # a logarithm: larger ones mean no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
-_NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times what hurts nobody
-_LEAST_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is no cause
+_NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times a harmless amount
+_MIN_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is not a cause
 _DOMINANT_SHARE = 0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
 _LOAD_NOISE = 0.05  # changes of the load's logarithm up to this are noise rather than load
 _OWN_CLOCK = 0.05  # a clock lower than the other VMs' by more is the VM's own doing (wide vector instructions)
@@ -105,7 +105,7 @@ class Detector:
             np.array([*(s.prior_std for s in SYMPTOMS), *(0.05 for _ in ACTS), 0.01]),
             np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
         )
-        # Of each VM, from tick to tick; `_ready_since_s` NaN: its baseline is not ready yet.
+        # State of each VM, from tick to tick; `_ready_since_s` NaN: its baseline is not ready yet.
         self._grown: Bools = np.zeros((0, len(ACTS)), bool)
         self._suffers: Bools = np.zeros((0, len(KINDS)), bool)
         self._inflicts: Bools = np.zeros(0, bool)
@@ -132,7 +132,7 @@ class Detector:
         values = np.concatenate([tick.values, columns_of(tick.values, self._vcpus)], axis=1)
         self._baselines.observe(values)
         guest_ratio = self._baselines.mean[:, INDEX["guest_ratio"]]
-        self._workers.judge(self._baselines.looks, guest_ratio, self._baselines.seen)
+        self._workers.judge(self._baselines.samples, guest_ratio, self._baselines.seen)
         judged = self._judge(tick.values[:, INDEX["guest_ratio"]])
         self._decide(judged, at_s)
         found = self._found(tick, judged)
@@ -263,7 +263,7 @@ class Detector:
         learnt = self._workers.found
         mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
         factors = np.where(learnt.workers > 0, self._vcpus / np.maximum(learnt.workers, 1), self._factors)
-        # The mean may be older than what is known of the workers.
+        # The mean may be older than the number of workers.
         mean[:, INDEX[IDLE]] = 1.0 - mean[:, INDEX["guest_ratio"]] * factors
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
         return Detection(
@@ -297,7 +297,7 @@ class Detector:
                 baselines.relearn(better)
         baselines.learn(values, elapsed_s, quiet=quiet, held=held)
         if running is not None:
-            baselines.learn_looks(running, elapsed_s, quiet=quiet)
+            baselines.learn_samples(running, elapsed_s, quiet=quiet)
 
     def _better(self, judged: Judged) -> Bools | None:
         """Rows that do better or less than at their baseline for a while: it was learnt when it was not quiet."""
@@ -315,7 +315,7 @@ class Detector:
 
 
 def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Floats:
-    """Take out of `grown` what is no cause beside the rest, in place; return each one's share of the most, (VMs, ACTS).
+    """Remove from `grown`, in place, growth that is not a cause; return each share of the largest growth, (VMs, ACTS).
 
     All of shape (VMs, ACTS): acts now and at the baseline, as logarithms, and their difference.
     """
@@ -327,7 +327,7 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
     busier = np.where(counted, np.abs(growth[:, _GIPS]) > _LEAST[_GIPS], growth[:, _CPU] > _LEAST[_CPU])
     grown[:, _BANDWIDTH] &= dominant | busier
     most = np.where(grown, more, 0.0).max(axis=0)
-    grown &= more >= _LEAST_SHARE * most
+    grown &= more >= _MIN_SHARE * most
     return np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
 
 

@@ -28,8 +28,8 @@ class Judged:
     `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
     are large, whatever the cause.
     `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`, symptoms: their
-    change but for the clock's part.
-    `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
+    change without the clock's part.
+    `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and another VM suffers so.
     `movers`: how many VMs have grown. The detector sets these last ones in a second step.
     """
 
@@ -137,7 +137,7 @@ def _reason(
         return "none of its signals is known now"
     if behaviour == "victim":
         return _victim(row, judged, evidence)
-    effect = "others suffer meanwhile" if judged.hurting[row] else "nobody is seen to suffer"
+    effect = "others suffer meanwhile" if judged.hurting[row] else "no VM is seen to suffer"
     return f"{_more(evidence)}; {effect}"
 
 

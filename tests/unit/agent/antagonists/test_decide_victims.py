@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
-from tests.unit.agent.api.test_metrics_server import RATES
 
 from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import CpiStatistics
@@ -27,6 +26,7 @@ from agent.display.words import host_line
 from agent.top.columns import row_of
 from agent.uplink.messages import event_message, trigger_message
 from collector.base import Reason
+from tests.unit.agent.api.test_metrics_server import RATES
 from tests.unit.agent.canned_agents import HOST, State, canned_vm
 from whitepanda.v1 import agent_pb2, host_pb2
 
@@ -231,7 +231,7 @@ def test_for_a_vm_that_nobody_waits_for_nobody_is_alerted():
     host.vms["web"].alert = False
     held = host.tick()
     assert (held.verdict, held.slow_down, held.suspect.uuid) == ("affected", SURE, "scan")
-    assert held.reason.endswith("; nobody waits for its job (a job rule's `alert` says who is waited for)")
+    assert held.reason.endswith("; its job has no alerts (a job rule's `alert` sets which have)")
     assert (host.it.host.victims, host.it.host.affected, host.report()) == ((), 1, None)
     host.vms["web"].alert = True  # its name has changed, or its facts
     assert host.tick().verdict == "victim"
