@@ -38,8 +38,10 @@ SUMS: Mapping[str, tuple[str, str]] = {
     "storage_bytes_per_s": ("storage_read_bytes_per_s", "storage_write_bytes_per_s"),
     "network_bytes_per_s": ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"),
 }
+#: A VM's metrics that `matrix` takes: its own signals, then the two parts of each sum.
+METRICS: tuple[str, ...] = (*_OWN, *(part for parts in SUMS.values() for part in parts))
 #: The host's, the same for all its VMs.
-_HOST = ("host_cpu_idle_ratio", "host_cpu_iowait_ratio", "host_pressure_io_some_ratio")
+HOST = ("host_cpu_idle_ratio", "host_cpu_iowait_ratio", "host_pressure_io_some_ratio")
 #: What the other VMs do together: the signal, and the own one that is summed. NaN where it is NaN for all.
 OTHERS: Mapping[str, str] = {
     f"others_{name}": name
@@ -56,10 +58,12 @@ OTHERS: Mapping[str, str] = {
 #: Idle share of a VM's vCPUs, 1 - `guest_ratio`: a queue's delay goes with its inverse. Where the number of workers is
 #: configured or learnt, their idle share: 1 - `guest_ratio` * vCPUs / workers (`load_factors`).
 IDLE = "vcpu_idle_ratio"
-SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS, IDLE)
+SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *HOST, *OTHERS, IDLE)
 INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
 
-Values = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Values = Floats  # signals, one column each
 
 
 class VmKey(NamedTuple):
@@ -94,16 +98,18 @@ def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float], fa
 
     Returns shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
     """
-    values = np.full((len(vms), len(SIGNALS)), math.nan)
-    for row, metrics in enumerate(vms):
-        for column, name in enumerate((*_OWN, *SUMS)):
-            parts = SUMS.get(name)
-            if parts is None:
-                values[row, column] = metrics.get(name, math.nan)
-            else:
-                values[row, column] = metrics.get(parts[0], math.nan) + metrics.get(parts[1], math.nan)
-    for name in _HOST:
-        values[:, INDEX[name]] = host.get(name, math.nan)
+    metrics = [[vm.get(name, math.nan) for name in METRICS] for vm in vms]
+    own = np.array(metrics, np.float64).reshape(len(vms), len(METRICS))
+    return matrix(own, [host.get(name, math.nan) for name in HOST], factors)
+
+
+def matrix(metrics: Values, host: Sequence[float], factors: Values | float) -> Values:
+    """Make a tick's matrix, (VMs, SIGNALS), from `METRICS` of each VM, (VMs, METRICS), and `HOST` of the host."""
+    sums, end = len(_OWN), len(_OWN) + len(SUMS)
+    values = np.full((len(metrics), len(SIGNALS)), math.nan)
+    values[:, :sums] = metrics[:, :sums]
+    values[:, sums:end] = metrics[:, sums::2] + metrics[:, sums + 1 :: 2]
+    values[:, end : end + len(HOST)] = host
     set_others(values, factors)
     return values
 

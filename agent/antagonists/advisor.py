@@ -22,6 +22,7 @@ from agent.config import ActSection
 from agent.detection.decisions import SuspectView
 from agent.sampling.vms import Vm
 from collector.base import Reason
+from whitepanda.v1 import host_pb2
 
 if TYPE_CHECKING:
     from agent.antagonists.decide_victims import Decisions
@@ -29,40 +30,22 @@ if TYPE_CHECKING:
     from agent.detection.cloud_white import CloudWhite
 
 
-class Now(Protocol):
-    """The moment of a state."""
-
-    @property
-    def now_unix_ns(self) -> int:
-        """Unix time."""
-
-
-class State(Protocol):
+class _State(Protocol):
     """The part of `agent.api.state.AgentState` that advice needs."""
 
-    @property
-    def analysis(self) -> HostAnalysis | None:
-        """The analysis by the fleet's statistics."""
+    analysis: HostAnalysis | None
+    cloud_white: CloudWhite | None
+    decisions: Decisions | None
 
-    @property
-    def cloud_white(self) -> CloudWhite | None:
-        """The host's own analysis."""
+    def host(self) -> host_pb2.HostStatus: ...
 
-    @property
-    def decisions(self) -> Decisions | None:
-        """The decision on each VM."""
-
-    def host(self) -> Now:
-        """Return the host's status now."""
-
-    def vms(self) -> Sequence[Vm]:
-        """Return all VMs now."""
+    def vms(self) -> Sequence[Vm]: ...
 
 
 class Advisor:
     """Recommends actions. All calls are from the daemon's loop. `host`: what can be limited here."""
 
-    def __init__(self, state: State, store: CoefficientStore, host: HostLimits) -> None:
+    def __init__(self, state: _State, store: CoefficientStore, host: HostLimits) -> None:
         self._state = state
         self._store = store
         self._host = host
@@ -72,44 +55,42 @@ class Advisor:
         if not trigger.victims:
             return trigger
         vms, first = self._vms(), trigger.victims[0]  # help for one helps the others
-        now, by_fleet = trigger.unix_ns, "fleet" in trigger.found_by
-        cpis = _known(first.cpi), _known(first.threshold_cpi)
+        now, since = trigger.unix_ns, trigger.since_unix_ns
+        by_fleet = "fleet" in trigger.found_by
+        cpis = first.cpi, first.threshold_cpi
         situation = Situation(
-            victims=(self._victim(first.vm, first.name, first.job, cpis, first.slow_down, vms),),
+            victims=(self._victim(first.vm, first.name, first.job, *cpis, first.slow_down, vms),),
             suspects=self._suspects(trigger.suspects, vms, now),
             mn_cpi=_known(trigger.mn_cpi) if by_fleet else None,
             mn_cpi_threshold=_known(trigger.mn_cpi_threshold) if by_fleet else None,
-            lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
+            lasted_s=max(0, now - since) / 1e9 if since else 0.0,
             is_cut=any(is_cut(v.n_cpi) for v in trigger.victims),
             host=self._host,
         )
         return replace(trigger, recommendations=recommend(_with_facts(situation, vms)))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return what helps a victim, or, of a VM that inflicts, what against it helps its slowest victim; else ()."""
+        """Return what helps a victim. For a VM that inflicts: what against it helps its slowest victim. Else ()."""
         decisions, vms = self._state.decisions, self._vms()
         if decisions is None:
             return ()
-        if found := self._for_victim(uuid, vms):
+        if found := self._for_victim(uuid, vms, decisions):
             return found
-        hurt = next((one for one in decisions.hurt_by(uuid) if decisions.vm(one).verdict == "victim"), None)
-        against = self._for_victim(hurt, vms) if hurt else ()
-        return tuple(one for one in against if one.vm == uuid)
+        hurt = next((one for one in decisions.hurt_by(uuid) if decisions.vm(one).verdict == "victim"), "")
+        return tuple(one for one in self._for_victim(hurt, vms, decisions) if one.vm == uuid)
 
-    def _for_victim(self, uuid: str, vms: Mapping[str, Vm]) -> tuple[Recommendation, ...]:
-        vm, decisions, analysis = vms.get(uuid), self._state.decisions, self._state.analysis
-        decision = decisions.vm(uuid) if decisions is not None else None
-        if vm is None or decisions is None or decision is None or decision.verdict != "victim":
+    def _for_victim(self, uuid: str, vms: Mapping[str, Vm], decisions: Decisions) -> tuple[Recommendation, ...]:
+        vm, decision, analysis = vms.get(uuid), decisions.vm(uuid), self._state.analysis
+        if vm is None or decision.verdict != "victim":
             return ()
-        slot = analysis.slot(uuid) if analysis is not None else None
-        is_triggered = "fleet" in decision.found_by and analysis is not None
-        cpis = slot.cpi if slot else None, slot.threshold_cpi if slot and is_triggered else None
-        victim = self._victim(uuid, vm.identity.name, vm.job, cpis, decision.slow_down, vms)
+        slot = analysis.slot(uuid) if analysis else None
+        by_fleet = analysis if "fleet" in decision.found_by else None
+        cpis = slot.cpi if slot else None, slot.threshold_cpi if slot and by_fleet else None
         situation = Situation(
-            victims=(victim,),
+            victims=(self._victim(uuid, vm.identity.name, vm.job, *cpis, decision.slow_down, vms),),
             suspects=self._suspects(decisions.suspects(uuid), vms, self._state.host().now_unix_ns),
-            mn_cpi=analysis.mn_cpi if is_triggered and analysis is not None else None,
-            mn_cpi_threshold=analysis.mn_cpi_threshold if is_triggered and analysis is not None else None,
+            mn_cpi=by_fleet.mn_cpi if by_fleet else None,
+            mn_cpi_threshold=by_fleet.mn_cpi_threshold if by_fleet else None,
             is_cut=slot is not None and slot.n_cpi is not None and is_cut(slot.n_cpi),
             host=self._host,
         )
@@ -117,8 +98,6 @@ class Advisor:
 
     def _vms(self) -> dict[str, Vm]:
         return {vm.identity.uuid: vm for vm in self._state.vms()}
-
-    # --- suspects and victims ---
 
     def _suspects(self, ranked: Sequence[SuspectView], vms: Mapping[str, Vm], now_unix_ns: int) -> tuple[Suspect, ...]:
         """Return suspects with their evidence, in their order."""
@@ -128,7 +107,7 @@ class Advisor:
             behaviour = cloud_white.behaviour(one.uuid) if cloud_white is not None else "unknown"
             inflicts = one.inflicts or behaviour == "inflicting"
             view, known = vms.get(one.uuid), self._store.coefficient(one.job, now_unix_ns)
-            # The host's finding is of this moment: over the last slot a neighbour that has just begun used little.
+            # The host's finding is of this moment; over the last slot a neighbour that has just begun used little CPU.
             cores = _value(view, _CORES) if view is not None and inflicts and one.score is None else None
             suspects.append(
                 Suspect(
@@ -151,20 +130,22 @@ class Advisor:
         uuid: str,
         name: str,
         job: str,
-        cpis: tuple[float | None, float | None],
+        cpi: float | None,
+        threshold_cpi: float | None,
         slow_down: Degradation | None,
         vms: Mapping[str, Vm],
     ) -> Victim:
-        """Make a victim; `cpis` are its CPI and its threshold."""
         analysis, view = self._state.analysis, vms.get(uuid)
+        # A slow-down of the CPI is shown by the CPI beside its mean.
+        ratio = None if slow_down is None or slow_down.is_of_cpi else slow_down.ratio
         return Victim(
             uuid,
             name,
             job,
-            cpi=cpis[0],
+            cpi=_known(cpi),
             mean_cpi=analysis.job_mean_cpi(uuid) if analysis else None,
-            threshold_cpi=cpis[1],
-            degradation=_ratio(slow_down),
+            threshold_cpi=_known(threshold_cpi),
+            degradation=_known(ratio),
             manager=view.identity.manager if view else "",
             vmid=view.vmid if view else "",
         )
@@ -173,15 +154,8 @@ class Advisor:
 _CORES, _LLC, _MEMORY = "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _ratio(slow_down: Degradation | None) -> float | None:
-    """Return the slow-down of latency; that of the CPI is shown by the CPI beside its mean."""
-    if slow_down is None or slow_down.is_of_cpi or not math.isfinite(slow_down.ratio):
-        return None
-    return slow_down.ratio
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _with_facts(situation: Situation, vms: Mapping[str, Vm]) -> Situation:
@@ -189,7 +163,9 @@ def _with_facts(situation: Situation, vms: Mapping[str, Vm]) -> Situation:
     few = {suspect.vm for suspect in pursued(situation)}
     if not few & vms.keys():
         return situation
-    all_llc, all_memory = _sum(vms, _LLC), _sum(vms, _MEMORY)
+    all_llc, all_memory = (
+        math.fsum(value for vm in vms.values() if (value := _value(vm, name)) is not None) for name in (_LLC, _MEMORY)
+    )
 
     def known(suspect: Suspect) -> Suspect:
         view = vms.get(suspect.vm) if suspect.vm in few else None
@@ -214,10 +190,6 @@ def _with_facts(situation: Situation, vms: Mapping[str, Vm]) -> Situation:
 def _value(vm: Vm, name: str) -> float | None:
     value = getattr(vm.rates, name)
     return None if isinstance(value, Reason) else value
-
-
-def _sum(vms: Mapping[str, Vm], name: str) -> float:
-    return math.fsum(value for vm in vms.values() if (value := _value(vm, name)) is not None)
 
 
 def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:

@@ -4,7 +4,7 @@ A host whose domains are not known, or that has one, is one domain. Nothing here
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from agent.analysis.contention.live_trigger import NoiseScaledTrigger
@@ -18,7 +18,7 @@ _S = 10**9
 
 
 class Contention:
-    """What is known of one domain. Single-threaded. `states`: the last slots, oldest first; the last one ends now.
+    """One domain's state. Single-threaded. `states`: the last slots, oldest first; the last one ends now.
 
     The history of mnCPI is in memory only: after a restart the configured floor is the threshold until there are enough
     slots again.
@@ -41,17 +41,17 @@ class Contention:
 
     @property
     def live(self) -> NoiseScaledTrigger | None:
-        """The live trigger, where it is what decides now."""
+        """The live trigger, where it decides now."""
         return self._live[1] if self._live is not None and self._live[1].is_ready else None
 
     @property
     def value(self) -> float | None:
-        """What is compared with the threshold: mnCPI of the last slot, or over the live trigger's length of time."""
+        """The value compared with `threshold`: mnCPI of the last slot, or over the live trigger's length of time."""
         return self.live.value if self.live else self.mn_cpi
 
     @property
     def threshold(self) -> float:
-        """What has to be exceeded."""
+        """The threshold that `value` has to exceed."""
         return self.live.threshold if self.live else self._threshold
 
     @property
@@ -77,22 +77,19 @@ class Contention:
         self.states = [slot_state(each) for each in reversed(tasks)]
         tested = now_unix_ns - self._section.victim_slots * slot_ns
         past = [value for end, value in self._history if end <= tested]
-        self._threshold = self._threshold_by(past)
+        floor, percentile = self._section.mn_cpi_floor, self._section.mn_cpi_percentile
+        if self._section.trigger == "noise_scaled":
+            # The live trigger is not ready. With the floor alone, one quiet host in eight triggers
+            # (docs/studies/trigger.md), so it takes a rise since the start, or what is certain without one. A
+            # percentile of so short a past would be the contention's own.
+            rise = max(0.0, min(past)) if past else math.inf
+            self._threshold = min(CERTAIN_MN_CPI, floor + rise)
+        else:
+            self._threshold = mn_cpi_threshold(past, percentile, floor)
         if now_unix_ns // slot_ns != self._recorded_unix_ns // slot_ns:
             self._recorded_unix_ns = now_unix_ns
             if self.mn_cpi is not None:
                 self._history.append((now_unix_ns, self.mn_cpi))
-
-    def _threshold_by(self, past: Sequence[float]) -> float:
-        """Return what mnCPI of a slot has to exceed, by mnCPI of past ones."""
-        floor = self._section.mn_cpi_floor
-        if self._section.trigger != "noise_scaled":
-            return mn_cpi_threshold(past, self._section.mn_cpi_percentile, floor)
-        # The live trigger is not ready. With the floor alone, one quiet host in eight triggers
-        # (docs/studies/trigger.md), so it takes a rise since the start, or what is certain without one. A percentile
-        # of so short a past would be that of the contention itself.
-        rise = max(0.0, min(past)) if past else math.inf
-        return min(CERTAIN_MN_CPI, floor + rise)
 
     def watch(self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int) -> None:
         """Give the live trigger mnCPI of the domain's windows that have just ended.
@@ -103,24 +100,22 @@ class Contention:
             return
         step_ns = max(1, round(max(window.duration_ns for window in windows) / _S)) * _S
         if self._live is None or self._live[0] < step_ns:
-            # The first windows may be short ones, and their noise is none of whole ones.
+            # The first windows may be short, with other noise than whole ones.
             self._live = (step_ns, NoiseScaledTrigger(step_ns / _S))
             self._seen = (0, [])
         live, (seen_version, seen) = self._live[1], self._seen
         if seen_version != version:
-            # The same windows by the old statistics and by the new ones: this shift is not the VMs' doing.
+            # The same windows by the old and the new statistics: this shift is not caused by the VMs.
             both = [(old, new) for w, old in seen if (new := n_cpi(w)) is not None]
             if both:
                 by = math.fsum(new - old for old, new in both) / len(both)
                 live.shift(by)
-                for at, (end, seen_then) in enumerate(self._history):
-                    self._history[at] = (end, seen_then + by)
-        by_start: dict[int, list[tuple[CpiWindow, float]]] = {}
+                self._history = deque(((end, value + by) for end, value in self._history), self._history.maxlen)
+        by_start: defaultdict[int, list[tuple[CpiWindow, float]]] = defaultdict(list)
         for window in windows:
             value = n_cpi(window)
             if value is not None and window.duration_ns >= MIN_COVERAGE * self._live[0]:
-                by_start.setdefault(window.start_unix_ns, []).append((window, value))
-        for start in sorted(by_start):
-            values = by_start[start]
+                by_start[window.start_unix_ns].append((window, value))
+        for _, values in sorted(by_start.items()):
             live.observe(math.fsum(value for _, value in values) / len(values), len(values))
             self._seen = (version, values)

@@ -47,14 +47,10 @@ def _require(**conditions: bool) -> None:
         raise ValueError(f"out of range: {', '.join(wrong)}")
 
 
-def _is_count(value: int) -> bool:
-    return 0 <= value <= _MAX_COUNT
-
-
 class Coefficient(msgspec.Struct, frozen=True):
-    """A_k of a job, equation (3): mnCPI per core of its CPU usage. `samples` are task slots behind it.
+    """A_k of a job, equation (3): mnCPI per core of its CPU usage, fitted to `samples` task slots.
 
-    `method` is what central fitted it by; "" is PANDA.
+    `method`: central's method of fitting; "" is PANDA.
     """
 
     value: float
@@ -67,7 +63,7 @@ class Coefficient(msgspec.Struct, frozen=True):
         error = self.standard_error
         _require(
             value=abs(self.value) <= _MAX_COEFFICIENT,
-            samples=_is_count(self.samples),
+            samples=0 <= self.samples <= _MAX_COUNT,
             standard_error=error is None or 0 <= error <= _MAX_ERROR,
             method=len(self.method) <= _MAX_METHOD and self.method.isprintable(),
         )
@@ -84,7 +80,7 @@ class _Statistics(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _require(
-            samples=_is_count(self.samples),
+            samples=0 <= self.samples <= _MAX_COUNT,
             mean_cpi=_MIN_CPI <= self.mean_cpi <= _MAX_CPI,
             std_cpi=0 <= self.std_cpi <= _MAX_CPI,
             location_log_cpi=abs(self.location_log_cpi) <= _MAX_LOG_CPI,
@@ -98,8 +94,8 @@ class _Statistics(msgspec.Struct, frozen=True):
         return CpiStatistics(self.mean_cpi, self.std_cpi, self.samples, robust)
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """The file's content: one version of what central knows of this host's jobs. Version 0 is nothing."""
+class _State(msgspec.Struct, frozen=True):
+    """The file's content: one version of central's rows for this host's jobs; version 0: none."""
 
     format: int = _FORMAT
     version: int = 0
@@ -112,7 +108,7 @@ class _Held(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _require(
-            version=_is_count(self.version),
+            version=0 <= self.version <= _MAX_COUNT,
             created_unix_ns=0 <= self.created_unix_ns <= _MAX_TIME,
             ttl_ns=0 <= self.ttl_ns <= _MAX_TIME,
             slot_ns=self.version == 0 or _MIN_SLOT_NS <= self.slot_ns <= _MAX_SLOT_NS,
@@ -132,7 +128,7 @@ class CoefficientStore:
         limits: how much is taken, and how long it is used.
         asked: the jobs whose rows are taken; None: all.
         platform: rows of other platforms are left out; None: none are.
-        refusals: counts what is refused.
+        refusals: counts refused updates and rows.
         now_unix_ns: this host's wall clock.
 
     """
@@ -150,16 +146,13 @@ class CoefficientStore:
         limits = limits or UplinkSection()
         self._path = path
         self._previous = path.with_name(path.name + ".previous") if path else None
-        self._max_jobs = limits.max_jobs
-        self._max_file_bytes = limits.max_jobs * _FILE_BYTES_PER_JOB
+        self._max_jobs, self._max_file_bytes = limits.max_jobs, limits.max_jobs * _FILE_BYTES_PER_JOB
         self._max_ttl_ns = round(limits.max_ttl_s * 1e9)
         self._max_skew_ns = round(limits.max_clock_skew_s * 1e9)
-        self._asked = asked
-        self._platform = platform
+        self._asked, self._platform, self._now_unix_ns = asked, platform, now_unix_ns
         self._refusals = refusals or Refusals()
-        self._now_unix_ns = now_unix_ns
         self._log = log.get("coefficients")
-        self._held = _Held()
+        self._held = _State()
         self._by_job: dict[tuple[str, str], CpiStatistics] = {}
         self._held_tags: tuple[agent_pb2.JobTag, ...] = ()
         self._file_is_good = False
@@ -187,12 +180,12 @@ class CoefficientStore:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """Jobs of which anything is held."""
+        """Jobs with statistics or a coefficient."""
         return frozenset(self._held.coefficients) | {job for job, _ in self._by_job}
 
     @property
     def held_tags(self) -> tuple[agent_pb2.JobTag, ...]:
-        """What a Hello says to central, so that it sends only what differs."""
+        """Tags for the Hello to central, which then sends only jobs with other tags."""
         return self._held_tags if self.version else ()
 
     def age_ns(self, now_unix_ns: int) -> int:
@@ -238,7 +231,7 @@ class CoefficientStore:
     def _refusal(self, update: agent_pb2.CoefficientUpdate) -> tuple[str, str] | None:
         """Return why an update is refused, as kind and text for `Refusals.update`; None: it is taken."""
         if not 0 < update.version <= _MAX_COUNT:
-            return "version", f"version {update.version} is none"
+            return "version", f"invalid version {update.version}"
         if not _MIN_SLOT_NS <= update.slot_ns <= _MAX_SLOT_NS:
             return "slots", f"slots of {update.slot_ns} ns; they last 0.1 s to a day"
         ahead_ns = update.created_unix_ns - self._now_unix_ns()
@@ -254,84 +247,73 @@ class CoefficientStore:
             return "slots", f"of {update.slot_ns} ns slots, beside statistics of {self.slot_ns} ns slots"
         return None
 
-    def _excess(self, held: _Held, size: int) -> tuple[str, str] | None:
+    def _excess(self, held: _State, size: int) -> tuple[str, str] | None:
         """Return what would be too much to hold, as `_refusal` does."""
         jobs = len({s.job for s in held.statistics} | held.coefficients.keys())
-        remedy = "raise uplink.max_jobs where this host has so many"
+        remedy = "raise uplink.max_jobs if this host needs more"
         if jobs > self._max_jobs:
             return "jobs", f"{jobs} jobs would be held; at most {self._max_jobs} (uplink.max_jobs); {remedy}"
         if size > self._max_file_bytes:
             return "size", f"{size} bytes would be kept; at most {self._max_file_bytes}, 2 KiB a job; {remedy}"
         return None
 
-    def _merged(self, update: agent_pb2.CoefficientUpdate) -> _Held:
-        before = _Held() if update.full or not self.version else self._held
-        # Rows of a job with a new tag replace all that was held of it, also rows that it has no more. A job whose rows
-        # come without a tag loses its tag.
+    def _merged(self, update: agent_pb2.CoefficientUpdate) -> _State:
+
+        def is_wanted(job: str) -> bool:
+            return self._asked is None or job in self._asked
+
+        before = _State() if update.full or not self.version else self._held
+        # Rows of a job with a new tag replace all its rows, also those that central has no more. A job whose rows come
+        # without a tag loses its tag.
         replaced = set(update.removed_jobs) | {row.job for row in update.tags}
         statistics = {(s.job, s.platform): s for s in before.statistics if s.job not in replaced}
         coefficients = {job: value for job, value in before.coefficients.items() if job not in replaced}
         changed = replaced | {row.job for row in update.statistics} | {row.job for row in update.coefficients}
         tags = {job: tag for job, tag in before.tags.items() if job not in changed}
-        tags.update(_true_tags(update, {row.job: row.tag for row in update.tags if self._is_wanted(row.job)}))
+        tags.update(_true_tags(update, {row.job: row.tag for row in update.tags if is_wanted(row.job)}))
         strange = absurd = 0
-        for row in update.statistics:
-            if not self._is_wanted(row.job) or self._platform not in (None, row.platform):
+        rows: tuple[agent_pb2.JobStatistics | agent_pb2.Coefficient, ...] = (*update.statistics, *update.coefficients)
+        for row in rows:
+            is_here = isinstance(row, agent_pb2.Coefficient) or self._platform in (None, row.platform)
+            if not (is_here and is_wanted(row.job)):
                 strange += 1
                 continue
-            robust = row.location_log_cpi, row.scale_log_cpi
             try:
-                new = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi, *robust)
+                if isinstance(row, agent_pb2.JobStatistics):
+                    robust = row.location_log_cpi, row.scale_log_cpi
+                    new = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi, *robust)
+                    statistics[row.job, row.platform] = new
+                else:
+                    error = row.standard_error if math.isfinite(row.standard_error) else None
+                    coefficients[row.job] = Coefficient(row.value, row.samples, error, row.method)
             except ValueError:
                 absurd += 1
-                continue
-            statistics[row.job, row.platform] = new
-        for coefficient in update.coefficients:
-            if not self._is_wanted(coefficient.job):
-                strange += 1
-                continue
-            error = coefficient.standard_error if math.isfinite(coefficient.standard_error) else None
-            try:
-                coefficients[coefficient.job] = Coefficient(
-                    coefficient.value, coefficient.samples, error, coefficient.method
-                )
-            except ValueError:
-                absurd += 1
-        for kind, rows, why in (
-            ("strange", strange, "of jobs or a platform that this host did not ask for"),
-            ("absurd", absurd, "not finite, or not plausible"),
-        ):
-            if rows:
-                self._refusals.leave_out(kind, why, rows, version=update.version)
-        return _Held(
-            version=update.version,
-            created_unix_ns=update.created_unix_ns,
-            ttl_ns=update.ttl_ns,
-            slot_ns=update.slot_ns,
-            statistics=tuple(statistics.values()),
-            coefficients=coefficients,
-            tags=tags,
-        )
-
-    def _is_wanted(self, job: str) -> bool:
-        return self._asked is None or job in self._asked
+        if strange:
+            why = "of jobs or a platform that this host did not ask for"
+            self._refusals.leave_out("strange", why, strange, version=update.version)
+        if absurd:
+            self._refusals.leave_out("absurd", "not finite, or not plausible", absurd, version=update.version)
+        head = (_FORMAT, update.version, update.created_unix_ns, update.ttl_ns, update.slot_ns)
+        return _State(*head, tuple(statistics.values()), coefficients, tags)
 
     def _is_of_the_future(self, now_unix_ns: int) -> bool:
         return self._held.created_unix_ns - now_unix_ns > self._max_skew_ns
 
-    def _take(self, held: _Held) -> None:
+    def _take(self, held: _State) -> None:
         self._held = held
         self._by_job = {(s.job, s.platform): s.plain for s in held.statistics}
         self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
-    def _read(self) -> _Held:
+    def _read(self) -> _State:
         """Return the content of the file, else of the previous one, else nothing. Damage is logged."""
         if self._path is None or self._previous is None:
-            return _Held()
+            return _State()
         problem = ""
         for path in (self._path, self._previous):
             try:
-                held = self._read_one(path)
+                held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_State)
+                if held.format != _FORMAT:
+                    raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")  # noqa: TRY301 - as damage
             except FileNotFoundError:
                 continue  # nothing was ever kept, or the agent was killed while it replaced the file
             except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
@@ -344,19 +326,13 @@ class CoefficientStore:
             return held
         if problem:
             self._log.warning("starting without coefficients: central sends them", path=str(self._path))
-        return _Held()
-
-    def _read_one(self, path: Path) -> _Held:
-        held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_Held)
-        if held.format != _FORMAT:
-            raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")
-        return held
+        return _State()
 
     def _write(self, data: bytes) -> None:
         if self._path is None or self._previous is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._file_is_good:  # what is damaged must not take the good one's place
+        if self._file_is_good:  # a damaged file must not replace a good previous one
             with contextlib.suppress(OSError):  # a file system without links: there is no previous file
                 self._previous.unlink(missing_ok=True)
                 os.link(self._path, self._previous)
@@ -368,8 +344,7 @@ class CoefficientStore:
 def _true_tags(update: agent_pb2.CoefficientUpdate, tags: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Yield job and tag where the tag fits the rows sent with it.
 
-    Others are not held, so that central sends the job's rows again: every later central would take false rows under the
-    right tag for the right ones.
+    Other tags are not kept, so that central sends the job's rows again: it never resends rows under the right tag.
     """
     rows = {job: agent_pb2.CoefficientUpdate(slot_ns=update.slot_ns) for job in tags}
     for one in update.statistics:

@@ -1,8 +1,8 @@
-"""The one decision on each VM, and on the host, from both analyses: what every view, event and report says.
+"""The one decision on each VM, and on the host, from both analyses; every view, event and report shows it.
 
 A VM that suffers by either analysis is a *victim* if the lower end of an estimate of its slow-down is above
 `analysis.least_slow_down`; it stays one while it suffers and the estimate itself is above that. Without an estimate the
-evidence of the analysis decides. Else it is *affected*, as is a VM without alerts: shown, but nobody is alerted.
+evidence of the analysis decides. Else it is *affected*, as is a VM without alerts: shown, without an alert.
 
 No loop and no disk: the daemon calls `tick`, and sends what `events.take` and `report` return.
 """
@@ -19,7 +19,7 @@ from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.events import Events
 from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
 from agent.config import AgentConfig
-from agent.detection.decisions import Analysis, Held, HostDecision, SuspectView, VmDecision, runs
+from agent.detection.decisions import Analysis, HostDecision, SuspectView, VmDecision, VmVerdict, is_running
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from agent.detection.cloud_white import CloudWhite
 
 
-#: The last estimate counts for the verdict so long after the model cannot estimate any more, and is shown so long.
+#: After the model stops estimating: how long the last estimate counts for the verdict, and how long it is shown.
 _ESTIMATE_NS = 30 * 10**9
 _SHOWN_NS = 5 * 10**9
-_NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
+_OFF = Verdict("unknown", "the host's own analysis is off", 0)
 
 
-def decide(behaviour: Held, known: Sequence[Degradation] | None, least: float, *, waited_for: bool, was: Held) -> Held:
+def verdict_of(
+    behaviour: VmVerdict, known: Sequence[Degradation] | None, least: float, *, alert: bool, was: VmVerdict
+) -> VmVerdict:
     """Return the verdict on a VM.
 
     A victim stays one while an estimate itself is above `least`: the lower end of an interval moves with each second's
     noise, and an alert must not end before the slow-down does. `behaviour`: the verdict where no analysis finds that it
-    suffers; `known`: its known slow-downs by those that do, None: none does; `waited_for`: whether it may be a victim.
+    suffers; `known`: known slow-downs by the analyses that do, None: none does; `alert`: whether it may be a victim.
     """
     if known is None:
         return behaviour
-    if not waited_for:
-        return "affected"
     is_sure = not known or any(one.low > least for one in known)
     stays = was == "victim" and any(one.ratio > least for one in known)
-    return "victim" if is_sure or stays else "affected"
+    return "victim" if alert and (is_sure or stays) else "affected"
 
 
 @dataclass(slots=True)
-class _Held:
+class _VmState:
     """The decision on one VM in its epoch."""
 
     vm: Vm
     since_ns: int
-    verdict: Held = "unknown"
+    verdict: VmVerdict = "unknown"
     slow_down: Degradation | None = None
     found_by: tuple[Analysis, ...] = ()
     known: Degradation | None = None  # the last estimate of the host's own model, while it suffers
@@ -75,7 +75,7 @@ class Decisions:
         self.cloud_white = cloud_white
         self.analysis = analysis
         self.events = Events(config.cloud_white)
-        self._held: dict[str, _Held] = {}
+        self._vms: dict[str, _VmState] = {}
         self._now_ns = 0
         self._host: HostDecision | None = None
         self._triggers = Triggers()
@@ -83,73 +83,70 @@ class Decisions:
     # --- the tick ---
 
     def tick(self, vms: Iterable[Vm], mono_ns: int, unix_ns: int) -> None:
-        """Decide anew, once both analyses have had the tick."""
+        """Decide on all VMs, after both analyses have taken the tick."""
         self._now_ns, self._host = mono_ns, None
-        held: dict[str, _Held] = {}
         vms = list(vms)
-        own: dict[str, Held] = {}
+        own: dict[str, VmVerdict] = {}
         if self.cloud_white is not None:
-            running = (vm.identity.uuid for vm in vms if runs(vm.identity.state))
+            running = (vm.identity.uuid for vm in vms if is_running(vm.identity.state))
             own = {uuid: self.cloud_white.behaviour(uuid) for uuid in running}
-        by_fleet = self.analysis.suffering if self.analysis is not None else {}
-        # Where nobody suffers, a VM that does more than usual hurts nobody.
-        if not by_fleet and "victim" not in own.values():
+        # Without a victim, a VM that does more than usual inflicts nothing.
+        if "victim" not in own.values() and not (self.analysis and self.analysis.suffering):
             own = {uuid: "steady" if word == "inflicting" else word for uuid, word in own.items()}
+        states = {}
         for vm in vms:
-            identity = vm.identity
-            one = self._held.get(identity.uuid)
-            if one is None or one.vm.identity.epoch != identity.epoch:
-                one = _Held(vm, mono_ns)
-            one.vm = vm
-            held[identity.uuid] = one
-            self._decide(one, own.get(identity.uuid, "unknown"), mono_ns)
-        self._held = held
-        verdicts = ((one.vm, one.verdict, one.slow_down) for one in held.values())
+            uuid = vm.identity.uuid
+            one = self._vms.get(uuid)
+            if one is None or one.vm.identity.epoch != vm.identity.epoch:
+                one = _VmState(vm, mono_ns)
+            one.vm, states[uuid] = vm, one
+            self._decide(one, own.get(uuid, "unknown"), mono_ns)
+        self._vms = states
+        verdicts = ((one.vm, one.verdict, one.slow_down) for one in states.values())
         self.events.note(verdicts, lambda uuid: (self.vm(uuid), self._own(uuid).evidence), mono_ns, unix_ns)
 
-    def _decide(self, one: _Held, behaviour: Held, mono_ns: int) -> None:
-        uuid, is_running = one.vm.identity.uuid, runs(one.vm.identity.state)
-        verdict: Held
-        by_cpi: Degradation | None = None
-        if self.analysis is not None and is_running:
-            by_cpi = self.analysis.suffering.get(uuid)
-        if behaviour != "victim" and by_cpi is None:
-            one.slow_down, one.found_by, one.known = None, (), None
-            verdict = behaviour
-        else:
-            by_host: tuple[Analysis, ...] = ("host",) if behaviour == "victim" else ()
-            one.found_by = (*by_host, "fleet") if by_cpi is not None else by_host
+    def _decide(self, one: _VmState, behaviour: VmVerdict, mono_ns: int) -> None:
+        analysis, identity = self.analysis, one.vm.identity
+        by_cpi = analysis.suffering.get(identity.uuid) if analysis and is_running(identity.state) else None
+        known: list[Degradation] | None = None
+        by_host = behaviour == "victim"
+        one.found_by = (*(("host",) if by_host else ()), *(("fleet",) if by_cpi else ()))
+        if one.found_by:
             # The verdict counts the last estimate for a while; views show it only while it is recent.
-            counted, shown = ([], []) if by_cpi is None else ([by_cpi], [by_cpi])
+            counted, shown = ([by_cpi], [by_cpi]) if by_cpi else ([], [])
             if by_host:
                 last, now = self._estimates(one, mono_ns)
                 counted, shown = [last, *counted], [now, *shown]
             known = [estimate for estimate in counted if estimate.is_known]
-            verdict = decide(behaviour, known, self._least, waited_for=one.vm.alert, was=one.verdict)
+        verdict = verdict_of(behaviour, known, self._least, alert=one.vm.alert, was=one.verdict)
+        if one.found_by:
             one.slow_down = self._shown(one, verdict, shown)
+        else:
+            one.slow_down = one.known = None
         if verdict != one.verdict:
             one.verdict, one.since_ns = verdict, mono_ns
 
-    def _shown(self, one: _Held, verdict: Held, estimates: Sequence[Degradation]) -> Degradation:
+    def _shown(self, one: _VmState, verdict: VmVerdict, estimates: Sequence[Degradation]) -> Degradation:
         """Return the slow-down that views show.
 
         Latency and CPI do not slow down alike, so it stays with the same one while that supports the verdict: a VM
         becomes a victim by an estimate that is sure, and stays one by its ratio.
         """
-        before, is_victim = one.slow_down, verdict == "victim"
-        known = [now for now in estimates if now.is_known]
-        speaking = [
-            now
-            for now in known
-            if not is_victim or now.low > self._least or (one.verdict == "victim" and now.ratio > self._least)
-        ]
-        same = (now for now in speaking if before is not None and now.is_of_cpi == before.is_of_cpi)
-        sure = (now for now in speaking if now.low > self._least)
-        highest = max(speaking, key=lambda now: now.ratio, default=None)
+        before, least, was_victim = one.slow_down, self._least, one.verdict == "victim"
         unknown = next((now for now in estimates if not now.is_known), estimates[0])
-        return next(same, None) or next(sure, None) or highest or unknown
+        supporting = [
+            now
+            for now in estimates
+            if now.is_known and (verdict != "victim" or now.low > least or (was_victim and now.ratio > least))
+        ]
 
-    def _estimates(self, one: _Held, mono_ns: int) -> tuple[Degradation, Degradation]:
+        def preference(now: Degradation) -> tuple[bool, bool, float]:
+            is_same, is_sure = before is not None and now.is_of_cpi == before.is_of_cpi, now.low > least
+            return is_same, is_sure, 0.0 if is_sure else now.ratio
+
+        return max(supporting, key=preference, default=unknown)
+
+    def _estimates(self, one: _VmState, mono_ns: int) -> tuple[Degradation, Degradation]:
         """Return the host's own estimate for the verdict, and the one to show; each may be of a moment ago."""
         now = self.cloud_white.estimate(one.vm.identity.uuid) if self.cloud_white is not None else None
         if now is not None and now.is_known:
@@ -160,17 +157,17 @@ class Decisions:
         last = one.known or unknown
         return last, last if mono_ns - one.known_ns <= _SHOWN_NS else unknown
 
-    # --- what is asked ---
+    # --- queries ---
 
     def vm(self, uuid: str) -> VmDecision:
         """Return the decision on a VM, with the reason."""
-        one, own = self._held.get(uuid), self._own(uuid)
+        one, own = self._vms.get(uuid), self._own(uuid)
         if one is None:
-            return VmDecision(uuid, "unknown", "not looked at yet: it has had no tick")
+            return VmDecision(uuid, "unknown", "not judged yet: it has had no tick")
         if one.found_by:
             why, suspects = self._why(one, own), self._named(uuid, own.culprits)
             return VmDecision(uuid, one.verdict, why, one.since_ns, one.slow_down, one.found_by, suspects)
-        if not runs(one.vm.identity.state):
+        if not is_running(one.vm.identity.state):
             return VmDecision(uuid, "unknown", "it does not run")
         if one.verdict != "unknown" or self.analysis is None:
             return VmDecision(uuid, one.verdict, own.reason, one.since_ns)
@@ -187,20 +184,17 @@ class Decisions:
     def host(self) -> HostDecision:
         """The decision on the host."""
         if self._host is None:
-            words = Counter(one.verdict for one in self._held.values())
+            words = Counter(one.verdict for one in self._vms.values())
             victims = sorted(
-                (self.vm(uuid) for uuid, one in self._held.items() if one.verdict == "victim"),
-                key=lambda one: (_rank(one.slow_down), self._held[one.uuid].vm.identity.name),
+                (self.vm(uuid) for uuid, one in self._vms.items() if one.verdict == "victim"),
+                key=lambda one: (_rank(one.slow_down), self._vms[one.uuid].vm.identity.name),
             )
-            culprits: Counter[str] = Counter()
-            for one in victims:
-                culprits.update(self._own(one.uuid).culprits)
-            blamed = [uuid for uuid, _ in culprits.most_common()]
-            # A lone victim is no suspect, nor is a VM on another socket than all victims. Those blamed by no victim
+            culprits = Counter(culprit for one in victims for culprit in self._own(one.uuid).culprits)
+            # A lone victim is not a suspect, nor is a VM on another socket than all victims. VMs that no victim blames
             # come last.
             theirs = {suspect.uuid for one in victims for suspect in one.suspects}
             alone = victims[0].uuid if len(victims) == 1 else ""
-            ranked = self._ranked(alone, blamed) if victims else ()
+            ranked = self._ranked(alone, [uuid for uuid, _ in culprits.most_common()]) if victims else ()
             named = tuple(one for one in ranked if one.uuid in theirs)
             others = (one for one in ranked if one.uuid not in theirs and (named or not one.is_blamed))
             suspects = (*named, *others)
@@ -214,41 +208,35 @@ class Decisions:
 
     def hurt_by(self, uuid: str) -> tuple[str, ...]:
         """Return the UUIDs of the VMs that suffer from a VM by the host's own analysis, the slowest first."""
-        suffering = (one for one in self._held.values() if one.found_by)
-        hurt = [one for one in suffering if uuid in self._own(one.vm.identity.uuid).culprits]
-        return tuple(one.vm.identity.uuid for one in sorted(hurt, key=lambda one: _rank(one.slow_down)))
+        hurt = {other: one for other, one in self._vms.items() if one.found_by and uuid in self._own(other).culprits}
+        return tuple(sorted(hurt, key=lambda other: _rank(hurt[other].slow_down)))
 
     def _own(self, uuid: str) -> Verdict:
-        return self.cloud_white.verdict(uuid) if self.cloud_white is not None else _NOBODY
+        return self.cloud_white.verdict(uuid) if self.cloud_white is not None else _OFF
 
-    def _why(self, one: _Held, own: Verdict) -> str:
-        """Return the evidence in one line, and why an affected VM is no victim."""
-        reasons = []
-        if "host" in one.found_by:
-            reasons.append(own.reason)
+    def _why(self, one: _VmState, own: Verdict) -> str:
+        """Return the evidence in one line, and why an affected VM is not a victim."""
+        reasons = [own.reason] if "host" in one.found_by else []
         if "fleet" in one.found_by and self.analysis is not None:
             reasons.append(self.analysis.verdict(one.vm.identity.uuid).reason)
-        if one.verdict == "affected":
-            if not one.vm.alert:
-                reasons.append("nobody waits for its job (a job rule's `alert` says who is waited for)")
-            else:
-                reasons.append(f"the slow-down may be less than {self._least:g}x")
+        if one.verdict == "affected" and one.vm.alert:
+            reasons.append(f"the slow-down may be less than {self._least:g}x")
+        elif one.verdict == "affected":
+            reasons.append("its job has no alerts (a job rule's `alert` sets which have)")
         return "; ".join(reasons)
 
     # --- suspects ---
 
     def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
         """Return a suffering VM's suspects, the likeliest first; () where it does not suffer."""
-        one = self._held.get(uuid)
+        one = self._vms.get(uuid)
         return self._ranked(uuid, self._own(uuid).culprits) if one is not None and one.found_by else ()
 
     def _named(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
         """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
         found = self._inflicting(uuid, culprits)
-        if found or self.analysis is None:
-            return tuple(found)
-        first = self.analysis.first_suspect(uuid)
-        return (first,) if first is not None and first.is_blamed else ()
+        first = self.analysis.first_suspect(uuid) if self.analysis is not None and not found else None
+        return (first,) if first is not None and first.is_blamed else tuple(found)
 
     def _inflicting(self, uuid: str, culprits: Sequence[str]) -> list[SuspectView]:
         """Return the VMs that the host itself found, without those gone and `uuid`, the likeliest first."""
@@ -256,12 +244,9 @@ class Decisions:
         return sorted((one for one in found if one is not None), key=_likelihood)
 
     def _culprit(self, uuid: str) -> SuspectView | None:
-        scored = self.analysis.suspect(uuid) if self.analysis is not None else None
-        if scored is not None:
-            return replace(scored, inflicts=True)
-        one = self._held.get(uuid)
-        if one is None:
-            return None
+        scored, one = self.analysis.suspect(uuid) if self.analysis is not None else None, self._vms.get(uuid)
+        if scored is not None or one is None:
+            return replace(scored, inflicts=True) if scored else None
         identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
         cores = math.nan if isinstance(cores, Reason) else cores
         known = (uuid, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
@@ -281,10 +266,10 @@ class Decisions:
         host, analysis = self.host, self.analysis
         trigger = Trigger(
             unix_ns=unix_ns,
-            slot_ns=analysis.slot_ns if analysis is not None else _SLOT_NS,
-            mn_cpi=or_nan(analysis.mn_cpi if analysis is not None else None),
-            mn_cpi_threshold=analysis.mn_cpi_threshold if analysis is not None else math.nan,
-            coefficient_version=analysis.coefficient_version if analysis is not None else 0,
+            slot_ns=analysis.slot_ns if analysis else _SLOT_NS,
+            mn_cpi=or_nan(analysis.mn_cpi if analysis else None),
+            mn_cpi_threshold=analysis.mn_cpi_threshold if analysis else math.nan,
+            coefficient_version=analysis.coefficient_version if analysis else 0,
             victims=tuple(map(self._victim, host.victims)),
             suspects=host.suspects,
             found_by=tuple(sorted({by for one in host.victims for by in one.found_by}, reverse=True)),
@@ -293,7 +278,7 @@ class Decisions:
         return self._triggers.note(trigger)
 
     def _victim(self, decision: VmDecision) -> TriggerVictim:
-        vm = self._held[decision.uuid].vm
+        vm = self._vms[decision.uuid].vm
         slot = self.analysis.slot(decision.uuid) if self.analysis is not None else None
         cores = vm.rates.cpu_usage_cores
         suspect = decision.suspect

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.analysis.verdict import Degradation, Evidence
 from agent.config import CloudWhiteSection
-from agent.detection.decisions import Analysis, Held
+from agent.detection.decisions import Analysis, VmVerdict
 from agent.sampling.vms import Vm
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MAX_PENDING = 512  # events that wait for a batch
 class VmEvent:
     """A VM began or ceased to suffer or to inflict, at `unix_ns`. `lasted_ns`: how long it had been as `before`.
 
-    `degradation` is that of the moment, or, where a VM suffers no more, the worst while it did. `culprits`: UUIDs.
+    `degradation`: at that moment; when suffering ends, the worst during it. `culprits`: UUIDs.
     """
 
     vm: str
@@ -34,8 +34,8 @@ class VmEvent:
     job: str
     latency_sensitive: bool
     unix_ns: int
-    behaviour: Held
-    before: Held
+    behaviour: VmVerdict
+    before: VmVerdict
     lasted_ns: int
     reason: str
     evidence: tuple[Evidence, ...] = ()
@@ -46,14 +46,11 @@ class VmEvent:
 
 @dataclass(slots=True)
 class _Last:
-    """The last event of a VM; the next may come from `next_ns` on."""
+    """The last event of a VM (epoch, name, job, latency-sensitive); the next may come from `next_ns` on."""
 
-    epoch: str
-    name: str
-    job: str
-    latency_sensitive: bool
-    verdict: Held
+    vm: tuple[str, str, str, bool]
     since_ns: int
+    verdict: VmVerdict = "unknown"
     next_ns: int = 0
     worst: Degradation | None = None
 
@@ -85,26 +82,25 @@ class Events:
 
     def note(
         self,
-        vms: Iterable[tuple[Vm, Held, Degradation | None]],
+        vms: Iterable[tuple[Vm, VmVerdict, Degradation | None]],
         decision: Callable[[str], tuple[VmDecision, tuple[Evidence, ...]]],
         mono_ns: int,
         unix_ns: int,
     ) -> None:
-        """Take each VM that is here with its verdict, and its slow-down where it suffers.
+        """Take every present VM with its verdict, and its slow-down if it suffers.
 
-        `decision` returns the whole decision on one of them, with its evidence.
+        `decision` returns the whole decision on a VM, with its evidence.
         """
         seen = set()
         for vm, verdict, slow_down in vms:
-            identity = vm.identity
-            uuid = identity.uuid
+            uuid, epoch = vm.identity.uuid, vm.identity.epoch
             seen.add(uuid)
             last = self._reported.get(uuid)
-            if last is not None and last.epoch != identity.epoch:
-                self._end(uuid, last, mono_ns, unix_ns, "the VM was started anew")
+            if last is not None and last.vm[0] != epoch:
+                self._end(uuid, last, mono_ns, unix_ns, "the VM was restarted")
                 last = None
             if last is None:
-                last = _Last(identity.epoch, identity.name, vm.job, vm.latency_sensitive, "unknown", mono_ns)
+                last = _Last((epoch, vm.identity.name, vm.job, vm.latency_sensitive), mono_ns)
                 self._reported[uuid] = last
             if last.verdict != verdict:
                 if verdict not in _ACTIVE and last.verdict not in _ACTIVE:
@@ -122,11 +118,8 @@ class Events:
         since_ns = max(last.since_ns, now.since_ns or mono_ns)
         self._add(
             VmEvent(
-                vm=now.uuid,
-                epoch=last.epoch,
-                name=last.name,
-                job=last.job,
-                latency_sensitive=last.latency_sensitive,
+                now.uuid,
+                *last.vm,
                 unix_ns=unix_ns - (mono_ns - since_ns),
                 behaviour=now.verdict,
                 before=last.verdict,
@@ -147,9 +140,8 @@ class Events:
 
     def _end(self, uuid: str, last: _Last, mono_ns: int, unix_ns: int, why: str) -> None:
         if last.verdict in _ACTIVE:
-            lasted_ns = mono_ns - last.since_ns
-            vm = (uuid, last.epoch, last.name, last.job, last.latency_sensitive)
-            self._add(VmEvent(*vm, unix_ns, "unknown", last.verdict, lasted_ns, why, degradation=last.worst))
+            before, lasted_ns = last.verdict, mono_ns - last.since_ns
+            self._add(VmEvent(uuid, *last.vm, unix_ns, "unknown", before, lasted_ns, why, degradation=last.worst))
 
     def _add(self, event: VmEvent) -> None:
         if len(self._pending) == _MAX_PENDING:

@@ -13,6 +13,7 @@ each. A VM whose domain is not known, and a control group beside the VMs, count 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from agent.analysis.contention.normalised_cpi import CpiStatistics, TaskSlot, is_victim, n_cpi, victim_threshold
@@ -27,13 +28,13 @@ from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
-_SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
-_FIRST = 2  # suspects kept at hand per domain: one of them may be the VM that is asked for
+_SAME_SLOT = 0.1  # windows as long as slots are sometimes a little longer; such slots vary alike
+_FIRST = 2  # suspects kept at hand per domain: one of them may be the VM in question
 
 
 @dataclass(frozen=True, slots=True)
 class CpiVerdict:
-    """What central's statistics say of one VM now. `degradation` is None where it is not known.
+    """The verdict on one VM by central's statistics. `degradation` is None where it is not known.
 
     A victim's CPI is above its threshold while there is contention on the host. `degradation` is at least 1.
     """
@@ -55,13 +56,13 @@ class JudgedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that the verdict on one VM was made of. None: not known. CPI in cycles per instruction."""
+    """The facts behind the verdict on one VM. None: not known. CPI in cycles per instruction."""
 
     statistics: CpiStatistics | None
     cpi: float | None
     n_cpi: float | None
     victim_threshold_cpi: float | None
-    mn_cpi: float | None  # that which is compared with its threshold
+    mn_cpi: float | None  # the value that is compared with its threshold
     mn_cpi_threshold: float
     victim_slots: int
     coefficient_version: int
@@ -92,7 +93,8 @@ class HostAnalysis:
         self._platform = platform
         self._store = store
         self._vms = self._slots.vms
-        self._slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
+        #: Length of the slots that are compared: central's, but never less than a window.
+        self.slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
         self._now_unix_ns = 0
         self._last: dict[str, VmSlot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
@@ -101,11 +103,6 @@ class HostAnalysis:
         self.suffering: dict[str, Degradation] = {}
         self._by_uuid: dict[str, SuspectView] = {}
         self._first: dict[int, list[SuspectView]] = {}  # of each domain the first two suspects
-
-    @property
-    def slot_ns(self) -> int:
-        """Length of the slots that are compared: central's, but never less than a window."""
-        return self._slot_ns
 
     @property
     def mn_cpi(self) -> float | None:
@@ -136,10 +133,10 @@ class HostAnalysis:
         """
         self._now_unix_ns = now_unix_ns
         self._set_slot(max([self._store.slot_ns or _DEFAULT_SLOT_NS, *(w.duration_ns for w in windows)]))
-        self._slots.take(windows, places or {}, now_unix_ns, self._slot_ns)
+        self._slots.take(windows, places or {}, now_unix_ns, self.slot_ns)
         self._make_domains()
         slots = [
-            self._slots.over(now_unix_ns - age * self._slot_ns, self._slot_ns, youngest=age == 0)
+            self._slots.over(now_unix_ns - age * self.slot_ns, self.slot_ns, youngest=age == 0)
             for age in range(self._section.victim_slots)
         ]
         tasks = [self._tasks(slot) for slot in slots]
@@ -148,8 +145,8 @@ class HostAnalysis:
             mine = [window for window in windows if self._is_in(window.vm, number)]
             domain.watch(mine, self._n_cpi_of, self._store.version)
             inside = [[task for task in each if self._is_in(task.task, number)] for each in tasks]
-            domain.take_slots(inside, now_unix_ns, self._slot_ns)
-        self._slots.record(self._last, now_unix_ns, self._slot_ns)
+            domain.take_slots(inside, now_unix_ns, self.slot_ns)
+        self._slots.record(self._last, now_unix_ns, self.slot_ns)
         self._suspects = self._rank(tasks[0])
         self._by_uuid = {one.uuid: one for one in self._suspects}
         self._first = {number: [] for number in self._domains}
@@ -170,8 +167,10 @@ class HostAnalysis:
         if vm is None or slot is None:
             return CpiVerdict("unknown", "no CPI window of this VM yet")
         statistics = self._statistics(vm)
-        degradation = self._degradation(slot, statistics)
-        if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
+        if slot.cpi is None or statistics is None or not self._covered(slot):
+            return CpiVerdict("unknown", self._why_unknown(vm, slot, statistics))
+        degradation = max(1.0, slot.cpi / statistics.mean)
+        if statistics.std <= 0:
             return CpiVerdict("unknown", self._why_unknown(vm, slot, statistics), degradation)
         exceeds = is_victim(slot.cpi, statistics)
         suffers = uuid in self.suffering
@@ -180,13 +179,10 @@ class HostAnalysis:
             f"CPI {slot.cpi:.4g}{compared} {victim_threshold(statistics):.4g}"
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
-        if suffers:
-            return CpiVerdict("victim", text, degradation)
-        if exceeds and not vm.latency_sensitive:
-            text += "; a higher CPI counts for latency-sensitive jobs only"
-        elif exceeds:
-            text += "; a higher CPI counts only while mnCPI shows contention on the host"
-        return CpiVerdict("normal", text, degradation)
+        if exceeds and not suffers:
+            counts = "only while mnCPI shows contention on the host"
+            text += f"; a higher CPI counts {counts if vm.latency_sensitive else 'for latency-sensitive jobs only'}"
+        return CpiVerdict("victim" if suffers else "normal", text, degradation)
 
     def slot(self, uuid: str) -> JudgedSlot | None:
         """Return the last slot of a VM; None where there is none."""
@@ -198,7 +194,7 @@ class HostAnalysis:
         return JudgedSlot(slot.cpi, self._n_cpi(slot, statistics), threshold, slot.cpu_usage_cores)
 
     def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
-        """Return who may hurt a VM, the highest score first; "" or an unknown VM: any VM."""
+        """Return the VMs that may hurt a VM, the highest score first; "" or an unknown VM: any VM."""
         vm = self._vms.get(uuid)
         if vm is None or not vm.domains:
             return self._suspects
@@ -217,15 +213,14 @@ class HostAnalysis:
 
     def job_mean_cpi(self, uuid: str) -> float | None:
         """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
-        vm = self._vms.get(uuid)
-        statistics = self._statistics(vm) if vm else None
+        statistics = self._statistics(self._vms.get(uuid))
         return statistics.mean if statistics else None
 
     def explain(self, uuid: str) -> Explanation:
-        """Return what the verdict on one VM is made of; for a VM without windows all is unknown."""
+        """Return the facts behind the verdict on one VM; all are unknown for a VM without windows."""
         vm, judged = self._vms.get(uuid), self.slot(uuid)
-        statistics = self._statistics(vm) if vm else None
-        domain = self._worst(vm)
+        statistics, domain = self._statistics(vm), self._worst(vm)
+        latest = takewhile(lambda state: uuid in state.victims, reversed(domain.states))
         return Explanation(
             statistics=statistics,
             cpi=judged.cpi if judged else None,
@@ -233,7 +228,7 @@ class HostAnalysis:
             victim_threshold_cpi=victim_threshold(statistics) if statistics else None,
             mn_cpi=domain.value,
             mn_cpi_threshold=domain.threshold,
-            victim_slots=self._consecutive(uuid),
+            victim_slots=sum(1 for _ in latest),
             coefficient_version=self._store.version,
             coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
             history=tuple(vm.points) if vm else (),
@@ -243,10 +238,10 @@ class HostAnalysis:
     # --- domains ---
 
     def _make_domains(self) -> None:
-        """Have a state for each domain that a VM is in."""
+        """Make a state for each domain that a VM is in."""
         known = frozenset[int]().union(*(vm.domains for vm in self._vms.values()))
         if known and not known <= self._domains.keys():
-            if len(known) == len(self._domains) == 1:  # what was learnt before any VM was placed is of this one
+            if len(known) == len(self._domains) == 1:  # the state from before any VM was placed belongs to this one
                 self._domains = {next(iter(known)): next(iter(self._domains.values()))}
             for number in sorted(known - self._domains.keys()):
                 self._domains[number] = Contention(self._section)
@@ -261,7 +256,6 @@ class HostAnalysis:
         return max(own or self._domains.values(), key=lambda domain: domain.excess)
 
     def _n_cpi_of(self, window: CpiWindow) -> float | None:
-        """Of a latency-sensitive VM."""
         if not window.latency_sensitive or window.cpi is None:
             return None
         statistics = self._store.statistics(window.job, self._platform, self._now_unix_ns)
@@ -270,23 +264,24 @@ class HostAnalysis:
     # --- windows and slots ---
 
     def _set_slot(self, slot_ns: int) -> None:
-        if abs(slot_ns - self._slot_ns) > _SAME_SLOT * self._slot_ns:
-            # Values over slots of another length vary differently: they are no history of these.
+        if abs(slot_ns - self.slot_ns) > _SAME_SLOT * self.slot_ns:
+            # Values over slots of another length vary differently: they are not comparable.
             for domain in self._domains.values():
                 domain.forget()
             self._slots.forget_points()
-        self._slot_ns = slot_ns
+        self.slot_ns = slot_ns
 
     def _covered(self, slot: VmSlot) -> bool:
-        return slot.watched_ns >= MIN_COVERAGE * self._slot_ns
+        return slot.watched_ns >= MIN_COVERAGE * self.slot_ns
 
     def _tasks(self, slots: dict[str, VmSlot]) -> list[TaskSlot]:
-        tasks = []
-        for uuid, slot in slots.items():
-            vm = self._vms[uuid]
-            cpi = slot.cpi if self._covered(slot) else None
-            tasks.append(TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm)))
-        return tasks
+        rows = (
+            (uuid, self._vms[uuid], slot, slot.cpi if self._covered(slot) else None) for uuid, slot in slots.items()
+        )
+        return [
+            TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm))
+            for uuid, vm, slot, cpi in rows
+        ]
 
     def _rank(self, tasks: list[TaskSlot]) -> tuple[SuspectView, ...]:
         known = {job: self._store.coefficient(job, self._now_unix_ns) for job in {t.job for t in tasks}}
@@ -310,19 +305,11 @@ class HostAnalysis:
 
     # --- one VM ---
 
-    def _statistics(self, vm: SlotVm) -> CpiStatistics | None:
-        return self._store.statistics(vm.job, self._platform, self._now_unix_ns)
+    def _statistics(self, vm: SlotVm | None) -> CpiStatistics | None:
+        return self._store.statistics(vm.job, self._platform, self._now_unix_ns) if vm else None
 
-    def _consecutive(self, uuid: str) -> int:
-        count = 0
-        for state in reversed(self._worst(self._vms.get(uuid)).states):
-            if uuid not in state.victims:
-                break
-            count += 1
-        return count
-
-    def _n_cpi(self, slot: VmSlot | None, statistics: CpiStatistics | None) -> float | None:
-        if slot is None or slot.cpi is None or statistics is None or not self._covered(slot):
+    def _n_cpi(self, slot: VmSlot, statistics: CpiStatistics | None) -> float | None:
+        if slot.cpi is None or statistics is None or not self._covered(slot):
             return None
         return n_cpi(slot.cpi, statistics)
 
@@ -333,40 +320,25 @@ class HostAnalysis:
         if slot.cpi is None or statistics is None or statistics.mean <= 0:
             return Degradation(cannot_tell="no_baseline", model="cpi")
         least = statistics.mean - 2 * statistics.std
-        return Degradation(
-            ratio=slot.cpi / statistics.mean,
-            low=slot.cpi / victim_threshold(statistics),
-            high=slot.cpi / least if least > 0 else math.nan,
-            model="cpi",
-        )
-
-    def _degradation(self, slot: VmSlot, statistics: CpiStatistics | None) -> float | None:
-        """CPI now over the job's mean CPI, at least 1: an estimate from CPI alone."""
-        if slot.cpi is None or statistics is None or not self._covered(slot):
-            return None
-        return max(1.0, slot.cpi / statistics.mean)
+        high = slot.cpi / least if least > 0 else math.nan
+        return Degradation(slot.cpi / statistics.mean, slot.cpi / victim_threshold(statistics), high, model="cpi")
 
     def _why_unknown(self, vm: SlotVm, slot: VmSlot, statistics: CpiStatistics | None) -> str:
+        store, job = self._store, vm.job
         if slot.cpi is None:
-            if slot.cpi_reason is Reason.IDLE:
-                return "idle: too little CPU over the last slot for a CPI"
-            return f"no CPI over the last slot: {slot.cpi_reason.code}"
-        if statistics is None:
-            return self._no_statistics(vm)
-        if statistics.std <= 0:
-            samples = statistics.samples
-            return f"the CPI of job {vm.job} did not vary over its {samples} samples: there is no threshold"
-        watched_s, slot_s = slot.watched_ns / 1e9, self._slot_ns / 1e9
-        return f"watched for {watched_s:.0f} s of a slot of {slot_s:.0f} s: too short to compare"
-
-    def _no_statistics(self, vm: SlotVm) -> str:
-        store = self._store
-        if not store.version:
-            return f"no statistics for job {vm.job} yet: central has not sent any"
-        if store.expired(self._now_unix_ns):
+            idle, reason = "idle: too little CPU over the last slot for a CPI", slot.cpi_reason
+            return idle if reason is Reason.IDLE else f"no CPI over the last slot: {reason.code}"
+        if statistics is None and not store.version:
+            return f"no statistics for job {job} yet: central has not sent any"
+        if statistics is None and store.expired(self._now_unix_ns):
             age_h, ttl_h = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
             return (
                 f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live of"
                 f" {ttl_h:.1f} h: central has sent no newer ones"
             )
-        return f"no statistics for job {vm.job} on this platform yet: version {store.version} has none"
+        if statistics is None:
+            return f"no statistics for job {job} on this platform yet: version {store.version} has none"
+        if statistics.std <= 0:
+            return f"the CPI of job {job} did not vary over its {statistics.samples} samples: there is no threshold"
+        watched_s, slot_s = slot.watched_ns / 1e9, self.slot_ns / 1e9
+        return f"watched for {watched_s:.0f} s of a slot of {slot_s:.0f} s: too short to compare"

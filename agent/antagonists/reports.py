@@ -17,7 +17,7 @@ _CHANGE_NS = 60 * 10**9  # a change of victims is reported no sooner than this a
 class TriggerVictim:
     """A victim. CPI over the slot in cycles per instruction; NaN where a number is not known.
 
-    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" where nobody is blamed.
+    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" where no VM is blamed.
     """
 
     vm: str
@@ -37,7 +37,7 @@ class TriggerVictim:
 class Trigger:
     """The victims of this host at `unix_ns` with the evidence: the slowest first, suspects the likeliest first.
 
-    `ended`: there are none any more. `affected`: how many VMs seem to suffer beside the victims.
+    `ended`: no victim is left. `affected`: how many VMs seem to suffer beside the victims.
     """
 
     unix_ns: int
@@ -55,7 +55,7 @@ class Trigger:
 
 
 class Triggers:
-    """When to report: at once where it begins, ends, or another VM is suspected first; else once per slot."""
+    """Decides when to report: at once at a beginning, an end, or a new first suspect; else once per slot."""
 
     def __init__(self) -> None:
         self._last: Trigger | None = None
@@ -66,16 +66,14 @@ class Triggers:
         return self._last is not None
 
     def note(self, now: Trigger) -> Trigger | None:
-        """Take the present state of the host; return the report, None where none is due."""
+        """Take the present state of the host; return the report if one is due."""
         last = self._last
+        if last is None:
+            self._last = replace(now, since_unix_ns=now.unix_ns) if now.victims else None
+            return self._last
         if not now.victims:
             self._last = None
-            if last is None:
-                return None
             return replace(now, suspects=(), since_unix_ns=last.since_unix_ns, ended=True)
-        if last is None:
-            self._last = replace(now, since_unix_ns=now.unix_ns)
-            return self._last
         # A clock that was set back does not silence the host until it has caught up.
         passed_ns = now.unix_ns - last.unix_ns
         others = {one.vm for one in now.victims} != {one.vm for one in last.victims}

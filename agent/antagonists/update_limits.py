@@ -10,23 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from whitepanda.common import log
 
 _LOG_INTERVAL_S = 60.0
-_ASKED_NS = 600 * 10**9  # central's answer may still arrive so long after a job has left this host
+_ASKED_NS = 600 * 10**9  # how long after a job has left this host central's answer may arrive
 _NOTE_NS = 60 * 10**9
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # protobuf's wire types; bytes of those of fixed length
 _MAX_VARINT_BYTES = 10
 
 
 class Refusals:
-    """Counts what was refused of central's updates, and logs one line a minute and kind. `now_s`: monotonic."""
+    """Counts refused updates and rows of central, and logs one line a minute and kind. `now_s`: monotonic."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._log = log.get("coefficients")
         self._logged: dict[str, tuple[float, int]] = {}  # by kind: the last line's time, lines left out since
-        #: Updates that were refused, and rows that were left out of others, since the start.
-        self.updates = 0
-        self.rows = 0
-        #: Why the last one was refused; "" none was.
+        #: Refused updates, and rows left out of others, since the start; and why the last one was refused.
+        self.updates = self.rows = 0
         self.last = ""
 
     def update(self, kind: str, why: str, **facts: object) -> None:
@@ -78,8 +76,8 @@ class AskedJobs:
 def has_more_parts(message: bytes, most: int) -> bool:
     """Whether a CentralMessage and its parts have more than `most` fields, without building any of them.
 
-    A row of two bytes becomes an object of about a hundred, so a message's size alone bounds no memory. Bytes that are
-    no protobuf have no fields: building the message fails anyway.
+    A row of two bytes becomes an object of about a hundred, so a message's size alone bounds no memory. Invalid
+    protobuf counts as no fields: building the message fails anyway.
     """
     bodies = itertools.chain.from_iterable(
         itertools.chain(((start, end),), _fields(message, start, end))
@@ -95,12 +93,9 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int]]:
         kind = key & 7
         start = at
         if kind == _VARINT:
-            _, start = _varint(data, at, end)
-            at = start
-        elif kind == _FIXED64:
-            start = at = at + 8
-        elif kind == _FIXED32:
-            start = at = at + 4
+            start = at = _varint(data, at, end)[1]
+        elif kind in _FIXED:
+            start = at = at + _FIXED[kind]
         elif kind == _BYTES:
             size, start = _varint(data, at, end)
             at = start + size
@@ -110,13 +105,10 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; 0 and a place beyond `end` where there is none."""
+    """Return a number and where it ends; 0 and a place beyond `end` where it is cut off."""
     value = 0
-    for index in range(_MAX_VARINT_BYTES):
-        if at + index >= end:
-            break
-        byte = data[at + index]
+    for index, byte in enumerate(data[at : min(end, at + _MAX_VARINT_BYTES)]):
         value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:  # noqa: PLR2004 - the bit that says that there is more
+        if byte < 0x80:  # noqa: PLR2004 - the bit that announces another byte
             return value, at + index + 1
     return 0, end + 1

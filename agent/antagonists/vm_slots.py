@@ -12,7 +12,7 @@ from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 from collector.inventory.numa import domains_of
 
-#: What was watched for less than this share of its length is not compared with whole ones.
+#: Windows and slots watched for less than this share of their length are not compared with whole ones.
 MIN_COVERAGE = 0.5
 
 _POINTS = 12  # slots shown by `explain`: an hour of 5-minute slots
@@ -30,7 +30,7 @@ class CpiPoint:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What is kept of a window; the rest of it would cost memory."""
+    """The kept part of a window; the rest would cost memory."""
 
     middle_unix_ns: int
     duration_ns: int
@@ -112,7 +112,7 @@ class VmSlots:
         for uuid, vm in list(self.vms.items()):
             while vm.pieces and vm.pieces[0].middle_unix_ns <= oldest:
                 vm.pieces.popleft()
-            # In order but for a step of the clock, and that shows at an end: mostly there is nothing to do.
+            # In order except after a step of the clock, which shows at an end: mostly there is nothing to do.
             if any(not oldest < vm.pieces[i].middle_unix_ns <= newest for i in (0, -1) if vm.pieces):
                 vm.pieces = deque(p for p in vm.pieces if oldest < p.middle_unix_ns <= newest)
             if not vm.pieces:
@@ -120,18 +120,11 @@ class VmSlots:
 
     def over(self, end_unix_ns: int, slot_ns: int, *, youngest: bool) -> dict[str, VmSlot]:
         """Return every VM over the slot that ended then."""
-        found = {}
-        for uuid, vm in self.vms.items():
-            # A window belongs where its middle is: windows end some milliseconds beside the grid. The
-            # youngest slot also has what is dated a little ahead of now.
-            pieces = [
-                p
-                for p in vm.pieces
-                if end_unix_ns - slot_ns < p.middle_unix_ns and (youngest or p.middle_unix_ns <= end_unix_ns)
-            ]
-            if pieces:
-                found[uuid] = _slot_of(pieces)
-        return found
+        # A window belongs to the slot of its middle: windows end some milliseconds beside the grid. The youngest slot
+        # also has windows dated a little ahead of now.
+        start, end = end_unix_ns - slot_ns, math.inf if youngest else end_unix_ns
+        inside = {uuid: [p for p in vm.pieces if start < p.middle_unix_ns <= end] for uuid, vm in self.vms.items()}
+        return {uuid: _slot_of(pieces) for uuid, pieces in inside.items() if pieces}
 
     def record(self, slots: Mapping[str, VmSlot], now_unix_ns: int, slot_ns: int) -> None:
         """Keep the youngest slots in the VMs' histories, once per slot length."""
@@ -152,13 +145,13 @@ def _slot_of(pieces: list[_Piece]) -> VmSlot:
     """Sum windows up to a slot: CPI is cycles over instructions, else the mean weighted by duration."""
     watched = sum(p.duration_ns for p in pieces)
     usage = math.fsum(p.cpu_usage_cores * p.duration_ns for p in pieces) / watched if watched else 0.0
-    known = [p for p in pieces if p.cpi is not None]
-    cycles = sum(p.cycles for p in known if p.cycles is not None and p.instructions)
-    instructions = sum(p.instructions for p in known if p.cycles is not None and p.instructions)
-    duration = sum(p.duration_ns for p in known)
-    if instructions:
-        return VmSlot(cycles / instructions, Reason.UNSPECIFIED, usage, watched)
-    if duration:
-        mean = math.fsum(p.cpi * p.duration_ns for p in known if p.cpi is not None) / duration
-        return VmSlot(mean, Reason.UNSPECIFIED, usage, watched)
-    return VmSlot(None, pieces[-1].cpi_reason, usage, watched)
+    known = [(p, p.cpi) for p in pieces if p.cpi is not None]
+    counted = [(p.cycles, p.instructions) for p, _ in known if p.cycles is not None and p.instructions]
+    duration = sum(p.duration_ns for p, _ in known)
+    if counted:
+        cpi = sum(cycles for cycles, _ in counted) / sum(instructions for _, instructions in counted)
+    elif duration:
+        cpi = math.fsum(cpi * p.duration_ns for p, cpi in known) / duration
+    else:
+        return VmSlot(None, pieces[-1].cpi_reason, usage, watched)
+    return VmSlot(cpi, Reason.UNSPECIFIED, usage, watched)

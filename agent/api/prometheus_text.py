@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.api.state import Snapshot, VmSnapshot
-from agent.detection.decisions import VERDICTS, runs
+from agent.detection.decisions import VERDICTS, is_running
 from agent.sampling.changes import Reading
 from agent.sampling.metric_table import METRICS, TRAFFIC_METRICS, VM_METRICS
 from agent.sampling.metric_table import Metric as Row
@@ -178,7 +178,7 @@ def _identity(vm: VmSnapshot) -> Iterator[_Sample]:
 
 def _verdicts(vm: VmSnapshot) -> Iterator[_Sample]:
     held, slow_down = vm.decision, vm.decision.slow_down if vm.decision is not None else None
-    if held is not None and held.verdict != "unknown" and runs(vm.identity.state):
+    if held is not None and held.verdict != "unknown" and is_running(vm.identity.state):
         yield "victim", {}, held.verdict == "victim"
         for word in VERDICTS[1:]:
             yield "behaviour", {"behaviour": word}, held.verdict == word

@@ -3,8 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from agent.analysis.signals import INDEX, Tick
@@ -21,6 +20,7 @@ from agent.config import AgentConfig
 from agent.sampling.runner import SourceView
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
+_PHASES = ("quiet", "stress", "after")
 _POLL_S = 0.1
 _LATE_TICKS = 2.5  # until the samples of a phase's last second have been read
 _STOP_S = 60.0  # for all stressors together, when the campaign is given up
@@ -35,23 +35,21 @@ class Run(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """When a phase truly was, on the monotonic clock."""
+    """A phase's actual time, on the monotonic clock."""
 
     name: str
     start_ns: int
     end_ns: int
 
 
-@dataclass(slots=True)
-class RunResult:
-    """The rows of a run, and its summary."""
+class RunResult(NamedTuple):
+    """The rows of a run, and its summary. `p95_s`: each phase's median of p95_latency_s over its seconds, if known."""
 
     run: Run
     rows: list[Row]
     failures: int
     trouble: str
-    #: Per phase the median of p95_latency_s over its seconds; no entry where none is known.
-    p95_s: dict[str, float] = field(default_factory=dict)
+    p95_s: dict[str, float]
 
 
 def runs_of(plan: Plan) -> list[Run]:
@@ -88,7 +86,7 @@ class Campaign:
             config, plan.vms, beside_others=beside_others, on_tick=on_tick, workers=plan.served.workers
         )
         self._stressors = Stressors(plan.deadline_s)
-        self._tell = on_progress
+        self._on_progress = on_progress
         self._started_ns = 0
         self._what = ""
         #: The sampling and the load: they must not end while a phase lasts.
@@ -98,11 +96,11 @@ class Campaign:
 
     @property
     def sources(self) -> tuple[SourceView, ...]:
-        """How the sources are."""
+        """The states of the sources."""
         return self._sampler.sources
 
     async def problems(self) -> list[WhitepandaError]:
-        """Return what prevents a start here. Starts no load and no stressor; the server is asked once."""
+        """Return the problems that prevent a start here. Starts no load and no stressor; the server is asked once."""
         problems = list(plan_problems(self._plan, self._sampler.tick_s))
         try:
             await self._sampler.open()
@@ -110,8 +108,7 @@ class Campaign:
             problems.append(error)
         finally:
             await self._sampler.close()
-        problems += [problem async for problem in answer_problems(self._plan)]
-        return problems
+        return problems + [problem async for problem in answer_problems(self._plan)]
 
     async def run(self, on_run: Callable[[RunResult], None]) -> None:
         """Run everything, and give each finished run to `on_run`; cancelled or failed, the stressors are stopped.
@@ -136,19 +133,20 @@ class Campaign:
 
     async def _run(self, run: Run, number: int) -> RunResult:
         plan, phases = self._plan, self._plan.phases
-        client = self._client(run.load, number)
-        sampler = self._sampler
+        served, load, sampler = plan.served, run.load, self._sampler
+        client: RequestLoad | CommandLoad = CommandLoad((*served.command, *load.arguments))
+        if served.requests is not None:
+            client = RequestLoad(served.requests, load.requests_per_s, seed=plan.seed + number)
         sampler.seconds.clear()
         self.phases = []
         self._begin(client.run())
         try:
-            await self._hold("warm-up", plan.served.warm_up_s)
+            await self._hold("warm-up", served.warm_up_s)
             await self._phase("quiet", phases.quiet_s)
             quiet = self.phases[-1]
             if client.over(quiet.start_ns, quiet.end_ns) is None:
                 raise UnavailableError(_no_answer(plan, client))
-            wanted = [s for s in plan.stressors if s.name in run.scenario.stressors]
-            await self._stressors.start(wanted)
+            await self._stressors.start([s for s in plan.stressors if s.name in run.scenario.stressors])
             await self._phase("stress", phases.stress_s)
             await self._stressors.stop()
             if phases.after_s:
@@ -159,13 +157,9 @@ class Campaign:
             client_task.cancel()
             await asyncio.gather(client_task, return_exceptions=True)
         rows = list(self._rows(run, client))
-        return RunResult(run, rows, client.failures, client.trouble, dict(_medians(rows)))
-
-    def _client(self, load: Load, number: int) -> RequestLoad | CommandLoad:
-        served = self._plan.served
-        if served.requests is not None:
-            return RequestLoad(served.requests, load.requests_per_s, seed=self._plan.seed + number)
-        return CommandLoad((*served.command, *load.arguments))
+        measured = {name: _median(r.measured.p95_latency_s for r in rows if r.phase == name) for name in _PHASES}
+        p95_s = {name: median for name, median in measured.items() if not math.isnan(median)}
+        return RunResult(run, rows, client.failures, client.trouble, p95_s)
 
     async def _phase(self, name: str, seconds: float) -> None:
         start_ns = self._clock.mono_ns()
@@ -177,7 +171,7 @@ class Campaign:
         end_ns = self._clock.mono_ns() + round(seconds * 1e9)
         while True:
             now_ns = self._clock.mono_ns()
-            self._tell(f"{self._what}: {name}", (now_ns - self._started_ns) / 1e9)
+            self._on_progress(f"{self._what}: {name}", (now_ns - self._started_ns) / 1e9)
             for task in self._going:
                 if task.done():
                     task.result()  # raises what ended it
@@ -191,21 +185,17 @@ class Campaign:
         self._going.append(asyncio.create_task(work))
 
     async def _close(self) -> None:
-        """Stop everything, then raise what could not be stopped."""
-        problem: WhitepandaError | None = None
+        """Stop everything; raise if a stressor could not be stopped."""
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._stressors.stop()
         except TimeoutError:
-            problem = UnavailableError(f"the stressors did not stop within {_STOP_S:g} s; stop them by hand")
-        except WhitepandaError as error:
-            problem = error
-        for task in self._going:
-            task.cancel()
-        await asyncio.gather(*self._going, return_exceptions=True)
-        await self._sampler.close()
-        if problem is not None:
-            raise problem
+            raise UnavailableError(f"the stressors did not stop within {_STOP_S:g} s; stop them by hand") from None
+        finally:
+            for task in self._going:
+                task.cancel()
+            await asyncio.gather(*self._going, return_exceptions=True)
+            await self._sampler.close()
 
     def _rows(self, run: Run, client: RequestLoad | CommandLoad) -> Iterator[Row]:
         """Join each second with what the client measured over it; seconds across phases are left out."""
@@ -215,9 +205,8 @@ class Campaign:
             for second in self._sampler.seconds
             if phase.start_ns <= second.start_ns and second.end_ns <= phase.end_ns
         ]
-        guest = [float(s.values[INDEX["guest_ratio"]]) for phase, s in placed if phase.name == "quiet"]
-        known = sorted(ratio for ratio in guest if not math.isnan(ratio))
-        level = cpu_level(percentile(known, 0.5) if known else math.nan)
+        guest = (float(s.values[INDEX["guest_ratio"]]) for phase, s in placed if phase.name == "quiet")
+        level = cpu_level(_median(guest))
         name, vm, load_ratio = run.scenario.name, self._plan.served.vm, run.load.load_ratio
         for phase, second in placed:
             measured = client.over(second.start_ns, second.end_ns) or Measured(math.nan)
@@ -246,12 +235,7 @@ def _no_answer(plan: Plan, client: RequestLoad | CommandLoad) -> str:
     return f"no answer from served.requests.address {plan.served.requests.address} in the quiet phase{why}"
 
 
-def _medians(rows: list[Row]) -> Iterator[tuple[str, float]]:
-    for phase in ("quiet", "stress", "after"):
-        known = sorted(
-            row.measured.p95_latency_s
-            for row in rows
-            if row.phase == phase and not math.isnan(row.measured.p95_latency_s)
-        )
-        if known:
-            yield phase, percentile(known, 0.5)
+def _median(numbers: Iterable[float]) -> float:
+    """Return the median, by nearest rank, of the known numbers; NaN without any."""
+    known = sorted(number for number in numbers if not math.isnan(number))
+    return percentile(known, 0.5) if known else math.nan

@@ -1,4 +1,4 @@
-"""The user's own client: a command that prints, line by line, what it measures."""
+"""The user's own client: a command that prints its measurements line by line."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from agent.calibrate.latency import Measured
-from agent.calibrate.stressors import Lasting
+from agent.calibrate.stressors import ChildCommand
 from whitepanda.common.errors import InputError, UnavailableError
 
 #: A line counts for the stretch of time that ends nearest to it, at most this far from it.
@@ -34,7 +34,7 @@ class CommandLoad:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._command = Lasting("served.command", arguments, output=True)
+        self._command = ChildCommand("served.command", arguments, output=True)
         self._lines: list[_Line] = []
         self._offset_ns = math.inf
         #: The command counts its failures itself.
@@ -70,16 +70,19 @@ class CommandLoad:
         return line.came_ns if line.at_s is None else line.at_s * 1e9 + self._offset_ns
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
-        while text := await _line_of(stream):
-            if text.lstrip().startswith(b"{"):
-                self._take(text, time.monotonic_ns())
+        try:
+            while text := await stream.readline():
+                if text.lstrip().startswith(b"{"):
+                    self._take(text, time.monotonic_ns())
+        except ValueError as error:
+            raise InputError("served.command printed a line of more than 64 KiB") from error
 
     def _take(self, text: bytes, came_ns: int) -> None:
         shown = text[:80].decode(errors="replace").strip()
         try:
             data: dict[str, Any] = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise InputError(f"served.command printed what is no JSON: {shown}") from error
+            raise InputError(f"served.command printed invalid JSON: {shown}") from error
         found = {
             key: float(value)
             for key in (*Measured._fields, "at_s")
@@ -92,10 +95,3 @@ class CommandLoad:
         if at_s is not None:
             self._offset_ns = min(self._offset_ns, came_ns - at_s * 1e9)
         self._lines.append(_Line(came_ns, at_s, Measured(**found)))
-
-
-async def _line_of(stream: asyncio.StreamReader) -> bytes:
-    try:
-        return await stream.readline()
-    except ValueError as error:
-        raise InputError("served.command printed a line of more than 64 KiB") from error

@@ -1,7 +1,7 @@
 """The plan of a campaign: TOML into frozen structs; errors name the key. docs/calibrate.md has an example."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +15,6 @@ from whitepanda.common.errors import ConfigError
 Arguments = tuple[str, ...]
 
 _DAY_S = 86_400
-_MAX_CONNECTIONS = 1000
 _MAX_REQUESTS_PER_S = 100_000  # far beyond what the built-in client makes
 
 
@@ -32,8 +31,9 @@ class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     address: str  # host:port of the server in the VM
     protocol: Literal["http", "line"] = "http"  # line: a line is sent, a line is the answer
-    send: str = "/"  # the path that is asked for, or the line that is sent
-    connections: int = 16  # kept open; requests wait for a free one, and that counts
+    send: str = "/"  # the requested path, or the line that is sent
+    # kept open; requests wait for a free one, and that counts
+    connections: Annotated[int, Meta(ge=1, le=1000)] = 16
     timeout_s: float = 10.0  # an answer that takes longer counts as this long
     arrivals: Literal["poisson", "even"] = "poisson"  # gaps exponentially distributed, or all the same
 
@@ -47,14 +47,15 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The latency-critical VM, and who asks it: `requests` (built in) or `command` (a client of your own)."""
+    """The latency-critical VM, and its client: `requests` (built in) or `command` (your own)."""
 
     vm: str  # name or UUID
     loads: tuple[Load, ...]
     requests: Requests | None = None
     command: Arguments = ()  # runs for a whole run; one JSON object per line: {"p95_latency_s": ...}
     warm_up_s: float = 5.0  # from the load's beginning to the first phase
-    workers: int | None = None  # how many requests the VM serves at once; without = as the job rules say
+    # how many requests the VM serves at once; without it, as the job rules say
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
 
 
 class Stressor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +76,7 @@ class Stressor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What disturbs in the stress phase: the named stressors together; none for a run without interference."""
+    """The stressors of the stress phase, running together; none for a run without interference."""
 
     name: str
     stressors: tuple[str, ...] = ()
@@ -120,88 +121,76 @@ def load(path: Path) -> Plan:
     return plan
 
 
+def _wrong(*checks: tuple[bool, str]) -> Iterator[str]:
+    return (problem for is_wrong, problem in checks if is_wrong)
+
+
 def _problems(plan: Plan) -> Iterator[str]:
     yield from _served_problems(plan.served)
     for index, stressor in enumerate(plan.stressors):
         yield from _stressor_problems(f"stressors[{index}]", stressor)
         if stressor.vm == plan.served.vm:
             yield f"stressors[{index}].vm must not be the served VM (value {stressor.vm!r}): it would disturb itself"
-    for key, named in (("stressors", plan.stressors), ("scenarios", plan.scenarios)):
-        yield from _name_problems(key, [one.name for one in named])
+    for key, tables in (("stressors", plan.stressors), ("scenarios", plan.scenarios)):
+        names = [one.name for one in tables]
+        for index, name in enumerate(names):
+            yield from _wrong(
+                (not name.strip(), f"{key}[{index}].name must not be empty"),
+                (names.index(name) != index, f"{key}[{index}].name '{name}' is there twice"),
+            )
     if not plan.scenarios:
         yield "scenarios must have at least one (a scenario without stressors is one without interference)"
     known = {stressor.name for stressor in plan.stressors}
+    have = ", ".join(sorted(known)) or "none"
     for index, scenario in enumerate(plan.scenarios):
         for name in scenario.stressors:
             if name not in known:
-                have = ", ".join(sorted(known)) or "none"
-                yield f"scenarios[{index}].stressors names '{name}', which is no stressor; there is: {have}"
-
-
-def _name_problems(key: str, names: Sequence[str]) -> Iterator[str]:
-    for index, name in enumerate(names):
-        if not name.strip():
-            yield f"{key}[{index}].name must not be empty"
-        if names.index(name) != index:
-            yield f"{key}[{index}].name '{name}' is there twice"
+                yield f"scenarios[{index}].stressors names '{name}', which is not a stressor; there is: {have}"
 
 
 def _served_problems(served: Served) -> Iterator[str]:
-    if not served.vm:
-        yield "served.vm must not be empty: it is the name or the UUID of the latency-critical VM"
-    if (served.requests is None) == (not served.command):
-        yield "served must have either requests (the built-in client) or command (your own), and not both"
-    if not served.loads:
-        yield "served.loads must have at least one"
-    if served.workers is not None and not 1 <= served.workers <= MAX_WORKERS:
-        yield f"served.workers must be 1 to {MAX_WORKERS} (value {served.workers})"
-    if served.warm_up_s < 0:
-        yield f"served.warm_up_s must be 0 or more (value {served.warm_up_s})"
-    if served.requests is not None:
-        yield from _request_problems(served.requests)
-    yield from _load_problems(served)
-
-
-def _load_problems(served: Served) -> Iterator[str]:
+    requests, warm_up_s = served.requests, served.warm_up_s
+    is_ambiguous = (requests is None) == (not served.command)
+    yield from _wrong(
+        (not served.vm, "served.vm must not be empty: it is the name or the UUID of the latency-critical VM"),
+        (is_ambiguous, "served must have either requests (the built-in client) or command (your own), and not both"),
+        (not served.loads, "served.loads must have at least one"),
+        (warm_up_s < 0, f"served.warm_up_s must be 0 or more (value {warm_up_s})"),
+    )
+    if requests is not None:
+        yield from _request_problems(requests)
     for index, level in enumerate(served.loads):
-        if not 0 < level.load_ratio <= 1:
-            yield f"served.loads[{index}].load_ratio must be more than 0, to 1 (value {level.load_ratio})"
-        if served.requests is None:
-            continue
-        if not 0 < level.requests_per_s <= _MAX_REQUESTS_PER_S:
-            yield (
-                f"served.loads[{index}].requests_per_s must be more than 0, to {_MAX_REQUESTS_PER_S}"
-                f" (value {level.requests_per_s:g})"
-            )
-        if level.arguments:
-            yield f"served.loads[{index}].arguments is for served.command, which is not there"
+        key, ratio, rate = f"served.loads[{index}]", level.load_ratio, level.requests_per_s
+        if not 0 < ratio <= 1:
+            yield f"{key}.load_ratio must be more than 0, to 1 (value {ratio})"
+        if requests is not None and not 0 < rate <= _MAX_REQUESTS_PER_S:
+            yield f"{key}.requests_per_s must be more than 0, to {_MAX_REQUESTS_PER_S} (value {rate:g})"
+        if requests is not None and level.arguments:
+            yield f"{key}.arguments is for served.command, which is not there"
 
 
 def _request_problems(requests: Requests) -> Iterator[str]:
-    problem = address_problem("served.requests.address", requests.address)
-    if problem:
+    key, send, timeout_s = "served.requests", requests.send, requests.timeout_s
+    if problem := address_problem(f"{key}.address", requests.address):
         yield problem
-    if not 1 <= requests.connections <= _MAX_CONNECTIONS:
-        yield f"served.requests.connections must be 1 to {_MAX_CONNECTIONS} (value {requests.connections})"
-    if requests.timeout_s <= 0:
-        yield f"served.requests.timeout_s must be more than 0 (value {requests.timeout_s})"
-    if any(ord(sign) < ord(" ") for sign in requests.send):
-        yield f"served.requests.send must be one line (value {requests.send!r})"
-    if requests.protocol == "http" and (not requests.send.startswith("/") or " " in requests.send):
-        yield f"served.requests.send must be a path such as /search?q=1 (value {requests.send!r})"
+    is_path = requests.protocol == "line" or (send.startswith("/") and " " not in send)
+    yield from _wrong(
+        (timeout_s <= 0, f"{key}.timeout_s must be more than 0 (value {timeout_s})"),
+        (any(sign < " " for sign in send), f"{key}.send must be one line (value {send!r})"),
+        (not is_path, f"{key}.send must be a path such as /search?q=1 (value {send!r})"),
+    )
 
 
 def _stressor_problems(key: str, stressor: Stressor) -> Iterator[str]:
-    if not stressor.vm:
-        yield f"{key}.vm must not be empty: it is the name or the UUID of the VM that it runs in"
-    ways = [bool(stressor.run), bool(stressor.start), bool(stressor.control)]
-    if sum(ways) != 1:
-        yield f"{key} must have one of run, start (with stop) and control (with on and off)"
-    if stressor.start and not stressor.stop:
-        yield f"{key} has start ({shlex.join(stressor.start)}) and no stop"
+    on, off = stressor.on, stressor.off
+    ways = bool(stressor.run) + bool(stressor.start) + bool(stressor.control)
+    yield from _wrong(
+        (not stressor.vm, f"{key}.vm must not be empty: it is the name or the UUID of the VM that it runs in"),
+        (ways != 1, f"{key} must have one of run, start (with stop) and control (with on and off)"),
+        (bool(stressor.start) and not stressor.stop, f"{key} has start ({shlex.join(stressor.start)}) and no stop"),
+    )
     if stressor.control:
-        problem = address_problem(f"{key}.control", stressor.control)
-        if problem:
+        if problem := address_problem(f"{key}.control", stressor.control):
             yield problem
-        if not stressor.on or not stressor.off or "\n" in stressor.on + stressor.off:
-            yield f"{key}.on and {key}.off must be a line each (values {stressor.on!r}, {stressor.off!r})"
+        if not on or not off or "\n" in on + off:
+            yield f"{key}.on and {key}.off must be a line each (values {on!r}, {off!r})"

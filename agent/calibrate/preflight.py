@@ -1,25 +1,27 @@
-"""What would end a campaign, found before it begins: in the plan, the RUNS file, and the addresses that must answer."""
+"""Finds problems before a campaign begins: in the plan, the RUNS file, and the addresses that must answer."""
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from agent.calibrate.plan import Plan, Requests
+import msgspec
+
+from agent.calibrate.plan import Plan
 from agent.calibrate.requests import ask_once
 from agent.calibrate.runs import check_writable
 from agent.calibrate.stressors import connect, why_of
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 
 #: Samples come at moments of their own, so that only a phase of two ticks is sure to hold a whole one.
-_LEAST_TICKS = 2
+_MIN_TICKS = 2
 
 
 def plan_problems(plan: Plan, tick_s: float) -> Iterator[WhitepandaError]:
     """Yield phases that are too short for the sources' tick, and commands that are missing."""
-    least_s = _LEAST_TICKS * tick_s
-    phases = plan.phases
-    for key, seconds in (("quiet_s", phases.quiet_s), ("stress_s", phases.stress_s), ("after_s", phases.after_s)):
+    least_s = _MIN_TICKS * tick_s
+    for key, seconds in msgspec.structs.asdict(plan.phases).items():
         if seconds < least_s and (key != "after_s" or seconds):
             yield InputError(
                 f"phases.{key} is too short for agent.tick_s (values {seconds:g}, {tick_s:g}): a phase has to be "
@@ -36,7 +38,7 @@ def plan_problems(plan: Plan, tick_s: float) -> Iterator[WhitepandaError]:
 def _command_problems(where: str, command: Sequence[str]) -> Iterator[WhitepandaError]:
     name = command[0]
     if shutil.which(name) is None:
-        remedy = "is no command there" if "/" in name else "is not in PATH"
+        remedy = "is not a command" if "/" in name else "is not in PATH"
         yield UnavailableError(f"{where}: {name!r} {remedy}; install it, or give its whole path")
 
 
@@ -57,35 +59,27 @@ def file_problem(runs: Path, *, replace: bool) -> WhitepandaError | None:
 
 async def answer_problems(plan: Plan) -> AsyncIterator[WhitepandaError]:
     """Ask the served VM once, and connect to the stressors' control ports without sending anything."""
-    if plan.served.requests is not None:
-        why = await _no_answer(plan.served.requests, plan.deadline_s)
-        if why:
-            yield UnavailableError(f"served.requests.address {plan.served.requests.address}: no answer: {why}")
+    limit_s, requests = plan.deadline_s, plan.served.requests
+    if requests is not None:
+        served_s = min(requests.timeout_s, limit_s)
+        if why := await _trouble(ask_once(requests), served_s, "none"):
+            yield UnavailableError(f"served.requests.address {requests.address}: no answer: {why}")
     for stressor in plan.stressors:
-        why = await _closed(stressor.control, plan.deadline_s) if stressor.control else ""
-        if why:
+        if stressor.control and (why := await _trouble(_open(stressor.control), limit_s, "no answer")):
             yield UnavailableError(f"stressor '{stressor.name}': control {stressor.control}: {why}")
 
 
-async def _no_answer(requests: Requests, deadline_s: float) -> str:
-    limit_s = min(requests.timeout_s, deadline_s)
+async def _open(address: str) -> None:
+    _, writer = await connect(address)
+    writer.close()
+
+
+async def _trouble(attempt: Coroutine[Any, Any, None], limit_s: float, silent: str) -> str:
     try:
         async with asyncio.timeout(limit_s):
-            await ask_once(requests)
+            await attempt
     except TimeoutError:
-        return f"none within {limit_s:g} s"
+        return f"{silent} within {limit_s:g} s"
     except (OSError, ValueError, asyncio.IncompleteReadError) as error:
         return why_of(error)
-    return ""
-
-
-async def _closed(address: str, deadline_s: float) -> str:
-    try:
-        async with asyncio.timeout(deadline_s):
-            _, writer = await connect(address)
-    except TimeoutError:
-        return f"no answer within {deadline_s:g} s"
-    except OSError as error:
-        return why_of(error)
-    writer.close()
     return ""

@@ -7,6 +7,7 @@ would leave out the requests that a stalled server delays.
 
 import asyncio
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,11 +51,8 @@ class _Connection:
 
 async def ask_once(spec: Requests) -> None:
     """Send one request and read its whole answer; OSError, ValueError or IncompleteReadError where it failed."""
-    connection = _Connection(spec)
-    try:
+    with closing(_Connection(spec)) as connection:
         await connection.ask()
-    finally:
-        connection.close()
 
 
 @dataclass(slots=True)
@@ -94,12 +92,9 @@ class RequestLoad:
             self._due.put_nowait(int(due_ns))
 
     async def _work(self) -> None:
-        connection = _Connection(self.spec)
-        try:
+        with closing(_Connection(self.spec)) as connection:
             while True:
                 await self._ask(connection, await self._due.get())
-        finally:
-            connection.close()
 
     async def _ask(self, connection: _Connection, due_ns: int) -> None:
         """Ask once and note how long it took since it was due."""

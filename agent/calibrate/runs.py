@@ -1,6 +1,6 @@
 """The RUNS file: one row per second of the served VM, with its client's measurements and the host's signals.
 
-It grows in FILE.part, run by run, and becomes FILE when it is whole.
+It grows in FILE.part, run by run, and becomes FILE when it is complete.
 """
 
 import math
@@ -16,13 +16,7 @@ from whitepanda.common.files.csv_cells import csv_line
 from whitepanda.common.files.durable import create_beside
 
 COLUMNS: tuple[str, ...] = (
-    "scenario",
-    "repetition",
-    "phase",
-    "at_s",
-    "vm",
-    "load_ratio",
-    "cpu_level",
+    *("scenario", "repetition", "phase", "at_s", "vm", "load_ratio", "cpu_level"),
     *Measured._fields,
     *SIGNALS,
 )
@@ -75,7 +69,11 @@ class RunsFile:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Write a whole run, synced to disk."""
-        lines = [_line(row) for row in rows]
+        lines = []
+        for row in rows:
+            numbers = (row.load_ratio, row.cpu_level, *row.measured, *row.values.tolist())
+            cells = (None if math.isnan(number) else repr(number) for number in numbers)
+            lines.append(csv_line((row.scenario, row.repetition, row.phase, f"{row.at_s:.3f}", row.vm, *cells)))
         self._file.write("".join(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -92,9 +90,3 @@ class RunsFile:
         if self.rows == 0:
             self.part.unlink(missing_ok=True)
         return self.rows > 0
-
-
-def _line(row: Row) -> str:
-    numbers = (row.load_ratio, row.cpu_level, *row.measured, *row.values.tolist())
-    cells = (None if math.isnan(number) else repr(number) for number in numbers)
-    return csv_line((row.scenario, row.repetition, row.phase, f"{row.at_s:.3f}", row.vm, *cells))

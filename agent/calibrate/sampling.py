@@ -64,7 +64,7 @@ class Sampler:
 
     @property
     def sources(self) -> tuple[SourceView, ...]:
-        """How the sources are."""
+        """The states of the sources."""
         return self._slots.views()
 
     async def open(self) -> None:
@@ -72,7 +72,7 @@ class Sampler:
         self._slots.start()
         await wait_for(self._slots, lambda slot: slot.tried, clock=self._clock, timeout_s=_START_WAIT_S)
         check_required(self._slots, _START_WAIT_S)
-        for _ in range(3):  # asked for, read, and read again: then there are rates
+        for _ in range(3):  # requested, read, and read again: then there are rates
             self._tick(self._clock.mono_ns())
             await self._clock.sleep_until(self._clock.mono_ns() + round(self.tick_s * 1e9))
         self._tick(self._clock.mono_ns())
@@ -109,7 +109,7 @@ class Sampler:
                 raise UnavailableError(f"the plan's VM is not clear: {several_named(name, same)} in the plan")
         for uuid, vm in found.items():
             if vm.identity.epoch != self._epochs.get(uuid):
-                raise UnavailableError(f"VM '{vm.identity.name}' was started anew during the campaign")
+                raise UnavailableError(f"VM '{vm.identity.name}' was restarted during the campaign")
         others = sorted(vm.identity.name for vm in self._running() if vm.identity.uuid not in found)
         if others and not self._beside_others:
             raise UnavailableError(
@@ -127,24 +127,23 @@ class Sampler:
     def _named(self) -> Iterator[Vm]:
         return (vm for vm in self._running() if vm.identity.name in self._wanted or vm.identity.uuid in self._wanted)
 
-    def _key(self, vm: Vm) -> VmKey:
-        identity = vm.identity
-        is_served = self._wanted[0] in (identity.name, identity.uuid)
-        workers = self._workers if is_served and self._workers is not None else vm.workers
-        return VmKey(identity.uuid, identity.epoch, identity.vcpus, workers)
+    def _is_served(self, vm: Vm) -> bool:
+        return self._wanted[0] in (vm.identity.name, vm.identity.uuid)
 
     def _note(self, now_ns: int) -> None:
         """Make the tick's signals, and keep the served VM's second if it is a new one."""
         vms = list(self._running())
-        keys = tuple(self._key(vm) for vm in vms)
+        workers = {vm.identity.uuid: self._workers for vm in vms if self._workers and self._is_served(vm)}
+        keys = tuple(
+            VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus, workers.get(vm.identity.uuid, vm.workers))
+            for vm in vms
+        )
         host = _known(self._pipeline.host_rates)
         values = signals_of([_known(vm.rates) for vm in vms], host, load_factors(keys))
         self._on_tick(Tick(now_ns / 1e9, keys, values))
         for vm, own in zip(vms, values, strict=True):
-            if self._wanted[0] not in (vm.identity.name, vm.identity.uuid):
-                continue
             cpu = Reason.INVALID_VALUE if vm.change is None else vm.change.cpu
-            if isinstance(cpu, Reason):
+            if not self._is_served(vm) or isinstance(cpu, Reason):
                 continue
             if not self.seconds or cpu.mono_ns > self.seconds[-1].end_ns:
                 self.seconds.append(Second(cpu.mono_ns - cpu.dt_ns, cpu.mono_ns, own))

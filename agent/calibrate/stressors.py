@@ -6,7 +6,7 @@ import shlex
 import signal
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from agent.calibrate.plan import Stressor
@@ -36,7 +36,7 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 @dataclass(slots=True)
-class Lasting:
+class ChildCommand:
     """A command that lasts until it is ended, with its children: it has its own process group.
 
     `what` names it in messages; `output`: whether its standard output is read.
@@ -74,7 +74,7 @@ class Lasting:
 
     async def wait(self) -> int:
         """Wait for its end; return its status."""
-        assert self.process is not None  # noqa: S101 - for the type checker: nobody ends what was not started
+        assert self.process is not None  # noqa: S101 - for the type checker: only started commands are ended
         status = await self.process.wait()
         if self._listener is not None:  # what a child of it holds open is not waited for
             await asyncio.wait([self._listener], timeout=0.2)
@@ -108,12 +108,12 @@ class Stressors:
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._running: dict[str, tuple[Stressor, Lasting | None]] = {}
+        self._running: dict[str, tuple[Stressor, ChildCommand | None]] = {}
 
     async def start(self, stressors: Sequence[Stressor]) -> None:
         """Start all of them; UnavailableError says which one did not start, and why."""
         for stressor in stressors:
-            lasting = Lasting(f"stressor '{stressor.name}'", stressor.run) if stressor.run else None
+            lasting = ChildCommand(f"stressor '{stressor.name}'", stressor.run) if stressor.run else None
             self._running[stressor.name] = (stressor, lasting)
             if lasting is not None:
                 await lasting.start()
@@ -147,21 +147,19 @@ class Stressors:
 
     async def _command(self, stressor: Stressor, arguments: Sequence[str]) -> None:
         """Run a command; it must return with status 0."""
-        command = Lasting(f"stressor '{stressor.name}'", arguments)
+        command = ChildCommand(f"stressor '{stressor.name}'", arguments)
         await command.start()
         try:
             status = await asyncio.wait_for(command.wait(), self._deadline_s)
         except TimeoutError:
-            raise UnavailableError(
-                f"stressor '{stressor.name}': {_shown(arguments)} took more than {self._deadline_s:g} s; "
-                "a command that lasts belongs into `run`"
-            ) from None
+            why = f"took more than {self._deadline_s:g} s; a command that lasts belongs in `run`"
+            raise UnavailableError(f"{command.what}: {_shown(arguments)} {why}") from None
         finally:
             # Its background processes are what it was started for; only the command itself is ended.
             if command.process is not None and command.process.returncode is None:
                 await command.end()
         if status != 0:
-            raise UnavailableError(f"stressor '{stressor.name}': {command.ended}")
+            raise UnavailableError(f"{command.what}: {command.ended}")
 
     async def _control(self, stressor: Stressor, line: str) -> None:
         """Send a control line; the answer must begin with "ok"."""
@@ -169,11 +167,9 @@ class Stressors:
         try:
             async with asyncio.timeout(self._deadline_s):
                 reader, writer = await connect(stressor.control)
-                try:
+                with closing(writer):
                     writer.write(f"{line}\n".encode())
                     answer = (await reader.readline()).decode(errors="replace").strip()
-                finally:
-                    writer.close()
         except TimeoutError:
             raise UnavailableError(f"{where}: no answer within {self._deadline_s:g} s") from None
         except (OSError, ValueError) as error:

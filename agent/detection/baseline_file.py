@@ -14,7 +14,7 @@ _FORMAT = 1
 _log = log.get("cloud_white")
 
 
-class _Held(msgspec.Struct, frozen=True):
+class _Saved(msgspec.Struct, frozen=True):
     format: int
     detector: str
     saved_unix_ns: int
@@ -31,11 +31,11 @@ class BaselineFile:
     def read(self) -> dict[str, Any] | None:
         """Return what was saved; None where nothing can be used. A damaged file is logged and set aside."""
         try:
-            held = msgspec.json.decode(self._path.read_bytes(), type=_Held)
+            held = msgspec.json.decode(self._path.read_bytes(), type=_Saved)
         except FileNotFoundError:
             return None
         except OSError as error:
-            _log.warning("cannot read the baselines, learning anew", path=str(self._path), error=error.strerror)
+            _log.warning("cannot read the baselines, learning from scratch", path=str(self._path), error=error.strerror)
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.set_aside(str(error))
@@ -45,7 +45,7 @@ class BaselineFile:
             return None
         if held.detector != self._detector:
             _log.warning(
-                "the baselines are another detector's and say nothing to this one: learning anew, over them",
+                "the baselines are another detector's: learning from scratch, over them",
                 path=str(self._path),
                 learnt_by=held.detector,
                 detector=self._detector,
@@ -58,11 +58,11 @@ class BaselineFile:
         aside = self._path.with_name(self._path.name + ".damaged")
         with contextlib.suppress(OSError):
             self._path.replace(aside)
-        _log.warning("damaged baselines, learning anew", path=str(aside), error=why)
+        _log.warning("damaged baselines, learning from scratch", path=str(aside), error=why)
 
     def write(self, state: Mapping[str, Any], now_unix_ns: int) -> None:
         """Write it, synced to disk; after an OSError what was there before still is."""
-        data = msgspec.json.encode(_Held(_FORMAT, self._detector, now_unix_ns, dict(state)))
+        data = msgspec.json.encode(_Saved(_FORMAT, self._detector, now_unix_ns, dict(state)))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with durable.replacing(self._path, mode=0o600) as file:  # it names the VMs of this host
             file.write(data)

@@ -1,18 +1,19 @@
-"""Who suffers on this host, who inflicts it, and how much: the detector and the models over each tick's rates.
+"""The host's own analysis: runs the detector and the models over each tick's rates.
 
-Pure of loop and disk: the daemon calls `tick`, and saves what `dump` gives.
+Without loop and disk: the daemon calls `tick`, and saves the result of `dump`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agent.analysis.detectors.base import AnyDetector, Detection
-from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_idle, set_others
+from agent.analysis.detectors.workers import LearntWorkers
+from agent.analysis.signals import HOST, METRICS, SIGNALS, Tick, Values, VmKey, load_factors, matrix, set_idle
 from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
 from agent.detection.decisions import Reasoning, SignalView
@@ -23,21 +24,16 @@ from collector.base import Reason, VmIdentity
 
 _MAX_REASON = 400  # characters
 
-_HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
-_OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
-#: Taken of a VM's rates with one call: its own signals, the two parts of each sum, and its running vCPU threads.
-_PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts), "vcpus_running")
-_RUNNING = len(_PICKED) - 1
+#: Taken from a VM's rates with one call: its signals' metrics, then its running vCPU threads.
+_PICKED = (*METRICS, "vcpus_running")
+_RUNNING = len(METRICS)
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
-_OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
-    slice(INDEX[names[0]], INDEX[names[-1]] + 1) for names in (_OWN, tuple(SUMS), _HOST)
-)
 
 
 def make_detector(section: CloudWhiteSection) -> AnyDetector:
     """Make the configured detector; only that one is loaded."""
     if section.detector == "paper":
-        from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
+        from agent.analysis.detectors.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - loaded only where it is on
 
         return PaperDetector(PaperSettings())
     from agent.analysis.detectors.baseline import BaselineSettings  # noqa: PLC0415 - loaded only where it is on
@@ -57,7 +53,7 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
 
 
 def _numbers(rates: Sequence[VmRates]) -> Values:
-    """Return what is taken of rates, shape (len(rates), len(_PICKED)), NaN where it is not known."""
+    """Return the numbers taken from rates, shape (len(rates), len(_PICKED)), NaN where not known."""
     nan = math.nan
     # A Reason is an integer too, so its class is compared.
     flat = [nan if value.__class__ is Reason else value for one in rates for value in _pick(one)]
@@ -65,29 +61,17 @@ def _numbers(rates: Sequence[VmRates]) -> Values:
 
 
 def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -> Values:
-    """Make a tick's matrix, as `agent.analysis.signals.signals_of`, from what `_numbers` took."""
-    values = np.full((len(picked), len(SIGNALS)), math.nan)
-    if not len(picked):
-        return values
-    nan = math.nan
-    values[:, _OWN_COLUMNS] = picked[:, : len(_OWN)]
-    parts = picked[:, len(_OWN) : _RUNNING]
-    values[:, _SUM_COLUMNS] = parts[:, ::2] + parts[:, 1::2]
-    if isinstance(host, HostRates):
-        found = [getattr(host, name) for name in _HOST]
-        values[:, _HOST_COLUMNS] = [nan if value.__class__ is Reason else value for value in found]
-    set_others(values, factors)
-    return values
+    """Return the signals of a tick from what `_numbers` took, as `agent.analysis.signals.signals_of`."""
+    found = (Reason.SOURCE_OFF if isinstance(host, Reason) else getattr(host, name) for name in HOST)
+    known = [math.nan if isinstance(value, Reason) else value for value in found]
+    return matrix(picked[:, :_RUNNING], known, factors)
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """The last tick."""
+class _Last(NamedTuple):
+    """The last tick, whose rows are those of `CloudWhite._keys`."""
 
     mono_ns: int
     unix_ns: int
-    keys: tuple[VmKey, ...]
-    rows: Mapping[str, int]
     values: Values
     detection: Detection
 
@@ -102,6 +86,7 @@ class CloudWhite:
         make: Callable[[CloudWhiteSection], AnyDetector] = make_detector,
     ) -> None:
         self._section = section
+        self.detector = section.detector
         self._models = models
         self._make = make
         self._detector = make(section)
@@ -114,11 +99,6 @@ class CloudWhite:
         self._last: _Last | None = None
         self._estimates: dict[str, Degradation] = {}
 
-    @property
-    def detector(self) -> str:
-        """Name of the detector, as configured."""
-        return self._section.detector
-
     # --- the tick ---
 
     def tick(self, vms: Iterable[Vm], host: HostRates | Reason, mono_ns: int, unix_ns: int) -> None:
@@ -130,17 +110,15 @@ class CloudWhite:
         self._take_keys(listed)
         numbers = self._take_numbers([vm.rates for vm in listed])
         values = _matrix(numbers, host, self._factors)
-        self._last = None  # an old verdict is none
+        self._last = None  # an old verdict does not count
         self._estimates = {}
         detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values, numbers[:, _RUNNING]))
         if detection.factors is not None:
             set_idle(values, detection.factors)
-        self._last = last = _Last(mono_ns, unix_ns, self._keys, self._rows, values, detection)
+        self._last = last = _Last(mono_ns, unix_ns, values, detection)
         failures: list[Exception] = []
-        if detection.estimate is not None:
-            wanted = np.flatnonzero(detection.estimate).tolist()
-        else:
-            wanted = [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
+        victims = [behaviour == "victim" for behaviour in detection.behaviours]
+        wanted = np.flatnonzero(victims if detection.estimate is None else detection.estimate).tolist()
         if wanted:
             found = self._estimate(last, wanted, failures)
             self._estimates = {self._keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
@@ -160,7 +138,7 @@ class CloudWhite:
         return self._numbers
 
     def _take_keys(self, vms: Sequence[Vm]) -> None:
-        """Make the VMs' keys anew unless all are the identities of the tick before."""
+        """Make the VMs' keys again unless all identities are those of the tick before."""
         identities = [vm.identity for vm in vms]
         known = self._identities
         if len(identities) == len(known) and all(map(is_, identities, known)):
@@ -179,15 +157,15 @@ class CloudWhite:
             for one, known in zip(found, ticks.tolist(), strict=True)
         ]
 
-    # --- questions ---
+    # --- queries ---
 
     def _found(self, uuid: str) -> tuple[_Last | None, int]:
         """Return the last tick and a VM's row in it; None where the VM is not in it."""
-        row = self._last.rows.get(uuid) if self._last else None
+        row = self._rows.get(uuid) if self._last else None
         return (None, -1) if row is None else (self._last, row)
 
     def behaviour(self, uuid: str) -> Behaviour:
-        """Return the word for what a VM does now."""
+        """Return a VM's behaviour now."""
         last, row = self._found(uuid)
         return "unknown" if last is None else last.detection.behaviours[row]
 
@@ -199,7 +177,7 @@ class CloudWhite:
         """Return the verdict on a VM now."""
         last, row = self._found(uuid)
         if last is None:
-            return Verdict("unknown", "not looked at yet: it has had no tick", 0)
+            return Verdict("unknown", "not judged yet: it has had no tick", 0)
         found = last.detection.state(row)
         return replace(found, reason=found.reason[:_MAX_REASON], degradation=self._estimates.get(uuid))
 
@@ -209,9 +187,9 @@ class CloudWhite:
         return max(0, last.mono_ns - verdict.since_ns) if last and verdict.since_ns else 0
 
     def explain(self, uuid: str) -> Reasoning:
-        """Return all that the verdict was made of, with an estimate unless the VM inflicts.
+        """Return the facts behind the verdict, with an estimate unless the VM inflicts.
 
-        A model would take what an inflicting VM does for what it suffers.
+        A model would mistake an inflicting VM's own load for suffering.
         """
         verdict, (last, row) = self.verdict(uuid), self._found(uuid)
         if last is None:
@@ -228,33 +206,33 @@ class CloudWhite:
             if not math.isnan(value)
         )
         # Shown beside the signals, because one of them follows from it.
-        signals += tuple(
-            SignalView(name, value, math.nan, math.nan) for name, value in _workers_shown(last, row).items()
-        )
+        workers = _workers_shown(self._keys[row].workers, found.workers, row)
+        signals += tuple(SignalView(name, value, math.nan, math.nan) for name, value in workers.items())
         return Reasoning(self.detector, verdict, signals)
 
     # --- over restarts ---
 
     def dump(self) -> dict[str, Any]:
-        """Return what was learnt, for `restore`; JSON can hold it."""
+        """Return the baselines for `restore`, as JSON can hold them."""
         last = self._last
         return self._detector.dump(last.unix_ns / 1e9 if last else None)
 
     def restore(self, data: Mapping[str, Any], now_unix_ns: int) -> None:
-        """Continue with what was learnt before; raises, with nothing taken, where it is not of `dump`."""
+        """Continue with earlier baselines; raises, with nothing taken, if they are not from `dump`."""
         detector = self._make(self._section)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
 
 
-def _workers_shown(last: _Last, row: int) -> dict[str, float]:
+def _workers_shown(configured: int | None, found: LearntWorkers | None, row: int) -> dict[str, float]:
     """Return a VM's workers as configured; or as learnt, if known, with posterior and number of samples."""
-    configured, found = last.keys[row].workers, last.detection.workers
     if configured is not None:
         return {"workers": configured}
-    if found is None or not found.looks[row] > 0:
+    if found is None or not found.samples[row] > 0:
         return {}
-    shown = {"workers": float(found.workers[row])} if found.workers[row] else {}
-    if not math.isnan(found.posterior[row]):
-        shown["workers_posterior"] = float(found.posterior[row])
-    return {**shown, "workers_looks": float(found.looks[row])}
+    workers, posterior = found.workers[row], found.posterior[row]
+    return {
+        **({"workers": float(workers)} if workers else {}),
+        **({"workers_posterior": float(posterior)} if not math.isnan(posterior) else {}),
+        "workers_looks": float(found.samples[row]),
+    }

@@ -1,4 +1,4 @@
-"""The decision on a VM and on the host, its words, and what `explain` and suspects show. Plain values.
+"""The decision on a VM and on the host, with the views that `explain` and suspects show. Plain values.
 
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """
@@ -10,15 +10,15 @@ from typing import Literal
 from agent.analysis.verdict import Degradation, Verdict
 from collector.base import Reason
 
-#: The words of `agent.antagonists.decide_victims`: what is held of a VM by all analyses.
-Held = Literal["unknown", "steady", "inflicting", "affected", "victim"]
-VERDICTS: tuple[Held, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
+#: The verdict of all analyses on a VM, made by `agent.antagonists.decide_victims`.
+VmVerdict = Literal["unknown", "steady", "inflicting", "affected", "victim"]
+VERDICTS: tuple[VmVerdict, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
 #: Which analysis found something: the host's own, or the one by the fleet's statistics.
 Analysis = Literal["host", "fleet"]
 
 
-def runs(state: str) -> bool:
-    """Whether a VM in this state of libvirt's words runs, so that a verdict is of now; "" is not known: it does."""
+def is_running(state: str) -> bool:
+    """Whether a VM in this state (libvirt's word) runs; one in an unknown state, "", counts as running."""
     return state in ("", "running")
 
 
@@ -37,7 +37,7 @@ class SignalView:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """All that a verdict was made of, for `explain`; here the verdict always has its estimate."""
+    """The facts behind a verdict, for `explain`; here the verdict always has its estimate."""
 
     detector: str
     verdict: Verdict
@@ -73,14 +73,14 @@ def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:
 
 @dataclass(frozen=True, slots=True)
 class VmDecision:
-    """What is held of one VM, and why.
+    """The decision on one VM, and why.
 
     `since_ns`: monotonic, 0 where it is not known. `slow_down`, `found_by`, `suspects`: of a VM that suffers; suspects
     are those that inflict, or by the scores alone the first one, the likeliest first.
     """
 
     uuid: str
-    verdict: Held
+    verdict: VmVerdict
     reason: str
     since_ns: int = 0
     slow_down: Degradation | None = None
@@ -89,13 +89,13 @@ class VmDecision:
 
     @property
     def suspect(self) -> SuspectView | None:
-        """The first suspect; None where nobody is blamed."""
+        """The first suspect; None where no VM is blamed."""
         return _first(self.suspects)
 
 
 @dataclass(frozen=True, slots=True)
 class HostDecision:
-    """What is held of the host. `victims`: the slowest first; `suspects`: of what they suffer, the likeliest first."""
+    """The decision on the host. `victims`: the slowest first; `suspects`: of their slow-down, the likeliest first."""
 
     victims: tuple[VmDecision, ...] = ()
     affected: int = 0
@@ -104,5 +104,5 @@ class HostDecision:
 
     @property
     def suspect(self) -> SuspectView | None:
-        """The first suspect; None where nobody is blamed."""
+        """The first suspect; None where no VM is blamed."""
         return _first(self.suspects)

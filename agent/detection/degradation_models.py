@@ -4,7 +4,7 @@ The first model that can estimate a VM counts; where none can, the first one's r
 used costs that model alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -48,7 +48,7 @@ class HostModels:
             try:
                 found = model.predict(values[rows][:, columns], baseline[rows][:, columns], ticks[rows])
                 estimates = _listed(name, found)
-            except Exception as error:  # noqa: BLE001 - a model is data of others; the next one may do
+            except Exception as error:  # noqa: BLE001 - a model is foreign data; the next one may do
                 on_failure(error)
                 estimates = [Degradation(cannot_tell="failed", model=name)] * len(left)
             for row, one in zip(left, estimates, strict=True):
@@ -69,8 +69,9 @@ def _listed(name: str, found: Estimates) -> list[Degradation]:
 
 def load(paths: Sequence[str]) -> HostModels:
     """Read the configured models and those shipped; one that cannot be used is logged once."""
-    models = []
-    for file in (*map(Path, paths), *_packaged()):
+    models, folder = [], resources.files("agent") / "models"
+    shipped = [file for file in folder.iterdir() if file.name.endswith(".json")] if folder.is_dir() else []
+    for file in (*map(Path, paths), *sorted(shipped, key=lambda file: file.name)):
         try:
             models.append((Path(file.name).stem, read_model(file)))
         except (OSError, ValueError) as error:
@@ -90,17 +91,9 @@ def read_model(file: Path | Traversable) -> Model:
     try:
         data = msgspec.json.decode(raw, type=dict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"it is no JSON object: {error}") from error
+        raise ValueError(f"it is not a JSON object: {error}") from error
     model = parse(data)
-    strange = [name for name in model.inputs if name not in INDEX]
-    if strange:
-        raise ValueError(f"its input {strange[0]!r} is no signal that an agent has (docs/metrics.md)")
+    for name in model.inputs:
+        if name not in INDEX:
+            raise ValueError(f"its input {name!r} is not a signal of the agent (docs/metrics.md)")
     return model
-
-
-def _packaged() -> Iterator[Traversable]:
-    folder = resources.files("agent") / "models"
-    if folder.is_dir():
-        yield from sorted(
-            (file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name
-        )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.detection.decisions import runs
+from agent.detection.decisions import is_running
 from agent.display import render
 from whitepanda.v1 import agent_pb2, host_pb2
 
@@ -42,7 +42,7 @@ _BY_TEXT = {word.text: word for word in WORDS}
 
 def word_of(vm: host_pb2.VmSummary) -> Word:
     """Return what is held of a VM; one that does not run has its state."""
-    if not runs(vm.state):
+    if not is_running(vm.state):
         return Word(vm.state, "-", DIM, 5)
     return _BY_TEXT.get(render.behaviour_word(vm.decision.verdict), UNKNOWN)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.detectors.workers import LEAST_POSTERIOR, posteriors
+from agent.analysis.detectors.workers import MIN_POSTERIOR, posteriors
 from bench.cloud_white.scenarios import LOADS
 from collector.simulated.profiles import APPLICATIONS, HOST
 
@@ -102,7 +102,7 @@ def learnt(case: Case, samples: Sequence[int], runs: int, seed: int = 1) -> Iter
         for count in samples:
             counts = np.stack([np.bincount(one, minlength=case.vcpus + 1) for one in seen[:count].T]).astype(np.float64)
             likely = posteriors(counts, np.full(runs, _GUEST_SHARE * case.load * case.vcpus))
-            known = np.where(likely.max(axis=1) >= LEAST_POSTERIOR, likely.argmax(axis=1) + 1, 0)
+            known = np.where(likely.max(axis=1) >= MIN_POSTERIOR, likely.argmax(axis=1) + 1, 0)
             yield Said(case, count, beside, known)
 
 

@@ -342,7 +342,7 @@ def after_the_first_hour(fleet: tuple[Array, Array]) -> dict[str, object]:
     """Print what our rule finds in the hours after a start, with and without contention from minute 20 to 60 of it.
 
     Found: a rise of CPI of 10 % for 10 minutes that begins so many hours after the start. False: incidents in hours 1
-    to 9 after a start. On seeds of their own: the rule's `_MOST_NOISE` was chosen by looking at seeds 1 to 60.
+    to 9 after a start. On seeds of their own: the rule's `_MAX_NOISE` was chosen by looking at seeds 1 to 60.
     """
     minute, hour = round(60 / STEP_S), round(3600 / STEP_S)
     numbers: dict[str, object] = {}

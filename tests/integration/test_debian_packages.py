@@ -147,7 +147,7 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert fresh.run("cat", "/etc/whitepanda/agent.toml") == AGENT
     assert fresh.run("cat", "/etc/whitepanda/agent.toml.dpkg-dist").endswith("# new in 0.2\n")
     assert fresh.spooled() == before
-    assert not re.search(r"learning anew|level=error|Traceback", machine.journal("whitepanda-agent"))
+    assert not re.search(r"learning from scratch|level=error|Traceback", machine.journal("whitepanda-agent"))
     # Nothing that the package brought was changed by running, but the configuration by its administrator.
     assert fresh.run("dpkg", "-V", "whitepanda-agent", check=False).split("\n")[1:] == [""]
 

@@ -41,7 +41,7 @@ _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
 
 
 def recommend(situation: Situation) -> tuple[Recommendation, ...]:
-    """Rank what could be done, the best first; () where nobody suffers.
+    """Rank the possible actions, the best first; () without a victim.
 
     First actions expected to be enough, then unknown ones, then those that are not enough but near it, or are against a
     VM that the host itself found to inflict. Among these, the suspect with the higher score, and the action that
@@ -86,21 +86,18 @@ def _rank(effect: Effect, suspect: Suspect) -> int:
 
 def _order(one: tuple[int, int, Recommendation]) -> tuple[int, int, int]:
     rank, place, recommendation = one
-    return rank, place, _DISTURBS[recommendation.action]
+    return rank, place, _DISTURBS.index(recommendation.action)
 
 
-_DISTURBS: dict[Action, int] = {
-    "cap_cpu": 0,
-    "limit_cache": 1,
-    "limit_bandwidth": 2,
-    "migrate_suspect": 3,
-    "migrate_victim": 4,
-    "nothing": 5,
-}
+#: Actions, the least disturbing first.
+_DISTURBS: tuple[Action, ...] = (
+    *("cap_cpu", "limit_cache", "limit_bandwidth"),
+    *("migrate_suspect", "migrate_victim", "nothing"),
+)
 
 
 def _ids(who: Suspect | Victim, victim: Victim) -> tuple[str, str, str, str, str]:
-    """Return whom a recommendation is against and whom it helps, as `Recommendation` takes them."""
+    """Return the suspect's and the victim's identity, as `Recommendation` takes them."""
     return who.vm, who.name, who.job, victim.vm, victim.name
 
 
@@ -134,13 +131,11 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
     if suspect.is_vm:
         commands = cap_commands(suspect, victim, cores, situation)
     else:
-        unit, percent = suspect.vm.removeprefix("host:"), max(1, round(cores * 100))
+        percent = max(1, round(cores * 100))
+        words = ("systemctl", "set-property", "--runtime", "--", suspect.vm.removeprefix("host:"))
         commands = (
-            Command(
-                f"at most {percent} % of one CPU until the next boot",
-                ("systemctl", "set-property", "--runtime", "--", unit, f"CPUQuota={percent}%"),
-            ),
-            Command("undo it", ("systemctl", "set-property", "--runtime", "--", unit, "CPUQuota=")),
+            Command(f"at most {percent} % of one CPU until the next boot", (*words, f"CPUQuota={percent}%")),
+            Command("undo it", (*words, "CPUQuota=")),
         )
     yield Recommendation(
         "cap_cpu",
@@ -158,9 +153,9 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
 
 
 def _cores(suspect: Suspect, situation: Situation) -> float:
-    """Return how much CPU a suspect may keep.
+    """Return how much CPU a suspect may keep, in cores.
 
-    So much that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: enough in 39 of 40
+    Enough that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: enough in 39 of 40
     cases. Without a coefficient, or where it hardly matters, `_FIRST_STEP` of its usage.
     """
     a, error = suspect.coefficient, suspect.standard_error
@@ -235,7 +230,7 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
 def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) -> Recommendation:
     lines = list(_suffering(victim))
     if situation.lasted_s > 0:
-        lines.append(f"it has gone on for {situation.lasted_s:.0f} s")
+        lines.append(f"it has lasted {situation.lasted_s:.0f} s")
     alone = [suspect for suspect in blamed if is_left_alone(suspect, situation)]
     small = [suspect for suspect in alone if is_small_part(suspect, situation)]
     spared = [suspect for suspect in alone if not is_small_part(suspect, situation)]
@@ -246,26 +241,12 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     if len(alone) < len(blamed):
         lines.append("it continues as long as the suspect does what it does")
     elif not alone:
-        lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
+        lines.append("no VM here is known to hurt others: a limit may hit the wrong one")
     signal, before, threshold = signal_of(victim, situation)
     is_cut = signal == "mn_cpi" and situation.is_cut
-    return Recommendation(
-        action="nothing",
-        vm="",
-        name="",
-        job="",
-        victim=victim.vm,
-        victim_name=victim.name,
-        effect=Effect(
-            signal,
-            before,
-            before,
-            threshold=threshold,
-            unknown_because=f"{CUT_WORDS if is_cut else 'as it is now'}; nobody knows what the VMs will do next",
-            is_at_least=is_cut,
-        ),
-        evidence=tuple(lines),
-    )
+    why = f"{CUT_WORDS if is_cut else 'as it is now'}; what the VMs will do next is unknown"
+    effect = Effect(signal, before, before, threshold=threshold, unknown_because=why, is_at_least=is_cut)
+    return Recommendation("nothing", "", "", "", victim.vm, victim.name, effect, evidence=tuple(lines))
 
 
 # --- evidence ---
@@ -276,15 +257,11 @@ def _scores(suspects: Sequence[Suspect]) -> str:
 
 
 def _why(suspect: Suspect) -> tuple[str, ...]:
-    lines = []
-    if suspect.score is not None and suspect.coefficient is not None:
-        lines.append(
-            f"score {suspect.score:.3g} = coefficient {suspect.coefficient:.3g} of job {suspect.job} "
-            f"* {suspect.cpu_usage_cores:.3g} cores"
-        )
-    if suspect.inflicts:
-        lines.append("this host's own analysis says that it inflicts")
-    return tuple(lines)
+    score, a, cores = suspect.score, suspect.coefficient, suspect.cpu_usage_cores
+    inflicts = ("this host's own analysis says that it inflicts",) if suspect.inflicts else ()
+    if score is None or a is None:
+        return inflicts
+    return f"score {score:.3g} = coefficient {a:.3g} of job {suspect.job} * {cores:.3g} cores", *inflicts
 
 
 def _suffering(victim: Victim) -> tuple[str, ...]:

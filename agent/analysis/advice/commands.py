@@ -1,4 +1,4 @@
-"""The commands of recommendations, by the VM's manager, and what survives of each. Pure.
+"""The commands of recommendations by the VM's manager, and how long each lasts. Pure.
 
 A command that bypasses a VM's manager leaves the manager's records wrong: Nova would not find a VM that `virsh migrate`
 moved. So each manager's VMs get its own tool, and unmanaged VMs none, with the reason. Commands are lists of words, not
@@ -7,7 +7,7 @@ for a shell; they name VMs by UUID, as a name may begin with "-", or by Proxmox'
 
 from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
 
-_SECONDS = 900.0  # for which whitepanda's actions are in force
+_SECONDS = 900.0  # how long whitepanda's actions are in force
 _LIBVIRT = ("virsh", "-c", "qemu:///system")
 # The first version of Nova's API in which the scheduler checks the host that is asked for.
 _NOVA = ("openstack", "--os-compute-api-version", "2.30", "server", "migrate", "--live-migration")
@@ -21,44 +21,34 @@ def act_command(action: str, vm: str, amount: tuple[str, str], victim: Victim, s
 
 
 def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situation) -> tuple[Command, ...]:
-    """Return how a VM is limited to so many cores: by whitepanda for a while, and by its manager for good."""
+    """Return commands that limit a VM to `cores`: by whitepanda for a while, and by its manager for good."""
     if not (suspect.by_libvirt or suspect.has_own_group):
         return ()
     own = act_command("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
-    if suspect.has_quota:  # by hand somebody would have to write down first what the owner has set
+    if suspect.has_quota:  # by hand, the owner's quota would have to be written down first
         return (own,)
     period, quota = QUOTA_PERIOD_US, quota_us(cores, suspect.vcpus or 1)
+    more: tuple[Command, ...] = ()
     match suspect.manager:
         case "libvirt":
             by_hand = (*_LIBVIRT, "schedinfo", suspect.vm, "--live", "--config")
             words = (*by_hand, f"vcpu_period={period}", f"vcpu_quota={quota}")
-            return (
-                own,
-                Command("by hand, kept over restarts and migrations", words),
-                Command("undo it by hand", (*by_hand, "vcpu_quota=-1")),
-            )
+            undo = Command("undo it by hand", (*by_hand, "vcpu_quota=-1"))
+            more = Command("by hand, kept over restarts and migrations", words), undo
         case "nova":
-            properties = (f"quota:cpu_period={period}", f"quota:cpu_quota={quota}")
-            extra = tuple(word for one in properties for word in ("--property", one))
-            return (
-                own,
-                Command(
-                    "for good: FLAVOR is a copy of its flavor; a server keeps its flavor's old values until a resize",
-                    ("openstack", "flavor", "set", *extra, "FLAVOR"),
-                ),
-                Command(
-                    "restarts the guest, then `openstack server resize confirm`; kept over restarts and migrations",
-                    ("openstack", "server", "resize", "--flavor", "FLAVOR", suspect.vm),
-                ),
+            extra = ("--property", f"quota:cpu_period={period}", "--property", f"quota:cpu_quota={quota}")
+            change = "for good: FLAVOR is a copy of its flavor; a server keeps its flavor's old values until a resize"
+            resize = "restarts the guest, then `openstack server resize confirm`; kept over restarts and migrations"
+            more = (
+                Command(change, ("openstack", "flavor", "set", *extra, "FLAVOR")),
+                Command(resize, ("openstack", "server", "resize", "--flavor", "FLAVOR", suspect.vm)),
             )
         case "proxmox":
             set_limit = ("qm", "set", suspect.vmid)
-            return (
-                own,
-                Command("by hand, kept over restarts and migrations", (*set_limit, "--cpulimit", f"{cores:g}")),
-                Command("undo it by hand", (*set_limit, "--delete", "cpulimit")),
-            )
-    return (own,)
+            undo = Command("undo it by hand", (*set_limit, "--delete", "cpulimit"))
+            limit = (*set_limit, "--cpulimit", f"{cores:g}")
+            more = Command("by hand, kept over restarts and migrations", limit), undo
+    return (own, *more)
 
 
 def cap_notes(suspect: Suspect, cores: float) -> tuple[str, ...]:
@@ -106,7 +96,7 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
 
 
 def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
-    """Return why there is no command for a migration; () where there is one."""
+    """Return why a migration has no command; () where it has one."""
     if who.manager == "qemu":
-        return ("no command migrates it: no manager of this QEMU is known; without one, start it anew on another host",)
+        return ("no command migrates it: no manager of this QEMU is known; without one, restart it on another host",)
     return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()

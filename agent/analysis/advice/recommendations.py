@@ -1,4 +1,4 @@
-"""What a recommendation is made of, and what it is: plain values. `agent.analysis.advice.actions` ranks them."""
+"""Recommendations and the facts behind them: plain values. `agent.analysis.advice.actions` ranks them."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ from collector.base import LIBVIRT_MANAGERS
 Unit = Literal["", "cores", "percent", "ways"]
 Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect", "migrate_victim", "nothing"]
 
-#: libvirt's period of a vCPU's quota where nobody set another one, in microseconds.
+#: libvirt's period of a vCPU's quota by default, in microseconds.
 QUOTA_PERIOD_US = 100_000
 
 _TOLERANCE = 1e-9  # of mnCPI: caps are computed so that they are just enough
@@ -19,7 +19,7 @@ MIN_QUOTA_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Who suffers. `degradation`: of latency, >= 1. None: not known.
+    """A suffering VM. `degradation`: of latency, >= 1. None: not known.
 
     `manager` as in `collector.base.VmIdentity`; "": not known. `vmid`: its number in Proxmox.
     """
@@ -37,7 +37,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Who may be blamed. None: not known.
+    """A VM or control group that may be blamed. None: not known.
 
     Attributes:
         vm: UUID, or `host:GROUP` of a control group beside the VMs.
@@ -152,7 +152,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One action. `vm` "" is nobody; `amount` None: the action has none."""
+    """One action. `vm`: "" for none; `amount` None: the action has none."""
 
     action: Action
     vm: str
@@ -168,5 +168,5 @@ class Recommendation:
 
 
 def quota_us(cores: float, vcpus: int, period_us: int = QUOTA_PERIOD_US) -> int:
-    """Return libvirt's quota of each vCPU for a VM that is to use so many cores at most; at least libvirt's least."""
+    """Return libvirt's quota of each vCPU that limits a VM to `cores`; at least libvirt's minimum."""
     return max(MIN_QUOTA_US, round(cores / vcpus * period_us))

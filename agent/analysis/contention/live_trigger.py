@@ -29,7 +29,7 @@ from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI
 SPANS_S = (60.0, 180.0, 600.0, 1800.0)
 #: Standard deviations; chosen on the study's training seeds.
 THRESHOLD = 5.25
-#: Until so much was seen it does not judge.
+#: Seconds before it judges.
 WARM_UP_S = 3600.0
 _WARM_UP_STEPS = 60  # at least
 _LEVEL_S = 900.0  # time constant of the level; at least
@@ -39,13 +39,13 @@ _SCALE_S = 7200.0  # time constant of the standard deviations; at least
 _SCALE_STEPS = 720
 _CLIP_LEVEL = 2.0  # standard deviations that a value may pull by
 _CLIP_SCALE = 3.0  # the same of a mean
-_PRIOR_S = 600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
+_PRIOR_S = 600.0  # seconds with a standard deviation of 1 (nCPI's, by construction) that are assumed at first
 _END = 0.5  # of the threshold
 _CERTAIN_END = 2.5  # of mnCPI; lower than what is certain, so that noise does not end it
 _PART_S = 600.0  # of the warm-up
 _PART_STEPS = 10  # at least
 _PART_SPAN = 0.3  # of a part: the longest mean whose noise a part can show
-_MOST_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
+_MAX_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
 
 
 @dataclass(slots=True)
@@ -153,10 +153,8 @@ class NoiseScaledTrigger:
         """Move the level: by the new statistics of nCPI, all past values are `by` higher."""
         self._level += by
         self._first = [value + by for value in self._first]
-        seen = list(self._plain.values)
-        self._plain.clear()
-        for value in seen:
-            self._plain.push(value + by)
+        self._plain.values = deque(value + by for value in self._plain.values)
+        self._plain.total = math.fsum(self._plain.values)
 
     def _settle(self) -> None:
         """Take level and noise from the warm-up's quieter parts, if all of it has far more noise."""
@@ -167,7 +165,7 @@ class NoiseScaledTrigger:
         longest = max(1, round(_PART_SPAN * length))
         prior = _PRIOR_S / (self._warm_up_s + _PRIOR_S)  # what is left of it
         most = [
-            prior + _MOST_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
+            prior + _MAX_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
             for span in spans
         ]
         if all(span.variance <= limit for span, limit in zip(spans, most, strict=True)):

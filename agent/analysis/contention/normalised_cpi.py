@@ -5,7 +5,7 @@ Source: "PANDA: Noise-Resilient Antagonist Identification in Production Datacent
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 #: A victim's CPI is more than this many standard deviations above its job's mean (section 5.2).
@@ -93,19 +93,17 @@ def mn_cpi(tasks: Iterable[TaskSlot]) -> float | None:
 
     Tasks without a known CPI or statistics are left out. None where none is left: skip such slots.
     """
-    values = [
-        n_cpi(t.cpi, t.statistics)
-        for t in tasks
-        if t.latency_sensitive and t.cpi is not None and t.statistics is not None
-    ]
+    values = [n_cpi(cpi, statistics) for _, cpi, statistics in _judged(tasks)]
     return math.fsum(values) / len(values) if values else None
 
 
 def slot_state(tasks: Sequence[TaskSlot]) -> SlotState:
     """Return a machine's mnCPI and its victims, in the order of `tasks`. Only latency-sensitive tasks are victims."""
-    victims = tuple(
-        t.task
-        for t in tasks
-        if t.latency_sensitive and t.cpi is not None and t.statistics is not None and is_victim(t.cpi, t.statistics)
-    )
+    victims = tuple(task for task, cpi, statistics in _judged(tasks) if is_victim(cpi, statistics))
     return SlotState(mn_cpi(tasks), victims)
+
+
+def _judged(tasks: Iterable[TaskSlot]) -> Iterator[tuple[str, float, CpiStatistics]]:
+    for t in tasks:
+        if t.latency_sensitive and t.cpi is not None and t.statistics is not None:
+            yield t.task, t.cpi, t.statistics

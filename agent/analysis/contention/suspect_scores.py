@@ -1,9 +1,10 @@
-"""What suspects are ranked by, on hosts and in central's evaluations.
+"""Scores of suspects, for their ranking on hosts and in central's evaluations.
 
 Source: "PANDA", section 4.3: (3) the coefficients A_k, which central fits, (4) the percentile of a rank.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ _UNKNOWN_IS_HARMLESS = frozenset({"whitepanda"})
 
 @dataclass(frozen=True, slots=True)
 class RankedSuspect:
-    """A task that may be hurting others. `coefficient` is its job's A_k, None where that is unknown."""
+    """A task that may be hurting others. `coefficient`: its job's A_k; `score`: A_k * u, its share of mnCPI."""
 
     task: str
     job: str
@@ -24,16 +25,16 @@ class RankedSuspect:
 
     @property
     def score(self) -> float | None:
-        """A_k * u, the mnCPI that it is held to cause; None without a coefficient."""
-        return None if self.coefficient is None else self.coefficient * self.cpu_usage_cores
+        """None without a coefficient."""
+        return None if self.coefficient is None else suspect_score(self.coefficient, self.cpu_usage_cores)
 
 
 def suspect_score(coefficient: float | None, cpu_usage_cores: float, method: str = "") -> float:
-    """Return what a suspect is ranked by: A_k * u, its job's coefficient (None: not known) times its own CPU usage.
+    """Return the rank of a suspect: A_k * u, its job's coefficient (None: not known) times its own CPU usage.
 
-    `method`: by which the coefficients were fitted; "" is PANDA, by which a job without a coefficient comes last. By
-    whitepanda's it ranks as harmless, at 0: below jobs known to hurt, above jobs beside which others fared better. That
-    method shrinks coefficients towards the same 0 (`central.models.antagonists.whitepanda_solve`).
+    `method` fitted the coefficients; "" is PANDA, by which a job without a coefficient comes last. By whitepanda's it
+    ranks as harmless, at 0: below jobs known to hurt, above jobs beside which others fared better. That method shrinks
+    coefficients towards the same 0 (`central.models.antagonists.whitepanda_solve`).
     """
     if coefficient is None:
         return 0.0 if method in _UNKNOWN_IS_HARMLESS else -math.inf
@@ -48,20 +49,13 @@ def rank_suspects(
     `coefficients`: A_k by job. Equal scores are in the order of known before unknown, usage, name: one state has one
     ranking.
     """
-    suspects = [
-        RankedSuspect(t.task, t.job, t.cpu_usage_cores, coefficients.get(t.job))
-        for t in tasks
-        if not t.latency_sensitive
-    ]
-    return sorted(
-        suspects,
-        key=lambda s: (
-            -suspect_score(s.coefficient, s.cpu_usage_cores, method),
-            s.coefficient is None,
-            -s.cpu_usage_cores,
-            s.task,
-        ),
-    )
+
+    def order(task: TaskSlot) -> tuple[float, bool, float, str]:
+        known, cores = coefficients.get(task.job), task.cpu_usage_cores
+        return -suspect_score(known, cores, method), known is None, -cores, task.task
+
+    ranked = sorted((task for task in tasks if not task.latency_sensitive), key=order)
+    return [RankedSuspect(t.task, t.job, t.cpu_usage_cores, coefficients.get(t.job)) for t in ranked]
 
 
 def percentile_ranks(scores: Sequence[float]) -> list[float | None]:
@@ -74,15 +68,6 @@ def percentile_ranks(scores: Sequence[float]) -> list[float | None]:
     count = len(scores)
     if count == 1:
         return [None]
-    order = sorted(range(count), key=lambda i: -scores[i])
-    result: list[float | None] = [None] * count
-    first = 0
-    while first < count:
-        last = first
-        while last + 1 < count and scores[order[last + 1]] == scores[order[first]]:
-            last += 1
-        rank = (first + last) / 2 + 1
-        for position in range(first, last + 1):
-            result[order[position]] = (count - rank) / (count - 1)
-        first = last + 1
-    return result
+    ordered = sorted(scores)
+    # The mean rank of equal scores, counted from the lowest, 0.
+    return [(bisect_left(ordered, score) + bisect_right(ordered, score) - 1) / 2 / (count - 1) for score in scores]

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import MOST_COLUMNS, SCALE, TERM, number, reading, whole
+from agent.analysis.degradation.model_numbers import MAX_COLUMNS, SCALE, TERM, number, read_all, reading, whole
 from agent.analysis.degradation.relative import relative
 
 LINKS = ("inverse", "log")
@@ -33,17 +33,13 @@ class Glm:
 
         ValueError says which key is missing or wrong.
         """
-        columns, coefficients, scales = [], [], []
         with reading("estimator of kind glm"):
             link, constant = str(data["link"]), number(data, "constant", TERM)
-            for at, term in enumerate(data["terms"]):
-                with reading(f"terms[{at}]"):
-                    columns.append(whole(term, "column", 0, MOST_COLUMNS))
-                    coefficients.append(number(term, "coefficient", TERM))
-                    scales.append(number(term, "scale", SCALE))
+            terms = list(read_all("terms", data["terms"], _term))
             if link not in LINKS:
                 raise ValueError(f"link must be one of {', '.join(LINKS)} (value {link})")
-        return cls(link, constant, tuple(columns), np.array(coefficients, np.float64), np.array(scales, np.float64))
+        columns, coefficients, scales = zip(*terms, strict=True) if terms else ((), (), ())
+        return cls(link, constant, columns, np.array(coefficients, np.float64), np.array(scales, np.float64))
 
     def predict(self, values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
         """Estimate the degradation from features (n, k) in their own units and the same without interference.
@@ -59,3 +55,8 @@ class Glm:
         result = np.full(len(linear), math.nan)
         np.divide(1.0, linear, out=result, where=linear > 0)
         return result
+
+
+def _term(data: Mapping[str, Any]) -> tuple[int, float, float]:
+    column, coefficient = whole(data, "column", 0, MAX_COLUMNS), number(data, "coefficient", TERM)
+    return column, coefficient, number(data, "scale", SCALE)

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, reading, whole
 from agent.analysis.degradation.trees import Terms, Trees, numbers_of
+from agent.analysis.signals import Floats
 
-Floats = NDArray[np.float64]
-_MOST = 1e6  # of what is relative to the rows of training
-_MOST_NEIGHBOURS = 10_000
+_MAX = 1e6  # of numbers relative to the rows of training
+_MAX_NEIGHBOURS = 10_000
 #: Rows whose distances are computed at once: bounds the memory.
 _ROWS_AT_ONCE = 256
 
@@ -57,12 +57,12 @@ class Novelty:
         middles = numbers_from(data, "middles", FEATURE)
         widths, spreads = numbers_from(data, "widths", SCALE), numbers_from(data, "spreads", SCALE)
         prototypes = numbers_of(data["prototypes"], "prototypes", np.float64)
-        neighbours, slope = whole(data, "neighbours", 1, _MOST_NEIGHBOURS), number(data, "slope", (0, _MOST))
-        reference, limit = number(data, "reference", (1e-9, _MOST)), number(data, "limit", (1e-9, _MOST))
+        neighbours, slope = whole(data, "neighbours", 1, _MAX_NEIGHBOURS), number(data, "slope", (0, _MAX))
+        reference, limit = number(data, "reference", (1e-9, _MAX)), number(data, "limit", (1e-9, _MAX))
         if not len(middles) == len(widths) == len(spreads) == count or len(prototypes) % count:
             raise ValueError(f"middles, widths, spreads and prototypes must have {count} numbers per row")
-        if len(prototypes) and not np.abs(prototypes).max() <= _MOST:
-            raise ValueError(f"prototypes must be from {-_MOST:g} to {_MOST:g} (value {np.abs(prototypes).max():g})")
+        if len(prototypes) and not np.abs(prototypes).max() <= _MAX:
+            raise ValueError(f"prototypes must be from {-_MAX:g} to {_MAX:g} (value {np.abs(prototypes).max():g})")
         if neighbours > len(prototypes) // count:
             raise ValueError(
                 f"neighbours must be 1 to the number of prototypes, {len(prototypes) // count} (value {neighbours})"
@@ -103,13 +103,9 @@ class Intervals:
             block = data["novelty"]
             with reading("novelty"):
                 novelty = Novelty.from_json(block)
-            return cls(
-                nominal=number(data, "nominal", NOMINAL),
-                quantile=number(data, "quantile", (1e-9, _MOST)),
-                floor=number(data, "floor", (1e-9, _MOST)),
-                difficulty=Trees.from_json(data["difficulty"]),
-                novelty=novelty,
-            )
+            nominal, positive = number(data, "nominal", NOMINAL), (1e-9, _MAX)
+            quantile, floor = number(data, "quantile", positive), number(data, "floor", positive)
+            return cls(nominal, quantile, floor, Trees.from_json(data["difficulty"]), novelty)
 
     def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Return low and high of estimates, and whether their rows are like those of training; each of shape (n,).

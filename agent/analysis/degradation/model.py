@@ -3,7 +3,7 @@
 Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model's file, JSON of this shape:
 
     {"format": 1,
-     "target": "p95_latency_s",            what was measured; degradation = target / its mean in the group's baseline
+     "target": "p95_latency_s",            the measured signal; degradation = target / its mean in the group's baseline
      "nominal": 0.9,                       the intervals' nominal coverage
      "features": ["ipc", ...],             what estimators get, in this order (names of signals where the agent uses it)
      "rule": null or                       how a VM's model is chosen, from its baseline
@@ -15,18 +15,18 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
      "choice": {"method", "split", "criterion", "held_out_by", "errors": [{"method", "split", "mean_ape", ...}, ...]},
      "models": [{"behaviour": null | "memory-bound" | "cpu-bound", "cpu_level": null | 0.1 ... 0.5, "rows": 425,
                  "estimator": {"kind": "glm" | "trees", ...}, "intervals": null or {...},
-                 "scatter": null or        how far seconds lie from what they are on average, see `Model.scatter`
+                 "scatter": null or        how far seconds lie from what they are on average, see `SubModel.scatter`
                      {"factor": 1.1, "quiet": 0.05},
                  "uses": [0, 3],           the features that the estimator needs; absent: all
                  "ranges": [{"column": 0, "form": "raw" | "relative", "low": 0.2, "high": 1.9, "scale": 1.0}, ...]}],
-     "provenance": {...}}                  who fitted it to what; not read here
+     "provenance": {...}}                  its fit and data; not read here
 
-`values` of groups are in the order of `inputs` (features, then the rule's signals that are none), null where not known.
+`values` of groups are in the order of `inputs` (features, then the rule's other signals), null where not known.
 A model's last resort is the one of `models` with neither behaviour nor level.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,18 +37,19 @@ from agent.analysis.degradation.glm import Glm
 from agent.analysis.degradation.intervals import Intervals
 from agent.analysis.degradation.model_numbers import (
     FEATURE,
-    MOST_COLUMNS,
+    MAX_COLUMNS,
     NOMINAL,
     SCALE,
     TERM,
     number,
     numbers_from,
+    read_all,
     reading,
     whole,
 )
 from agent.analysis.degradation.relative import relative
 from agent.analysis.degradation.trees import Trees
-from agent.analysis.signals import IDLE
+from agent.analysis.signals import IDLE, Bools, Floats
 
 FORMAT = 1
 #: The levels of CPU use at the baseline that the paper fits models for, as a share of the VM's vCPUs, or its workers.
@@ -58,10 +59,9 @@ LEVEL_REACH = 0.1
 MEMORY_BOUND = "memory-bound"
 CPU_BOUND = "cpu-bound"
 _SHARE = (0.0, 1.0)
-_MOST_ROWS = 10**9
-_REMEDY = "write it anew with `whitepanda degradation fit`"
+_MAX_ROWS = 10**9
+_REMEDY = "write it again with `whitepanda degradation fit`"
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -107,20 +107,13 @@ class Rule:
     cpu: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """How far the seconds of one run lie from their mean, as deviations of the logarithm.
-
-    `factor`: over the difficulty that the intervals expect there, under interference. `quiet`: without.
-    """
-
-    factor: float
-    quiet: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SubModel:
-    """One of a model's estimators, and which VMs it is for (None: any)."""
+    """One of a model's estimators, and which VMs it is for (None: any).
+
+    `scatter`: how far the seconds of one run lie from their mean, as deviations of the logarithm: a factor on the
+    difficulty that the intervals expect, under interference; and the deviation without interference.
+    """
 
     name: str
     behaviour: str | None
@@ -129,7 +122,7 @@ class SubModel:
     intervals: Intervals | None
     uses: tuple[int, ...]
     ranges: tuple[Range, ...]
-    scatter: Scatter | None = None
+    scatter: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +201,7 @@ class Model:
         `LEVEL_REACH`; where either is not known or has no model, the one for any VM.
         """
         last_resort = next(i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None)
-        chosen = np.full(len(baseline), last_resort, dtype=np.int64)
+        chosen = np.full(len(baseline), last_resort)
         if self.rule is None or len(self.estimators) == 1:
             return chosen
         memory, total = (
@@ -239,11 +232,11 @@ class Model:
             rows = np.flatnonzero(chosen == index)
             if part.scatter is None or not len(rows):
                 continue
-            is_quiet = np.isnan(degradation[rows])
-            found[rows[is_quiet]] = part.scatter.quiet
+            (factor, quiet), is_quiet = part.scatter, np.isnan(degradation[rows])
+            found[rows[is_quiet]] = quiet
             estimated = rows[~is_quiet]
             if part.intervals is not None and len(estimated):
-                found[estimated] = part.scatter.factor * part.intervals.expected_error(
+                found[estimated] = factor * part.intervals.expected_error(
                     values[estimated, :count], baseline[estimated, :count], degradation[estimated]
                 )
         return found
@@ -266,7 +259,7 @@ class Model:
         degradation = part.estimator.predict(v, b)
         outside, worst = _outside(part.ranges, v, b)
         low = high = np.full(len(usable), math.nan)
-        is_like_training = np.ones(len(usable), dtype=np.bool_)
+        is_like_training = np.ones(len(usable), np.bool_)
         if part.intervals is not None:
             low, high, is_like_training = part.intervals.bounds(v, b, degradation)
         is_known = np.isfinite(degradation) & ~outside & is_like_training
@@ -277,20 +270,16 @@ class Model:
             reasons[usable[place]] = f"out_of_range:{name}" if of_range else "unlike_training"
 
 
-def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[NDArray[np.bool_], Ints]:
+def _outside(ranges: Sequence[Range], values: Floats, baseline: Floats) -> tuple[Bools, Ints]:
     """Return whether each row leaves a range, and the column that is farthest out, -1 without ranges."""
     if not ranges:
-        return np.zeros(len(values), dtype=np.bool_), np.full(len(values), -1, dtype=np.int64)
-    columns = [r.column for r in ranges]
-    scales = np.array([r.scale for r in ranges])
-    raw, base = values[:, columns], baseline[:, columns]
-    is_raw = np.array([r.form == "raw" for r in ranges])
-    seen = np.where(is_raw, raw, relative(raw, base, scales))
-    low, high = np.array([r.low for r in ranges]), np.array([r.high for r in ranges])
-    width = np.maximum(high - low, 1e-12)
-    excess = np.maximum(low - seen, seen - high) / width
-    farthest = excess.argmax(axis=1)
-    return excess.max(axis=1) > 0, np.array(columns, dtype=np.int64)[farthest]
+        return np.zeros(len(values), np.bool_), np.full(len(values), -1)
+    columns = np.array([r.column for r in ranges])
+    low, high, scales = np.array([(r.low, r.high, r.scale) for r in ranges]).T
+    raw, is_raw = values[:, columns], np.array([r.form == "raw" for r in ranges])
+    seen = np.where(is_raw, raw, relative(raw, baseline[:, columns], scales))
+    excess = np.maximum(low - seen, seen - high) / np.maximum(high - low, 1e-12)
+    return excess.max(axis=1) > 0, columns[excess.argmax(axis=1)]
 
 
 def parse(data: Mapping[str, Any]) -> Model:
@@ -306,8 +295,11 @@ def _parsed(data: Mapping[str, Any]) -> Model:
     if data.get("format") != FORMAT:
         raise ValueError(f"format {data.get('format')} is not known (known: {FORMAT})")
     features = tuple(str(name) for name in data["features"])
-    rule = _rule(data["rule"])
-    signals = () if rule is None else (rule.memory_stalls, rule.total_stalls, rule.cpu)
+    rule: Rule | None = None
+    signals: tuple[str, ...] = ()
+    if (given := data["rule"]) is not None:
+        signals = memory, total, cpu = str(given["memory_stalls"]), str(given["total_stalls"]), str(given["cpu"])
+        rule = Rule(memory, total, number(given, "memory_bound_from", _SHARE), cpu)
     inputs = tuple(dict.fromkeys((*features, *signals)))
     method = str(data["choice"]["method"])
     baselines = data["baselines"]
@@ -318,11 +310,11 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         features=features,
         inputs=inputs,
         rule=rule,
-        min_baseline_rows=whole(data, "min_baseline_rows", 0, _MOST_ROWS),
+        min_baseline_rows=whole(data, "min_baseline_rows", 0, _MAX_ROWS),
         baseline_where=str(baselines["where"]),
         group_by=tuple(str(name) for name in baselines["group_by"]),
         groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
-        estimators=tuple(_parts(data["models"], method, len(features))),
+        estimators=tuple(read_all("models", data["models"], lambda part: _part(part, method, len(features)))),
     )
     parts = model.estimators
     if not features or len(set(features)) != len(features):
@@ -334,29 +326,16 @@ def _parsed(data: Mapping[str, Any]) -> Model:
     return model
 
 
-def _rule(data: Mapping[str, Any] | None) -> Rule | None:
-    if data is None:
-        return None
-    memory_stalls, total_stalls, cpu = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
-    return Rule(memory_stalls, total_stalls, number(data, "memory_bound_from", _SHARE), cpu)
-
-
 def _group(data: Mapping[str, Any], width: int) -> GroupBaseline:
-    key = list(data["key"])
-    found = {name: value for name, value in enumerate(data["values"]) if value is not None}
-    values = np.full(len(data["values"]), math.nan)
-    if len(values) != width:
-        raise ValueError(f"baselines: group {key} has {len(values)} values for {width} inputs")
+    key, given = list(data["key"]), data["values"]
+    if len(given) != width:
+        raise ValueError(f"baselines: group {key} has {len(given)} values for {width} inputs")
+    is_known = np.array([value is not None for value in given], np.bool_)
+    values = np.full(width, math.nan)
     with reading(f"baselines: group {key}"):
-        values[list(found)] = numbers_from({"values": list(found.values())}, "values", FEATURE)
+        values[is_known] = numbers_from({"values": [one for one in given if one is not None]}, "values", FEATURE)
         target = math.nan if data["target"] is None else number(data, "target", SCALE)
-        return GroupBaseline(whole(data, "rows", 0, _MOST_ROWS), target, values)
-
-
-def _parts(data: Iterable[Mapping[str, Any]], method: str, width: int) -> Iterator[SubModel]:
-    for place, part in enumerate(data):
-        with reading(f"models[{place}]"):
-            yield _part(part, method, width)
+        return GroupBaseline(whole(data, "rows", 0, _MAX_ROWS), target, values)
 
 
 def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
@@ -364,8 +343,8 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if behaviour not in (None, MEMORY_BOUND, CPU_BOUND):
         raise ValueError(f"behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
     level = None if level is None else number(data, "cpu_level", _SHARE)
-    uses = tuple(whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width)))
-    ranges = tuple(_ranges(data["ranges"]))
+    uses = tuple(whole({"uses": column}, "uses", 0, MAX_COLUMNS) for column in data.get("uses", range(width)))
+    ranges = tuple(read_all("ranges", data["ranges"], _range))
     if any(column >= width for column in (*uses, *(r.column for r in ranges))):
         raise ValueError(f"uses and ranges must name columns 0 to {width - 1}")
     estimator = _estimator(data["estimator"])
@@ -373,28 +352,24 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if any(column >= width for column in columns):
         raise ValueError(f"an estimator's terms must name columns 0 to {width - 1}")
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
-    scatter = None
+    scatter, limits = None, (0, TERM[1])
     if (given := data.get("scatter")) is not None:  # older files have none
         with reading("scatter"):
-            scatter = Scatter(*(number(given, name, (0, TERM[1])) for name in ("factor", "quiet")))
+            scatter = number(given, "factor", limits), number(given, "quiet", limits)
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
     return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
 
 
-def _ranges(data: Iterable[Mapping[str, Any]]) -> Iterator[Range]:
-    for place, one in enumerate(data):
-        with reading(f"ranges[{place}]"):
-            form, low = str(one["form"]), number(one, "low", FEATURE)
-            if form not in ("raw", "relative"):
-                raise ValueError(f"form must be raw or relative (value {form})")
-            high, scale = number(one, "high", (low, FEATURE[1])), number(one, "scale", SCALE)
-            yield Range(whole(one, "column", 0, MOST_COLUMNS), form, low, high, scale)
+def _range(data: Mapping[str, Any]) -> Range:
+    form, low = str(data["form"]), number(data, "low", FEATURE)
+    if form not in ("raw", "relative"):
+        raise ValueError(f"form must be raw or relative (value {form})")
+    high, scale = number(data, "high", (low, FEATURE[1])), number(data, "scale", SCALE)
+    return Range(whole(data, "column", 0, MAX_COLUMNS), form, low, high, scale)
 
 
 def _estimator(data: Mapping[str, Any]) -> Glm | Trees:
     kind = data["kind"]
-    if kind == "glm":
-        return Glm.from_json(data)
-    if kind == "trees":
-        return Trees.from_json(data)
-    raise ValueError(f"estimator of unknown kind {kind}")
+    if kind not in ("glm", "trees"):
+        raise ValueError(f"estimator of unknown kind {kind}")
+    return Glm.from_json(data) if kind == "glm" else Trees.from_json(data)

@@ -3,29 +3,31 @@
 A model file is untrusted, and estimates are shown as if they were measured: values that no fit gives are refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: What a feature in its own unit can be: bytes per second are the largest.
+T = TypeVar("T")
+
+#: Limits of a feature in its own unit: bytes per second are the largest.
 FEATURE = (-1e18, 1e18)
-#: What divides a feature.
+#: Limits of a feature's divisor.
 SCALE = (1e-18, 1e18)
 #: Coefficients and leaves: of features relative to their baselines, for a degradation relative to its own.
 TERM = (-1e6, 1e6)
 
-#: Coverage of intervals.
+#: Limits of intervals' coverage.
 NOMINAL = (0.01, 0.999)
-#: Features that a model can have.
-MOST_COLUMNS = 9999
+#: The most features of a model.
+MAX_COLUMNS = 9999
 
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn whatever is wrong with a block of a model file into a ValueError that names the block."""
+    """Turn any error in a block of a model file into a ValueError that names the block."""
     try:
         yield
     except KeyError as error:
@@ -36,8 +38,15 @@ def reading(where: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error}") from error
 
 
+def read_all(name: str, data: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
+    """Read each entry of a list; errors name its place in the list."""
+    for place, one in enumerate(data):
+        with reading(f"{name}[{place}]"):
+            yield read(one)
+
+
 def number(data: Mapping[str, Any], name: str, limits: tuple[float, float]) -> float:
-    """Return a number of a block; KeyError or ValueError where it is missing, no number, or outside the limits."""
+    """Return a number of a block; KeyError or ValueError where it is missing, not a number, or outside the limits."""
     return _checked(data[name], name, limits)
 
 
@@ -59,7 +68,7 @@ def whole(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
 
 def _checked(value: object, name: str, limits: tuple[float, float]) -> float:
     low, high = limits
-    # Of a whole number that is too large for a float the comparison is exact.
+    # The comparison is exact also for a whole number that is too large for a float.
     if not _is_number(value) or not low <= value <= high:
         raise ValueError(f"{name} must be a number from {low:g} to {high:g} (value {_shown(value)})")
     return float(value)

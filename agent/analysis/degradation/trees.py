@@ -23,8 +23,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, reading, whole
+from agent.analysis.degradation.model_numbers import FEATURE, MAX_COLUMNS, SCALE, TERM, number, reading, whole
 from agent.analysis.degradation.relative import relative
+from agent.analysis.signals import Floats
 
 #: How a sum z becomes the degradation: z, exp(z), 1 / z, 1 / z^2.
 LINKS = ("identity", "log", "inverse", "inverse-square-root")
@@ -32,8 +33,6 @@ FORMS = ("raw", "baseline", "relative")
 _LARGEST_EXPONENT = 700.0
 #: Levels of descent between two checks which rows have arrived.
 _LEVELS_AT_ONCE = 4
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +47,7 @@ class Terms:
     def from_json(cls, data: Any) -> Self:
         """Read `terms`; ValueError says what is wrong."""
         with reading("terms"):
-            columns = [whole(term, "column", 0, MOST_COLUMNS) for term in data]
+            columns = [whole(term, "column", 0, MAX_COLUMNS) for term in data]
             forms = tuple(str(term["form"]) for term in data)
             scales = [number(term, "scale", SCALE) for term in data]
             if not columns:
@@ -113,28 +112,17 @@ class Trees:
         if len(roots) != int(data["trees"]) or not len(roots):
             raise ValueError(f"columns holds {len(roots)} whole trees, not {data['trees']}")
         is_leaf = columns < 0
-        for what, found, (low, high) in (
-            ("leaves", numbers[is_leaf], TERM),
-            ("thresholds", numbers[~is_leaf], FEATURE),
-        ):
+        parts = (("leaves", numbers[is_leaf], TERM), ("thresholds", numbers[~is_leaf], FEATURE))
+        for what, found, (low, high) in parts:
             worst = found[(found < low) | (found > high)]
             if len(worst):
                 raise ValueError(f"numbers: {what} must be from {low:g} to {high:g} (value {worst[0]:g})")
         places = np.arange(len(columns))
         children = np.stack((np.where(is_leaf, places, places + 1), np.where(is_leaf, places, right)), axis=1)
-        return cls(
-            link=link,
-            base=base,
-            factor=factor,
-            terms=terms,
-            roots=roots,
-            columns=np.where(is_leaf, 0, columns),
-            # In its shortest form a number of single precision is written as "0.1", which is not 0.1.
-            thresholds=_single(numbers),
-            children=children.ravel(),
-            leaves=np.where(is_leaf, numbers, 0.0),
-            is_leaf=is_leaf,
-        )
+        # In its shortest form a number of single precision is written as "0.1", which is not 0.1.
+        thresholds, nodes = _single(numbers), np.where(is_leaf, 0, columns)
+        leaves = np.where(is_leaf, numbers, 0.0)
+        return cls(link, base, factor, terms, roots, nodes, thresholds, children.ravel(), leaves, is_leaf)
 
     def predict(self, values: Floats, baseline: Floats) -> Floats:
         """Estimate the degradation from features (n, k) in their own units and the same without interference.
@@ -186,7 +174,7 @@ def _single(numbers: Floats) -> Floats:
 
 
 def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
-    """Read numbers separated by spaces; ValueError where it is no such text, or a number is not finite."""
+    """Read numbers separated by spaces; ValueError for other text, or a number that is not finite."""
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a text of numbers")  # noqa: TRY004 - the reader's one kind of error
     with reading(name):

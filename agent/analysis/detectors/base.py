@@ -1,4 +1,4 @@
-"""What a detector takes and answers: a tick of signals, and each VM's verdict."""
+"""The interface of detectors: a tick of signals in, each VM's verdict out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -53,13 +53,13 @@ class Detection:
 
 
 class AnyDetector(Protocol):
-    """What `detector.Detector` and `paper_detector.PaperDetector` have in common."""
+    """The interface of `detector.Detector` and `paper_detector.PaperDetector`."""
 
     def step(self, tick: Tick) -> Detection:
-        """Take one tick, in order of time, and say what each VM does."""
+        """Take one tick, in order of time, and judge each VM."""
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
-        """Return what was learnt, as JSON has it; with the time now, its age is known when it is restored."""
+        """Return the baselines, for JSON; with the time now, their age is known when they are restored."""
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` gave, by UUID and epoch, and as much of it as its age leaves."""
+        """Take back a `dump`, by UUID and epoch, weighted by its age; ValueError: not a dump, and nothing was taken."""

@@ -1,4 +1,4 @@
-"""What is normal for each VM: learnt online, robust, aged. Rows are VMs, which come and go.
+"""The baseline of each VM: learnt online, robust, aged. Rows are VMs, which come and go.
 
 Per VM and column x, in quiet ticks:
 
@@ -15,22 +15,19 @@ In the same quiet ticks, and aged likewise: in how many samples k of the VM's vC
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.signals import VmKey
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from agent.analysis.signals import Bools, Floats, VmKey
 
 _CLIP = 3.0  # deviations beyond this many standard deviations count as this many
 _TO_STD = 1.2533  # mean absolute deviation -> standard deviation, of a normal distribution
-_PLAIN_TICKS = 8.0  # before that many ticks the spread is not known well enough to clip with
-_RESTORED_TICKS = 600  # a restored baseline is dropped if its VM is not seen for so long
+_PLAIN_TICKS = 8.0  # with fewer ticks the spread is not known well enough to clip with
+_RESTORED_TICKS = 600  # a restored baseline is dropped if its VM is not seen for as many ticks
 _NOISE_CLIP = 12.0  # squares of means count at most this many times their variance
 _LOAD_RIDGE = 5.0  # squares of the load's logarithm, summed over ticks: ten ticks at twice the load
 _NAN = math.nan
@@ -46,8 +43,8 @@ class BaselineSettings:
     short_ticks: int = 4
     long_ticks: int = 16
     prior_ticks: float = 15.0
-    load_time_constant_s: float = 86_400.0  # of what the VM's own load does to its other signals
-    restored_half_life_s: float = 86_400.0  # of the weight of what was learnt before a restart of the agent
+    load_time_constant_s: float = 86_400.0  # of the effect of the VM's own load on its other signals
+    restored_half_life_s: float = 86_400.0  # of the weight of baselines learnt before a restart of the agent
     restored_max_age_s: float = 7 * 86_400.0
 
 
@@ -59,7 +56,7 @@ class Baselines:
 
     `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines, NaN
     where nothing is known, and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of
-    its ticks. `looks`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
+    its ticks. `samples`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
     """
 
     def __init__(
@@ -75,19 +72,11 @@ class Baselines:
         self._restored_ticks = 0
         self._cursor = 0
         width, noisy, long = len(columns), len(prior_std), settings.long_ticks
-        self.ticks: Floats = np.zeros(0)
-        self.first_seen_s: Floats = np.zeros(0)
-        self.seen: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.mean: Floats = np.zeros((0, width))
-        self.count: Floats = np.zeros((0, width))
-        self._vcpus: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.looks: Floats = np.zeros((0, 1))
-        self._spread: Floats = np.zeros((0, width))
-        self._short: Floats = np.zeros((0, noisy))
-        self._long: Floats = np.zeros((0, noisy))
-        self._noise_count: Floats = np.zeros((0, noisy))
-        self._load_weight: Floats = np.zeros(0)
-        self._load_response: Floats = np.zeros((0, noisy))
+        self.ticks, self.first_seen_s, self._load_weight = (np.zeros(0) for _ in range(3))
+        self.seen, self._vcpus = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.mean, self.count, self._spread = (np.zeros((0, width)) for _ in range(3))
+        self.samples: Floats = np.zeros((0, 1))
+        self._short, self._long, self._noise_count, self._load_response = (np.zeros((0, noisy)) for _ in range(4))
         # Twice the length, the second half as the first: any window lies in one piece.
         self._ring: Floats = np.zeros((2 * long, 0, noisy))
         self._known: Floats = np.zeros((2 * long, 0, noisy))
@@ -108,18 +97,18 @@ class Baselines:
         if keys == self.keys:
             return None
         source = old_rows(self.keys, keys)
-        new = source < 0
         self._forget_noise()
         self._same_ticks = 0
-        move_rows(self, source, ticks=0.0, first_seen_s=at_s, seen=0, mean=_NAN, count=0.0, looks=0.0)
+        move_rows(self, source, ticks=0.0, first_seen_s=at_s, seen=0, mean=_NAN, count=0.0, samples=0.0)
         move_rows(self, source, _spread=0.0, _short=0.0, _long=0.0, _noise_count=0.0)
         move_rows(self, source, _load_weight=0.0, _load_response=0.0)
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)
-        self.looks = _widened(self.looks, int(self._vcpus.max(initial=0)) + 1)
-        self._ring = taken(self._ring.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy()
-        self._known = taken(self._known.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy()
+        self.samples = _widened(self.samples, int(self._vcpus.max(initial=0)) + 1)
+        self._ring, self._known = (
+            taken(array.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy() for array in (self._ring, self._known)
+        )
         self.keys = keys
-        for row in np.flatnonzero(new):
+        for row in np.flatnonzero(source < 0):
             held = self._restored.pop((keys[row].uuid, keys[row].epoch), None)
             if held is not None and held["vcpus"] == keys[row].vcpus:
                 self._take_back(int(row), held)
@@ -243,19 +232,19 @@ class Baselines:
             more[np.isnan(more)] = 0.0
             np.add(kept, more, out=kept)
 
-    def learn_looks(self, running: Floats, elapsed_s: float, *, quiet: Bools) -> None:
+    def learn_samples(self, running: Floats, elapsed_s: float, *, quiet: Bools) -> None:
         """Count a sample of `running`, shape (VMs,): how many vCPU threads of each VM ran, NaN: not sampled."""
         rows = np.flatnonzero(quiet & ~np.isnan(running))
         if not len(rows):
             return
-        self.looks[rows, np.clip(running[rows], 0, self._vcpus[rows]).astype(np.intp)] += 1.0
+        self.samples[rows, np.clip(running[rows], 0, self._vcpus[rows]).astype(np.intp)] += 1.0
         # As the means: exponentially aged once there are as many as the time constant has ticks.
-        total = self.looks[rows].sum(axis=1)
+        total = self.samples[rows].sum(axis=1)
         most = self._settings.quiet_time_constant_s / elapsed_s
-        self.looks[rows] *= np.minimum(1.0, most / total)[:, None]
+        self.samples[rows] *= np.minimum(1.0, most / total)[:, None]
 
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
-        """Learn what a VM's own load does to its noisy columns: least squares through the origin.
+        """Learn the effect of a VM's own load on its noisy columns: least squares through the origin.
 
         `rows`, (VMs,): where no other VM does more than usual. `shift`, (VMs,): logarithm of the load over its
         baseline, >= 0. `deviation`, (VMs, n): of the first n noisy columns from their baselines; NaN counts as 0.
@@ -276,7 +265,7 @@ class Baselines:
     def relearn(self, rows: Bools) -> None:
         """Let the next ticks of these rows weigh far more: what was learnt was not their baseline."""
         self.count[rows] = np.minimum(self.count[rows], 1.0)
-        self.looks[rows] /= np.maximum(self.looks[rows].sum(axis=1, keepdims=True), 1.0)
+        self.samples[rows] /= np.maximum(self.samples[rows].sum(axis=1, keepdims=True), 1.0)
         self._forget_noise()
 
     # --- on disk ---
@@ -287,30 +276,31 @@ class Baselines:
         return rows + list(self._restored.values())
 
     def _dumped(self, row: int) -> dict[str, Any]:
-        key = self.keys[row]
-        start = self._noisy.start
-        columns: dict[str, list[float]] = {}
+        key, start = self.keys[row], self._noisy.start
         # `tolist` first: taking numbers from the arrays one by one was most of the cost.
-        numbers_of = [array[row].tolist() for array in (self.mean, self._spread, self.count)]
-        noise_of = [array[row].tolist() for array in (self._short, self._long, self._noise_count)]
-        for column, name in enumerate(self.columns):
-            numbers = [array[column] for array in numbers_of]
-            if numbers[2] > 0:
-                if column >= start:
-                    numbers += [array[column - start] for array in noise_of]
-                columns[name] = [float(f"{number:.7g}") for number in numbers]
+        numbers = list(zip(*(array[row].tolist() for array in self._plain()), strict=True))
+        noise = [()] * start + list(zip(*(array[row].tolist() for array in self._noise()), strict=True))
+        columns = zip(self.columns, numbers, noise, strict=True)
         return {
             "uuid": key.uuid,
             "epoch": key.epoch,
             "vcpus": key.vcpus,
             "ticks": float(self.ticks[row]),
-            "columns": columns,
-            "looks": [float(f"{number:.7g}") for number in self.looks[row, : key.vcpus + 1]],
+            "columns": {name: _rounded((*plain, *noisy)) for name, plain, noisy in columns if plain[2] > 0},
+            "looks": _rounded(self.samples[row, : key.vcpus + 1].tolist()),
             "load": {
                 "weight": float(self._load_weight[row]),
                 "response": dict(zip(self.columns[start:], self._load_response[row].tolist(), strict=True)),
             },
         }
+
+    def _plain(self) -> tuple[Floats, Floats, Floats]:
+        """Return the arrays of all columns that are kept on disk, in the file's order."""
+        return self.mean, self._spread, self.count
+
+    def _noise(self) -> tuple[Floats, Floats, Floats]:
+        """Return the arrays of the noisy columns that are kept on disk, in the file's order."""
+        return self._short, self._long, self._noise_count
 
     def restore(self, rows: Sequence[Mapping[str, Any]], age_s: float) -> None:
         """Take back what `dump` returned, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
@@ -327,26 +317,19 @@ class Baselines:
 
     def _checked(self, place: int, row: Mapping[str, Any], weight: float) -> dict[str, Any]:
         try:
-            columns = {
-                name: self._numbers(name, numbers, weight)
-                for name, numbers in row["columns"].items()
-                if name in self.columns  # others are of another version of the agent
-            }
             load, vcpus = row["load"], int(row["vcpus"])
             looks = zip(range(vcpus + 1), row["looks"], strict=True)
+            response = {name: _finite(number, -math.inf) * weight for name, number in load["response"].items()}
+            known = ((name, numbers) for name, numbers in row["columns"].items() if name in self.columns)
             return {
                 "uuid": str(row["uuid"]),
                 "epoch": str(row["epoch"]),
                 "vcpus": vcpus,
                 "ticks": _finite(row["ticks"]) * weight,
-                "columns": columns,
+                # Other columns are of another version of the agent.
+                "columns": {name: self._numbers(name, numbers, weight) for name, numbers in known},
                 "looks": [_finite(number) * weight for _, number in looks],
-                "load": {
-                    "weight": _finite(load["weight"]) * weight,
-                    "response": {
-                        name: _finite(number, -math.inf) * weight for name, number in load["response"].items()
-                    },
-                },
+                "load": {"weight": _finite(load["weight"]) * weight, "response": response},
             }
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"baselines: row {place}: {error!r}") from error
@@ -356,23 +339,22 @@ class Baselines:
         mean, spread, count, *noise = numbers
         if len(noise) != (3 if noisy else 0):
             raise ValueError(f"column {name!r} has {len(numbers)} numbers")
-        kept = [_finite(mean, -math.inf), _finite(spread), _finite(count) * weight]
-        return kept + [_finite(number) for number in noise]
+        return [_finite(mean, -math.inf), _finite(spread), _finite(count) * weight, *map(_finite, noise)]
 
     def _take_back(self, row: int, held: Mapping[str, Any]) -> None:
         start = self._noisy.start
         self._forget_noise()
         self.ticks[row] = held["ticks"]
-        self.looks[row, : len(held["looks"])] = held["looks"]
+        self.samples[row, : len(held["looks"])] = held["looks"]
         self._load_weight[row] = held["load"]["weight"]
         for column, name in enumerate(self.columns[start:]):
             self._load_response[row, column] = held["load"]["response"].get(name, 0.0)
         for name, numbers in held["columns"].items():
             column = self.columns.index(name)
-            self.mean[row, column], self._spread[row, column], self.count[row, column] = numbers[:3]
-            if column >= start:
-                for array, number in zip((self._short, self._long, self._noise_count), numbers[3:], strict=True):
-                    array[row, column - start] = number
+            for array, number in zip(self._plain(), numbers[:3], strict=True):
+                array[row, column] = number
+            for array, number in zip(self._noise(), numbers[3:], strict=False):  # none for a column without noise
+                array[row, column - start] = number
 
 
 def old_rows(old: Sequence[VmKey], new: Sequence[VmKey]) -> NDArray[np.int64]:
@@ -403,8 +385,12 @@ def taken(array: NDArray[Any], source: NDArray[np.int64], default: object) -> ND
     return result
 
 
+def _rounded(numbers: Iterable[float]) -> list[float]:
+    return [float(f"{number:.7g}") for number in numbers]
+
+
 def _widened(array: Floats, columns: int) -> Floats:
-    """Return `array` with so many columns: new ones are 0, those cut off belonged to VMs that are gone."""
+    """Return `array` with `columns` columns: new ones are 0, those cut off belonged to VMs that are gone."""
     result = np.zeros((len(array), columns))
     kept = min(columns, array.shape[1])
     result[:, :kept] = array[:, :kept]

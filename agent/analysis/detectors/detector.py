@@ -11,8 +11,8 @@ After "Cloud White", section 4, whose fixed percentages and victims by associati
 - *inflicting*: has grown, and another VM suffers, or has grown much. *Victim*: suffers, and does not inflict. Else
   *steady*.
 
-Windows begin anew when the set of grown VMs changes, and lengthen from then on: at first only what is large is seen,
-later what is small. Thresholds to leave a state are below those to enter it. While anyone inflicts baselines are learnt
+Windows restart when the set of grown VMs changes, and lengthen from then on: at first only large effects are seen,
+later small ones. Thresholds to leave a state are below those to enter it. While anyone inflicts baselines are learnt
 with a long time constant only: the end is the return to the baseline.
 """
 
@@ -29,11 +29,8 @@ from agent.analysis.detectors.baseline import Baselines, BaselineSettings, dumpe
 from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
-from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
-from agent.analysis.verdict import BEHAVIOURS, Verdict
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from agent.analysis.signals import IDLE, INDEX, SIGNALS, Bools, Floats, Tick, Values, load_factors
+from agent.analysis.verdict import BEHAVIOURS
 
 _FORMAT = 1
 _FIRST_SYMPTOM = len(SIGNALS)
@@ -66,15 +63,15 @@ _ELASTIC = [
     )
 ]
 _MAX_GUEST_RATIO = 0.9
-_MOST_SCORE = 20.0
-_MOST_SLOWING = 3.0  # a logarithm: larger ones mean no more
+_MAX_SCORE = 20.0
+_MAX_SLOWING = 3.0  # a logarithm: larger ones mean no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
-_NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times what hurts nobody
-_LEAST_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is no cause
+_NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times a harmless amount
+_MIN_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is not a cause
 _DOMINANT_SHARE = 0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
 _LOAD_NOISE = 0.05  # changes of the load's logarithm up to this are noise rather than load
-_OWN_CLOCK = 0.05  # a clock so much lower than the other VMs' is the VM's own doing (wide vector instructions)
+_OWN_CLOCK = 0.05  # a clock lower than the other VMs' by more is the VM's own doing (wide vector instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +87,11 @@ class DetectorSettings:
     suffers_delay: float = 0.04
     suffers_delay_alone: float = 0.25
     hysteresis: float = 0.5
-    inflicting_ratio: float = 1.4  # growth from which a VM inflicts whether or not anybody suffers
-    odd_factor: float = 5.0  # what exceeds this without a cause is not learnt at once
-    better_factor: float = 5.0  # what is better by this for long shows that the baseline was learnt under stress
-    suspicion_s: float = 600.0  # that long nothing is learnt of what is unusual and hurts nobody
+    inflicting_ratio: float = 1.4  # growth from which a VM inflicts even if no VM suffers
+    odd_factor: float = 5.0  # a score above this without a cause is not learnt at once
+    better_factor: float = 5.0  # a VM better by this for long has a baseline that was learnt under stress
+    suspicion_s: float = 600.0  # how long nothing is learnt from unusual VMs that hurt no other
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
-
-
-class _VmRows:
-    """What is remembered of each VM from tick to tick, beside its baseline."""
-
-    def __init__(self) -> None:
-        self.grown: Bools = np.zeros((0, len(ACTS)), bool)
-        self.suffers: Bools = np.zeros((0, len(KINDS)), bool)
-        self.suspect_s: Floats = np.zeros(0)
-        self.inflicts: Bools = np.zeros(0, bool)
-        self.since_s: Floats = np.zeros(0)
-        self.ready_since_s: Floats = np.zeros(0)  # NaN: its baseline is not ready yet
-        self.behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def match(self, source: NDArray[np.int64], at_s: float) -> None:
-        move_rows(self, source, grown=False, suffers=False, suspect_s=0.0, inflicts=False)
-        move_rows(self, source, since_s=at_s, ready_since_s=math.nan, behaviour=0)
 
 
 class Detector:
@@ -125,10 +105,13 @@ class Detector:
             np.array([*(s.prior_std for s in SYMPTOMS), *(0.05 for _ in ACTS), 0.01]),
             np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
         )
-        self._rows = _VmRows()
+        # State of each VM, from tick to tick; `_ready_since_s` NaN: its baseline is not ready yet.
+        self._grown: Bools = np.zeros((0, len(ACTS)), bool)
+        self._suffers: Bools = np.zeros((0, len(KINDS)), bool)
+        self._inflicts: Bools = np.zeros(0, bool)
+        self._behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._suspect_s, self._since_s, self._ready_since_s, self._vcpus, self._factors = np.zeros((5, 0))
         self._workers = WorkersRule()
-        self._vcpus: Floats = np.zeros(0)
-        self._factors: Floats = np.zeros(0)
         self._last_s = math.nan
         self._since_change = 0
 
@@ -139,17 +122,17 @@ class Detector:
         self._last_s = at_s
         source = self._baselines.match(tick.vms, at_s)
         if source is not None:
-            self._rows.match(source, at_s)
+            move_rows(self, source, _grown=False, _suffers=False, _inflicts=False, _behaviour=0)
+            move_rows(self, source, _suspect_s=0.0, _since_s=at_s, _ready_since_s=math.nan)
             self._workers.match(source, tick.vms)
             self._vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
             self._factors = load_factors(tick.vms)
         if not tick.vms:
-            nobody: tuple[Verdict, ...] = ()
-            return Detection((), np.zeros(0, np.int64), nobody.__getitem__, lambda: tick.values)
+            return Detection((), np.zeros(0, np.int64), [].__getitem__, lambda: tick.values)
         values = np.concatenate([tick.values, columns_of(tick.values, self._vcpus)], axis=1)
         self._baselines.observe(values)
         guest_ratio = self._baselines.mean[:, INDEX["guest_ratio"]]
-        self._workers.judge(self._baselines.looks, guest_ratio, self._baselines.seen)
+        self._workers.judge(self._baselines.samples, guest_ratio, self._baselines.seen)
         judged = self._judge(tick.values[:, INDEX["guest_ratio"]])
         self._decide(judged, at_s)
         found = self._found(tick, judged)
@@ -217,10 +200,10 @@ class Detector:
 
     def _grow(self, short: Floats, mean: Floats, ready: Bools) -> tuple[Floats, Floats, Floats, Floats, Bools]:
         """Update who has grown, with hysteresis; return growth, amount, usual, enough and growing as in `Judged`."""
-        baselines, settings, rows = self._baselines, self._settings, self._rows
+        baselines, settings = self._baselines, self._settings
         # A VM that comes when another is known does more than before it was there: nothing.
-        rows.ready_since_s[ready & np.isnan(rows.ready_since_s)] = self._last_s
-        known_since_s = rows.ready_since_s[ready].min() if ready.any() else math.inf
+        self._ready_since_s[ready & np.isnan(self._ready_since_s)] = self._last_s
+        known_since_s = self._ready_since_s[ready].min() if ready.any() else math.inf
         newcomer = ~ready & (baselines.first_seen_s >= known_since_s)
         usual = mean[:, _ACTS].copy()
         usual[~ready] = math.nan
@@ -234,63 +217,53 @@ class Detector:
         above = latest > settings.hysteresis * least
         # On the way up nothing is learnt: a ramp would be taken for noise, and pass below a threshold that it raises.
         growing = np.any(above, axis=1)
-        grown, share = above & (rows.grown | (latest > least)), np.zeros_like(growth)
+        grown, share = above & (self._grown | (latest > least)), np.zeros_like(growth)
         if growing.any():
             share = _main_growth(grown, growth, now, usual)
-        if np.array_equal(grown.any(axis=1), rows.grown.any(axis=1)):
-            self._since_change += 1
-        else:
-            self._since_change = 0
-        rows.grown = grown
+        is_same = np.array_equal(grown.any(axis=1), self._grown.any(axis=1))
+        self._since_change = self._since_change + 1 if is_same else 0
+        self._grown = grown
         # Evidence shows the threshold to stay grown.
         least[grown] *= settings.hysteresis
         return growth, share, usual, least, growing
 
     def _decide(self, judged: Judged, at_s: float) -> None:
         """Update who suffers and who inflicts, with hysteresis."""
-        settings, rows = self._settings, self._rows
-        grown: Bools = np.any(rows.grown, axis=1)
-        can = rows.grown @ _HURTS  # (VMs, KINDS): has grown in what can cause this kind
-        alone = _ALONE & (judged.shift < _LEAST[_GIPS])[:, None]
-        if grown.any():
-            helped = can.sum(axis=0) - can > 0
-            judged.factor = np.where(helped, settings.suffers_factor, settings.suffers_factor_alone)
-            judged.delay = np.where(helped, settings.suffers_delay, settings.suffers_delay_alone)
-            alone |= helped
-        else:
-            judged.factor = np.full(can.shape, settings.suffers_factor_alone)
-            judged.delay = np.full(can.shape, settings.suffers_delay_alone)
-        judged.factor[rows.suffers] *= settings.hysteresis
-        judged.delay[rows.suffers] *= settings.hysteresis
+        settings = self._settings
+        grown: Bools = np.any(self._grown, axis=1)
+        can = self._grown @ _HURTS  # (VMs, KINDS): has grown in what can cause this kind
+        helped = can.sum(axis=0) - can > 0
+        alone = _ALONE & (judged.shift < _LEAST[_GIPS])[:, None] | helped
+        judged.factor = np.where(helped, settings.suffers_factor, settings.suffers_factor_alone)
+        judged.delay = np.where(helped, settings.suffers_delay, settings.suffers_delay_alone)
+        judged.factor[self._suffers] *= settings.hysteresis
+        judged.delay[self._suffers] *= settings.hysteresis
         suffers = (judged.score > judged.factor) & (judged.effect > judged.delay) & alone
-        rows.suffers = suffers
-        hurting: Bools = np.zeros(len(grown), np.bool_)
-        inflicts = hurting
-        if grown.any():
-            hurting = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
-            # Much more than usual counts without a victim too: there may be one tomorrow, or one that is not measured.
-            much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
-            inflicts = hurting | ((much | rows.inflicts) & grown)
-        rows.inflicts = inflicts
+        self._suffers = suffers
+        hurting: Bools = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
+        # Much more than usual counts without a victim too: there may be one tomorrow, or one that is not measured.
+        much = (self._grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
+        inflicts = hurting | ((much | self._inflicts) & grown)
+        self._inflicts = inflicts
         victim = suffers.any(axis=1) & ~inflicts
         behaviour = (judged.ready & judged.known).astype(np.int64)
         behaviour[victim] = BEHAVIOURS.index("victim")
         behaviour[inflicts] = BEHAVIOURS.index("inflicting")
-        rows.since_s[behaviour != rows.behaviour] = at_s
-        rows.behaviour = behaviour
-        judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
+        self._since_s[behaviour != self._behaviour] = at_s
+        self._behaviour = behaviour
+        judged.grown, judged.suffers, judged.can, judged.hurting = self._grown, suffers, can, hurting
         judged.movers = int(grown.sum())
 
     def _found(self, tick: Tick, judged: Judged) -> Detection:
-        rows, baselines, settings = self._rows, self._baselines, self._settings.baseline
+        baselines, settings = self._baselines, self._settings.baseline
         ticks = baselines.ticks.astype(np.int64)
-        behaviours = tuple(map(BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
-        since_s = rows.since_s.copy()
-        reasons = Reasons(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
+        behaviours = tuple(map(BEHAVIOURS.__getitem__, self._behaviour.tolist()))
+        since_s = self._since_s.copy()
+        reasons = Reasons(tick, judged, behaviours, self._inflicts, since_s, ticks, settings.min_ticks)
         learnt = self._workers.found
         mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
         factors = np.where(learnt.workers > 0, self._vcpus / np.maximum(learnt.workers, 1), self._factors)
-        # The mean may be older than what is known of the workers.
+        # The mean may be older than the number of workers.
         mean[:, INDEX[IDLE]] = 1.0 - mean[:, INDEX["guest_ratio"]] * factors
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
         return Detection(
@@ -306,16 +279,16 @@ class Detector:
     # --- learning ---
 
     def _learn(self, values: Floats, judged: Judged, elapsed_s: float, running: Floats | None) -> None:
-        settings, rows, baselines = self._settings, self._rows, self._baselines
-        grown = rows.grown.any(axis=1)
-        suffering = rows.suffers.any(axis=1)
-        anyone = bool((rows.inflicts & judged.hurting).any())
+        settings, baselines = self._settings, self._baselines
+        grown = self._grown.any(axis=1)
+        suffering = self._suffers.any(axis=1)
+        anyone = bool((self._inflicts & judged.hurting).any())
         odd = judged.odd
-        # Somebody does more and nobody suffers yet.
+        # A VM does more than usual, and none suffers yet.
         suspicious = (grown.any() | odd | judged.growing) & judged.ready | grown
-        rows.suspect_s = np.where(suspicious, rows.suspect_s + elapsed_s, 0.0)
-        held = suffering | rows.inflicts & (judged.hurting | anyone) | (anyone & judged.ready)
-        quiet = ~held & (~suspicious | (rows.suspect_s > settings.suspicion_s))
+        self._suspect_s = np.where(suspicious, self._suspect_s + elapsed_s, 0.0)
+        held = suffering | self._inflicts & (judged.hurting | anyone) | (anyone & judged.ready)
+        quiet = ~held & (~suspicious | (self._suspect_s > settings.suspicion_s))
         alone = grown.sum() - grown == 0
         baselines.learn_load(judged.ready & alone, judged.shift, judged.by_load, elapsed_s)
         if not grown.any():
@@ -324,7 +297,7 @@ class Detector:
                 baselines.relearn(better)
         baselines.learn(values, elapsed_s, quiet=quiet, held=held)
         if running is not None:
-            baselines.learn_looks(running, elapsed_s, quiet=quiet)
+            baselines.learn_samples(running, elapsed_s, quiet=quiet)
 
     def _better(self, judged: Judged) -> Bools | None:
         """Rows that do better or less than at their baseline for a while: it was learnt when it was not quiet."""
@@ -342,7 +315,7 @@ class Detector:
 
 
 def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Floats:
-    """Take out of `grown` what is no cause beside the rest, in place; return each one's share of the most, (VMs, ACTS).
+    """Remove from `grown`, in place, growth that is not a cause; return each share of the largest growth, (VMs, ACTS).
 
     All of shape (VMs, ACTS): acts now and at the baseline, as logarithms, and their difference.
     """
@@ -354,7 +327,7 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
     busier = np.where(counted, np.abs(growth[:, _GIPS]) > _LEAST[_GIPS], growth[:, _CPU] > _LEAST[_CPU])
     grown[:, _BANDWIDTH] &= dominant | busier
     most = np.where(grown, more, 0.0).max(axis=0)
-    grown &= more >= _LEAST_SHARE * most
+    grown &= more >= _MIN_SHARE * most
     return np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
 
 
@@ -368,14 +341,14 @@ def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) 
     load = _without_floor(log_gips) - _without_floor(mean[:, _GROWN_GIPS])
     # Small shifts are mostly noise of one tick; a real change of load is followed in full.
     load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
-    baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MOST_SLOWING, _MOST_SLOWING))[:, None]
+    baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MAX_SLOWING, _MAX_SLOWING))[:, None]
     baseline[:, INDEX[IDLE]] = 1.0 - baseline[:, INDEX["guest_ratio"]] * factors
     baseline[~ready] = math.nan
     return baseline
 
 
 def _median(numbers: Floats) -> float:
-    """Return the median of those that are known, NaN where none is: as numpy's, at a tenth of its cost."""
+    """Return the median of those that are known, NaN without any: as numpy's, at a tenth of its cost."""
     known = np.sort(numbers[~np.isnan(numbers)])
     middle = len(known) // 2
     if len(known) % 2:
@@ -399,7 +372,7 @@ def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Float
     busy = np.minimum(np.where(np.isnan(guest_ratio), 0.0, guest_ratio), _MAX_GUEST_RATIO)
     score = np.full((len(deviation), len(KINDS)), math.nan)
     slower = np.full_like(score, math.nan)
-    z = np.minimum(np.maximum(deviation / std, -_MOST_SCORE), _MOST_SCORE)
+    z = np.minimum(np.maximum(deviation / std, -_MAX_SCORE), _MAX_SCORE)
     for kind, (first, *others) in enumerate(_OF_KIND):
         if kind == _CORE:
             continue
@@ -417,4 +390,4 @@ def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Float
         weighed = np.where(known[:, :_SLOWING], weight * deviation[:, :_SLOWING], 0.0)
         slower[:, _CORE] = weighed.sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12)
         score[~some, _CORE] = slower[~some, _CORE] = math.nan
-    return score, np.expm1(np.minimum(slower, _MOST_SLOWING)) / (1 - busy)[:, None]
+    return score, np.expm1(np.minimum(slower, _MAX_SLOWING)) / (1 - busy)[:, None]

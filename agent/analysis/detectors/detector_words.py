@@ -1,4 +1,4 @@
-"""What whitepanda's detector compared in a tick, and the reasons and evidence it gives, in the signals' own units."""
+"""A tick compared with the baselines, and the detector's reasons and evidence, in the signals' own units."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,16 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detectors.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
-from agent.analysis.signals import Tick
+from agent.analysis.signals import Bools, Floats, Tick
 from agent.analysis.verdict import Behaviour, Evidence, Verdict
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-AS_USUAL = "as usual"
 _CLOCK_CHANGE = 0.05
 _LOAD_CHANGE = 0.2
-_MOST_EVIDENCE = 3
+_MAX_EVIDENCE = 3
 _KIND_OF = [KINDS.index(symptom.kind) for symptom in SYMPTOMS]
 
 
@@ -32,8 +28,8 @@ class Judged:
     `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
     are large, whatever the cause.
     `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`, symptoms: their
-    change but for the clock's part.
-    `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
+    change without the clock's part.
+    `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and another VM suffers so.
     `movers`: how many VMs have grown. The detector sets these last ones in a second step.
     """
 
@@ -65,7 +61,7 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Reasons:
-    """Makes the verdicts of one tick's VMs when somebody asks; its arrays do not change any more.
+    """Makes the verdicts of one tick's VMs on demand; its arrays do not change any more.
 
     Each array has shape (VMs,). `since_s`: when the behaviour began; `ticks`: quiet ticks behind each baseline, of
     which `min_ticks` are enough.
@@ -89,15 +85,11 @@ class Reasons:
         """Return the verdict on one VM."""
         judged, tick, behaviour = self.judged, self.tick, self.behaviours[row]
         culprits: tuple[str, ...] = ()
+        evidence = _acts_of(row, judged) if behaviour == "inflicting" else ()
         if behaviour == "victim":
-            kinds = judged.suffers[row]
+            evidence, kinds = _symptoms_of(row, judged, tick), judged.suffers[row]
             causes = (one for one in self._inflicting if one != row and (judged.can[one] & kinds).any())
             culprits = tuple(tick.vms[one].uuid for one in causes)
-        evidence: tuple[Evidence, ...] = ()
-        if behaviour == "victim":
-            evidence = _symptoms_of(row, judged, tick)
-        elif behaviour == "inflicting":
-            evidence = _acts_of(row, judged)
         ticks = int(self.ticks[row])
         reason = _reason(behaviour, row, judged, evidence, ticks, self.min_ticks)
         since_ns, ready = round(float(self.since_s[row]) * 1e9), bool(judged.ready[row])
@@ -107,15 +99,15 @@ class Reasons:
 def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
     window, expected = judged.window[row].tolist(), judged.expected[row].tolist()
     std, factor, suffers = judged.std[row].tolist(), judged.factor[row].tolist(), judged.suffers[row].tolist()
-    found = []
-    for place, kind in enumerate(_KIND_OF):
-        if suffers[kind] and window[place] > expected[place]:
-            found.append(((window[place] - expected[place]) / std[place], place))
-    found.sort(reverse=True)
+    excess = (
+        ((window[place] - expected[place]) / std[place], place)
+        for place, kind in enumerate(_KIND_OF)
+        if suffers[kind] and window[place] > expected[place]
+    )
+    found = [place for _, place in sorted(excess, reverse=True)]
     evidence = []
-    places = [place for _, place in found[:_MOST_EVIDENCE]]
-    if any(place == 0 for _, place in found[_MOST_EVIDENCE:]):
-        places[-1] = 0  # IPC is what people know
+    # IPC, place 0, is the best known symptom.
+    places = [*found[: _MAX_EVIDENCE - 1], 0] if 0 in found[_MAX_EVIDENCE:] else found[:_MAX_EVIDENCE]
     for place in places:
         symptom, usual = SYMPTOMS[place], expected[place]
         least = usual + factor[_KIND_OF[place]] * std[place]
@@ -145,7 +137,7 @@ def _reason(
         return "none of its signals is known now"
     if behaviour == "victim":
         return _victim(row, judged, evidence)
-    effect = "others suffer meanwhile" if judged.hurting[row] else "nobody is seen to suffer"
+    effect = "others suffer meanwhile" if judged.hurting[row] else "no VM is seen to suffer"
     return f"{_more(evidence)}; {effect}"
 
 
@@ -185,7 +177,7 @@ def _steady(row: int, judged: Judged) -> str:
         return f"the clock is {100 * math.expm1(judged.clock[row]):+.0f} % against usual, which explains what changed"
     if judged.odd[row]:
         return "slower than usual, but no other VM does more: its own doing"
-    return AS_USUAL
+    return "as usual"
 
 
 _WORDS = {symptom.signal: symptom.words for symptom in SYMPTOMS}

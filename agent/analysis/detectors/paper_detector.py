@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.detectors.base import Detection
 from agent.analysis.detectors.baseline import dumped_vms, move_rows, old_rows
-from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
+from agent.analysis.signals import INDEX, SIGNALS, Bools, Floats, Tick, Values, VmKey
 from agent.analysis.verdict import BEHAVIOURS, Behaviour, Evidence, Verdict
 
 _FORMAT = 1
@@ -44,11 +45,6 @@ class PaperSettings:
     load_from_baseline: bool = False
     gips_from_baseline: bool = False
 
-    @property
-    def from_baseline(self) -> tuple[bool, bool]:
-        """Whether load and GIPS are held against the baseline."""
-        return self.load_from_baseline, self.gips_from_baseline
-
 
 class PaperDetector:
     """Algorithm 1 of "Cloud White". Ticks come in order of time; not thread-safe."""
@@ -56,16 +52,12 @@ class PaperDetector:
     def __init__(self, settings: PaperSettings) -> None:
         self._settings = settings
         self._keys: tuple[VmKey, ...] = ()
-        self._restored: dict[tuple[str, str], tuple[int, NDArray[np.float64], Values]] = {}
-        length = settings.rolling_ticks
-        self._ticks: NDArray[np.float64] = np.zeros(0)
-        self._sum: Values = np.zeros((0, len(SIGNALS)))
-        self._known: Values = np.zeros((0, len(SIGNALS)))
-        self._ring: NDArray[np.float64] = np.full((0, length, 2), math.nan)
+        self._restored: dict[tuple[str, str], tuple[int, Values, Values]] = {}
+        self._sum, self._known = np.zeros((2, 0, len(SIGNALS)))
+        self._ring: Floats = np.full((0, settings.rolling_ticks, 2), math.nan)
         self._behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._since_s: NDArray[np.float64] = np.zeros(0)
-        self._loaded: NDArray[np.bool_] = np.zeros(0, bool)
-        self._estimating: NDArray[np.bool_] = np.zeros(0, bool)
+        self._ticks, self._since_s = np.zeros((2, 0))
+        self._loaded, self._estimating = np.zeros((2, 0), bool)
         self._cursor = 0
 
     def step(self, tick: Tick) -> Detection:
@@ -73,21 +65,20 @@ class PaperDetector:
         settings = self._settings
         if tick.vms != self._keys:
             self._match(tick)
-        now = tick.values[:, [_GUEST, _GIPS]]
+        now, baseline = tick.values[:, [_GUEST, _GIPS]], self._baseline()
         ready = self._ticks >= settings.baseline_ticks
-        baseline = self._baseline()
         with np.errstate(invalid="ignore", divide="ignore"):
-            own = np.where(baseline[:, [_GUEST, _GIPS]] > 0, baseline[:, [_GUEST, _GIPS]], math.nan)
+            own = np.where((own := baseline[:, [_GUEST, _GIPS]]) > 0, own, math.nan)
             relative = now / own
             known = ~np.isnan(self._ring)
             count = known.sum(axis=1)
             rolling = np.where(count > 0, np.where(known, self._ring, 0.0).sum(axis=1) / count, math.nan)
-            usual = np.where(settings.from_baseline, own, rolling)
+            usual = np.where((settings.load_from_baseline, settings.gips_from_baseline), own, rolling)
             change = np.abs(now - usual) / usual
         can_tell = ready & ~np.isnan(change).any(axis=1)
         changed = can_tell & (change[:, 0] > settings.load_change)
         inflicts = changed & (change[:, 1] > settings.gips_change)
-        # Second pass: whoever does not inflict is a victim by association, but for VMs without a baseline.
+        # Second pass: a VM with a baseline that does not inflict is a victim by association.
         victim = (changed | (can_tell & inflicts.any())) & ~inflicts
         behaviour = can_tell.astype(np.int64)
         behaviour[victim], behaviour[inflicts] = 2, 3
@@ -101,7 +92,7 @@ class PaperDetector:
         baseline[~ready] = math.nan
         return Detection(behaviours, ticks, reasons.state, lambda: baseline, estimate)
 
-    def _estimate(self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _estimate(self, relative: Values, victim: Bools, inflicts: Bools) -> Bools:
         settings = self._settings
         off = np.abs(relative - 1)
         self._loaded = inflicts | (self._loaded & (off[:, 1] > settings.gips_change))
@@ -113,7 +104,7 @@ class PaperDetector:
     def _baseline(self) -> Values:
         return np.where(self._known > 0, self._sum / np.maximum(self._known, 1), math.nan)
 
-    def _learn(self, values: Values, now: Values, ready: NDArray[np.bool_]) -> None:
+    def _learn(self, values: Values, now: Values, ready: Bools) -> None:
         learning = ~ready & ~np.isnan(now).any(axis=1)
         known = ~np.isnan(values) & learning[:, None]
         self._sum += np.where(known, values, 0.0)
@@ -170,29 +161,29 @@ class PaperDetector:
         self._restored = restored
 
 
-#: Of a steady VM with an estimate: rolling means forget what began some ticks ago, the baseline does not.
-_STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are back at their baselines"
+#: Added for a steady VM with an estimate: rolling means forget an older beginning, the baseline does not.
+_STILL_ESTIMATED = "; its slow-down is estimated until it and the inflicting VMs are back at their baselines"
 
 
 @dataclass(frozen=True, eq=False)
 class _Reasons:
-    """Makes the verdicts of one tick's VMs when somebody asks; its arrays do not change any more."""
+    """Makes the verdicts of one tick's VMs on demand; its arrays do not change any more."""
 
     tick: Tick
     behaviours: tuple[Behaviour, ...]
     now: Values
     usual: Values
-    since_s: NDArray[np.float64]
+    since_s: Floats
     ticks: NDArray[np.int64]
-    ready: NDArray[np.bool_]
-    estimate: NDArray[np.bool_]
+    ready: Bools
+    estimate: Bools
     settings: PaperSettings
 
     def state(self, row: int) -> Verdict:
         """Return the verdict on one VM."""
         behaviour, settings = self.behaviours[row], self.settings
         active = behaviour in {"victim", "inflicting"}
-        factors = (settings.load_change, settings.gips_change)
+        factors = settings.load_change, settings.gips_change
         ticks = int(self.ticks[row])
         reason = _reason(behaviour, self.now[row], self.usual[row], settings, ticks)
         if self.estimate[row] and not active:
@@ -215,11 +206,9 @@ class _Reasons:
 
 def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
     """Return load and GIPS with their usual values, and the limit on the side to which each has moved."""
-    found = []
-    for name, value, mean, factor in zip(("guest_ratio", "gips"), now, usual, factors, strict=True):
-        limit = mean * (1 + factor if value >= mean else 1 - factor)
-        found.append(Evidence(name, float(value), float(mean), float(limit)))
-    return tuple(found)
+    limits = usual * (1 + np.where(now >= usual, factors, np.negative(factors)))
+    rows = zip(("guest_ratio", "gips"), now.tolist(), usual.tolist(), limits.tolist(), strict=True)
+    return tuple(starmap(Evidence, rows))
 
 
 def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSettings, ticks: int) -> str:
@@ -230,7 +219,7 @@ def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSet
     load, gips = 100 * (now / usual - 1)
     of_load, of_gips = (
         " against its baseline" if baseline else f" against the last {settings.rolling_ticks} ticks"
-        for baseline in settings.from_baseline
+        for baseline in (settings.load_from_baseline, settings.gips_from_baseline)
     )
     changes = f"load {load:+.0f} %{'' if of_load == of_gips else of_load}, GIPS {gips:+.0f} %{of_gips}"
     if behaviour == "steady":

@@ -1,19 +1,16 @@
 """The columns of whitepanda's detector, made from a tick's signals so that one scale fits all VMs.
 
-Symptoms (of suffering): larger is worse, and 0.05 is about 5 % whatever the signal (pressures as they are, the rest
-logarithms). Acts (of load): logarithms of an amount plus a floor that cannot hurt anybody, so that growth from nothing
-to next to nothing is none.
+Symptoms (of suffering): larger is worse, and 0.05 is about 5 % for any signal (pressures as they are, the rest
+logarithms). Acts (of load): logarithms of an amount plus a floor that hurts no other VM, so that growth from nothing
+to next to nothing does not count.
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agent.analysis.signals import INDEX, Tick
-
-Floats = NDArray[np.float64]
+from agent.analysis.signals import INDEX, Floats, Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Symptom:
 class Act:
     """One thing that a VM can do more of. `hurts`: the kinds of symptoms that it can cause in others.
 
-    `least_ratio`: growth over the baseline below this is none, whatever the noise. `unit`: of the signal.
+    `least_ratio`: smaller growth over the baseline does not count, whatever the noise. `unit`: of the signal.
     """
 
     name: str
@@ -85,7 +82,7 @@ _GIPS, _CPU_CORES = INDEX["gips"], INDEX["cpu_usage_cores"]
 _ACT_COLUMNS = [INDEX[act.signal] for act in ACTS]
 _ACT_FLOORS = np.array([act.floor for act in ACTS])
 _RAW = {"cpu_pressure", "io_pressure", "memory_pressure"}
-_MOST_STALLS = 0.98
+_MAX_STALLS = 0.98
 _RAW_PLACES = [place for place, symptom in enumerate(SYMPTOMS) if symptom.name in _RAW]
 _RAW_COLUMNS = [INDEX[SYMPTOMS[place].signal] for place in _RAW_PLACES]
 _CLOCKED = 3  # the first symptoms: in cycles
@@ -103,7 +100,7 @@ def columns_of(values: Floats, vcpus: Floats) -> Floats:
         result[:, _PLACE["log_llc_mpki"]] = np.log(values[:, INDEX["llc_mpki"]] + _MISSES_FLOOR)
         # With the other cycles unchanged, stalls of share s make every instruction 1 / (1 - s) times as long.
         for name, signal in (("log_memory_stalls", "memory_stall_ratio"), ("log_total_stalls", "total_stall_ratio")):
-            stalls = np.minimum(values[:, INDEX[signal]], _MOST_STALLS)
+            stalls = np.minimum(values[:, INDEX[signal]], _MAX_STALLS)
             result[:, _PLACE[name]] = -np.log1p(-stalls)
         waiting = values[:, INDEX["run_queue_wait_ratio"]] * vcpus
         result[:, _PLACE["log_waiting"]] = np.log1p(waiting / np.maximum(cores, _IDLE_CORES))

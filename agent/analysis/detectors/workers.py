@@ -1,12 +1,12 @@
 """How many requests a VM serves at once, learnt from how many of its vCPU threads run at one instant.
 
-A queue's delay follows the idle share of its workers, and a VM with fewer workers than vCPUs looks half idle when they
+A queue's delay follows the idle share of its workers, and a VM with fewer workers than vCPUs seems half idle when they
 are full. No average over a second shows how many there are; samples at single instants do, as w workers never keep more
 than w threads busy, and keep all w busy the more often the fewer they are.
 
 The rule (docs/studies/cloud-white.md): of the numbers 1 to V (vCPUs) of workers of an M/M/w queue at the offered load
-a = guest time of all vCPUs at the baseline, the one whose posterior is at least `LEAST_POSTERIOR`, from at least
-`LEAST_LOOKS` samples; else it is not known. Something else (guest kernel, interrupts, KVM's polling) runs one thread
+a = guest time of all vCPUs at the baseline, the one whose posterior is at least `MIN_POSTERIOR`, from at least
+`MIN_SAMPLES` samples; else it is not known. Something else (guest kernel, interrupts, KVM's polling) runs one thread
 more, up to V, in an unknown share of the samples, one of `BESIDE`.
 """
 
@@ -17,20 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.detectors.baseline import taken
-from agent.analysis.signals import VmKey
+from agent.analysis.signals import Bools, Floats, VmKey
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-LEAST_POSTERIOR = 0.95
-LEAST_LOOKS = 20.0
+MIN_POSTERIOR = 0.95
+MIN_SAMPLES = 20.0
 #: Shares of the samples in which one thread more runs than workers are busy, equally likely.
 BESIDE = (0.0, 0.02, 0.05, 0.1)
 #: Ticks between two judgements of a VM: posteriors change little from sample to sample.
 EVERY_TICKS = 10
 # Likelihood of a sample that a number of workers does not allow: above 0, so that ageing forgets it again.
 _IMPOSSIBLE = 1e-300
-_LEAST_LOAD = 1e-9
+_MIN_LOAD = 1e-9
 _TOGETHER = 32
 
 
@@ -38,12 +35,12 @@ class LearntWorkers(NamedTuple):
     """What was learnt of a host's VMs, each of shape (VMs,).
 
     `workers`: how many requests each serves at once; 0: not known. `posterior`: of the likeliest number, NaN before
-    there are enough samples. `looks`: how many samples, aged; NaN: not judged yet, or given by the operator.
+    there are enough samples. `samples`: how many samples, aged; NaN: not judged yet, or given by the operator.
     """
 
     workers: NDArray[np.int64]
     posterior: Floats
-    looks: Floats
+    samples: Floats
 
 
 def running_shares(offered: Floats, vcpus: int) -> Floats:
@@ -53,7 +50,7 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
     w the whole tail. 0 where a >= w: no such queue lasts.
     """
     # More than all of them is as impossible as all of them.
-    a = np.clip(offered, _LEAST_LOAD, vcpus)[:, None]
+    a = np.clip(offered, _MIN_LOAD, vcpus)[:, None]
     k = np.arange(vcpus + 1)
     # a^k / k!, over the largest of them: high powers of large loads have no number of their own.
     logs = k * np.log(a) - np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
@@ -68,19 +65,19 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
     return found
 
 
-def posteriors(looks: Floats, offered: Floats) -> Floats:
+def posteriors(samples: Floats, offered: Floats) -> Floats:
     """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 where none is possible.
 
-    `looks`: shape (n, V + 1): in how many samples k threads ran, aged. `offered`: shape (n,), loads in workers; NaN:
+    `samples`: shape (n, V + 1): in how many samples k threads ran, aged. `offered`: shape (n,), loads in workers; NaN:
     not known.
     """
-    vcpus = looks.shape[1] - 1
+    vcpus = samples.shape[1] - 1
     shares = running_shares(np.nan_to_num(offered, nan=vcpus), vcpus)
     beside = np.roll(shares, 1, axis=2)
     beside[:, :, 0] = 0.0
     beside[:, :, -1] += shares[:, :, -1]
-    seen = np.flatnonzero(looks.any(axis=0))
-    found, more, counted = shares[:, :, seen], beside[:, :, seen], looks[:, None, seen]
+    seen = np.flatnonzero(samples.any(axis=0))
+    found, more, counted = shares[:, :, seen], beside[:, :, seen], samples[:, None, seen]
     likelihoods = np.stack([
         (counted * np.log(np.maximum((1 - b) * found + b * more, _IMPOSSIBLE))).sum(axis=2) for b in BESIDE
     ])  # fmt: skip
@@ -94,7 +91,7 @@ def posteriors(looks: Floats, offered: Floats) -> Floats:
 
 
 class WorkersRule:
-    """What is held of each VM's workers. Rows are those of the baselines."""
+    """The learnt workers of each VM. Rows are those of the baselines."""
 
     def __init__(self) -> None:
         self.found = LearntWorkers(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
@@ -113,23 +110,23 @@ class WorkersRule:
         # Many together are cheaper than each alone; all of a large host's in one tick would be seen.
         self._group = np.arange(len(keys)) // _TOGETHER
 
-    def judge(self, looks: Floats, guest_ratio: Floats, seen: NDArray[np.int64]) -> None:
-        """Judge those VMs anew whose turn it is: new ones, and each once in `EVERY_TICKS` of its ticks.
+    def judge(self, samples: Floats, guest_ratio: Floats, seen: NDArray[np.int64]) -> None:
+        """Judge the VMs whose turn it is: new ones, and each once in `EVERY_TICKS` of its ticks.
 
-        `looks` as of `posteriors`. `guest_ratio`, (VMs,): guest time per vCPU at the baseline, NaN: not known. `seen`,
+        `samples` as in `posteriors`. `guest_ratio`, (VMs,): guest time per vCPU at the baseline; NaN: unknown. `seen`,
         (VMs,): for how many ticks each VM has been there.
         """
         turn = (self._due | ((seen + self._group) % EVERY_TICKS == 0)) & self._asked
         if not turn.any():
             return
         self._due &= ~turn
-        workers, posterior, total = (self.found.workers.copy(), self.found.posterior.copy(), self.found.looks.copy())
-        total[turn] = looks[turn].sum(axis=1)
+        workers, posterior, total = (self.found.workers.copy(), self.found.posterior.copy(), self.found.samples.copy())
+        total[turn] = samples[turn].sum(axis=1)
         workers[turn], posterior[turn] = 0, np.nan
-        enough = turn & (total >= LEAST_LOOKS) & (self._vcpus > 0)
+        enough = turn & (total >= MIN_SAMPLES) & (self._vcpus > 0)
         for vcpus in np.unique(self._vcpus[enough]).tolist():
             rows = np.flatnonzero(enough & (self._vcpus == vcpus))
-            likely = posteriors(looks[rows, : vcpus + 1], guest_ratio[rows] * vcpus)
+            likely = posteriors(samples[rows, : vcpus + 1], guest_ratio[rows] * vcpus)
             posterior[rows] = likely.max(axis=1)
-            workers[rows] = np.where(posterior[rows] >= LEAST_POSTERIOR, likely.argmax(axis=1) + 1, 0)
+            workers[rows] = np.where(posterior[rows] >= MIN_POSTERIOR, likely.argmax(axis=1) + 1, 0)
         self.found = LearntWorkers(workers, posterior, total)

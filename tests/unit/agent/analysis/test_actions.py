@@ -407,7 +407,7 @@ def test_doing_nothing_says_what_happens_then():
     nothing = recommend(situation(lasted_s=600.0))[-1]
     assert nothing.action == "nothing"
     assert "CPI 3 of web-1 is above 1.9 of job web, mean 1.2" in nothing.evidence
-    assert "it has gone on for 600 s" in nothing.evidence
+    assert "it has lasted 600 s" in nothing.evidence
     assert nothing.effect.after == nothing.effect.before == 2.0
 
 

@@ -105,7 +105,7 @@ def test_what_the_own_load_does_is_learnt():
 
 def looked(made, running, times=1, *, quiet=YES):
     for _ in range(times):
-        made.learn_looks(np.array(running, np.float64), 1.0, quiet=quiet)
+        made.learn_samples(np.array(running, np.float64), 1.0, quiet=quiet)
 
 
 def test_looks_are_counted_in_quiet_and_where_somebody_looked():
@@ -115,19 +115,19 @@ def test_looks_are_counted_in_quiet_and_where_somebody_looked():
     looked(made, [1, math.nan])
     looked(made, [2, 1], quiet=np.array([False, True]))
     looked(made, [5, -1])  # more than there are count as all
-    assert made.looks.tolist() == [[3, 1, 1], [1, 1, 3]]
+    assert made.samples.tolist() == [[3, 1, 1], [1, 1, 3]]
 
 
 def test_looks_age_as_the_means_do_and_go_when_these_are_learnt_anew():
     made = baselines(quiet_time_constant_s=20.0)
     feed(made, [[1.0]])
     looked(made, [1, 1], 20)
-    assert made.looks[0].tolist() == [0, 20, 0]
+    assert made.samples[0].tolist() == [0, 20, 0]
     looked(made, [2, 1], 40)
-    assert made.looks.sum(axis=1) == pytest.approx([20, 20])
-    assert made.looks[0, 1] == pytest.approx(20 * (20 / 21) ** 40)
+    assert made.samples.sum(axis=1) == pytest.approx([20, 20])
+    assert made.samples[0, 1] == pytest.approx(20 * (20 / 21) ** 40)
     made.relearn(np.array([True, False]))
-    assert made.looks.sum(axis=1) == pytest.approx([1, 20])
+    assert made.samples.sum(axis=1) == pytest.approx([1, 20])
 
 
 def test_looks_are_kept_on_disk():
@@ -139,7 +139,7 @@ def test_looks_are_kept_on_disk():
     other = baselines()
     other.restore(dumped, 86_400)
     other.match(KEYS, 0.0)
-    assert other.looks.tolist() == [[0, 15, 0], [0, 0, 15]]
+    assert other.samples.tolist() == [[0, 15, 0], [0, 0, 15]]
     for looks in ([], [1, 2], [1, -2, 0], [1, math.nan, 0], 7):
         dumped[1]["looks"] = looks
         with pytest.raises(ValueError, match="baselines: row 1"):
@@ -152,10 +152,10 @@ def test_looks_stay_with_their_vm_as_larger_ones_come_and_go():
     looked(made, [1, 2])
     large = VmKey("c", "e1", 4)
     made.match((large, KEYS[1]), 1.0)
-    assert made.looks.tolist() == [[0] * 5, [0, 0, 1, 0, 0]]
+    assert made.samples.tolist() == [[0] * 5, [0, 0, 1, 0, 0]]
     looked(made, [4, 0])
     made.match((KEYS[1],), 2.0)
-    assert made.looks.tolist() == [[1, 0, 1]]
+    assert made.samples.tolist() == [[1, 0, 1]]
 
 
 def test_age_takes_weight_and_a_week_takes_all():

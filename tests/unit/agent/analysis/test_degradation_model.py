@@ -219,7 +219,7 @@ def test_a_wrong_file_is_told_in_one_line(change, message):
         parse(data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; write it anew with `whitepanda degradation fit`")
+    assert str(caught.value).endswith("; write it again with `whitepanda degradation fit`")
 
 
 def rich_file():
@@ -305,4 +305,4 @@ def test_a_number_that_no_fit_can_have_given_is_refused_by_its_name(path, wrong)
         assert "\n" not in text
         assert len(text) < 300
         assert name in text, text
-        assert text.endswith("; write it anew with `whitepanda degradation fit`")
+        assert text.endswith("; write it again with `whitepanda degradation fit`")

@@ -167,7 +167,7 @@ def test_one_who_does_much_more_inflicts_though_nobody_is_seen_to_suffer():
     detector = Detector(DetectorSettings())
     states = [detector.step(tick).states for tick in stressed(slow=1.0)]
     assert [str(state.behaviour) for state in states[80]] == [INFLICTING, STEADY, STEADY]
-    assert states[80][0].reason.endswith("; nobody is seen to suffer")
+    assert states[80][0].reason.endswith("; no VM is seen to suffer")
 
 
 def test_reasons_and_evidence_have_the_numbers_in_the_signals_units():
@@ -240,7 +240,7 @@ def test_workers_are_learnt_from_looks_and_what_is_left_is_theirs():
     assert not any(told[:20])  # too few looks
     assert found.workers.workers.tolist() == [1, 1, 1]
     assert (found.workers.posterior > 0.99).all()
-    assert found.workers.looks.tolist() == pytest.approx([120, 120, 120], abs=11)
+    assert found.workers.samples.tolist() == pytest.approx([120, 120, 120], abs=11)
     assert found.factors.tolist() == [4, 4, 4]
     left = 1 - 4 * found.baseline[:, INDEX["guest_ratio"]]
     np.testing.assert_allclose(found.baseline[:, INDEX["vcpu_idle_ratio"]], left)
@@ -256,7 +256,7 @@ def test_what_the_operator_says_of_workers_stands_whatever_runs():
     for tick in with_looks(world(ticks=60), workers=1):
         found = detector.step(tick._replace(vms=(tick.vms[0]._replace(workers=2), *tick.vms[1:])))
     assert found.workers.workers.tolist() == [0, 1, 1]
-    assert np.isnan([found.workers.posterior[0], found.workers.looks[0]]).all()
+    assert np.isnan([found.workers.posterior[0], found.workers.samples[0]]).all()
     assert found.factors.tolist() == [2, 4, 4]
 
 

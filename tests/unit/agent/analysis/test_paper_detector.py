@@ -69,7 +69,7 @@ def test_a_load_that_lasts_becomes_steady_but_is_estimated_until_the_baseline_re
         detection = detector.step(tick(at, (0.2, 0.4, 0.2), (1.0, 2.0, 1.0)))
     assert behaviours(detection) == ["steady", "steady", "steady"]
     assert detection.estimate.tolist() == [True, False, True]
-    hint = "; its slow-down is estimated until it and who inflicted are back at their baselines"
+    hint = "; its slow-down is estimated until it and the inflicting VMs are back at their baselines"
     usual = "load as in the last ticks"
     assert [state.reason for state in detection.states] == [usual + hint, usual, usual + hint]
     for at in range(20, 30):

@@ -104,7 +104,7 @@ def test_one_worker_is_told_though_something_runs_beside_it_now_and_then():
     one = (0.5 * (1 - beside)) ** 48 * 0.5**45 * (0.5 * beside) ** 3
     two = (0.6 * (1 - beside)) ** 48 * (0.3 * (1 - beside) + 0.6 * beside) ** 45 * (0.1 + 0.3 * beside) ** 3
     assert found.posterior[0] == pytest.approx(one.sum() / (one.sum() + two.sum()))
-    assert found.looks[0] == 96
+    assert found.samples[0] == 96
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_each_vm_is_judged_once_in_some_ticks_and_new_ones_at_once():
     rule.match(np.array([3, -1]), (keys[3], VmKey("new", "e", 2, 1)))
     rule.judge(looks[:2], used[:2], np.array([11, 1]))
     assert rule.found.workers.tolist() == [1, 0]
-    assert np.isnan(rule.found.looks).tolist() == [False, True]
+    assert np.isnan(rule.found.samples).tolist() == [False, True]

@@ -94,7 +94,7 @@ def test_a_delta_of_the_held_version_brings_jobs_that_came_to_this_host(store):
         (update(6, full=False, jobs=("x",), created=NOW + S), "older than what is held"),
         (update(6, jobs=("x",)), "older than what is held, and not made later"),
         (update(6, jobs=("x",), created=NOW - 1), "older than what is held, and not made later"),
-        (update(0, jobs=("x",), created=NOW + S), "version 0 is none"),
+        (update(0, jobs=("x",), created=NOW + S), "invalid version 0"),
         (update(8, jobs=("x",), slot_ns=0), "slots of 0 ns; they last 0.1 s to a day"),
         (
             update(8, full=False, jobs=("x",), slot_ns=10**9),

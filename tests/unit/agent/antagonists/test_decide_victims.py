@@ -13,7 +13,7 @@ from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import CpiStatistics
 from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.advisor import Advisor
-from agent.antagonists.decide_victims import Decisions, decide
+from agent.antagonists.decide_victims import Decisions, verdict_of
 from agent.antagonists.host_analysis import CpiVerdict, Explanation, JudgedSlot
 from agent.api.messages import explanation_message, vms_message
 from agent.api.prometheus_text import render
@@ -197,7 +197,7 @@ def at(low, ratio=1.4):
     ],
 )
 def test_the_verdict_on_a_vm(behaviour, known, waited_for, was, verdict):
-    assert decide(behaviour, known, 1.05, waited_for=waited_for, was=was) == verdict
+    assert verdict_of(behaviour, known, 1.05, alert=waited_for, was=was) == verdict
 
 
 def test_the_limit_is_the_configured_one():
@@ -231,7 +231,7 @@ def test_for_a_vm_that_nobody_waits_for_nobody_is_alerted():
     host.vms["web"].alert = False
     held = host.tick()
     assert (held.verdict, held.slow_down, held.suspect.uuid) == ("affected", SURE, "scan")
-    assert held.reason.endswith("; nobody waits for its job (a job rule's `alert` says who is waited for)")
+    assert held.reason.endswith("; its job has no alerts (a job rule's `alert` sets which have)")
     assert (host.it.host.victims, host.it.host.affected, host.report()) == ((), 1, None)
     host.vms["web"].alert = True  # its name has changed, or its facts
     assert host.tick().verdict == "victim"
@@ -264,7 +264,7 @@ def test_where_neither_finds_anything_the_hosts_word_counts_else_the_fleets():
     ):
         held = Host(own, analysis).tick()
         assert (held.verdict, held.reason, held.found_by) == (verdict, reason, ())
-    assert Host().it.vm("nobody").reason == "not looked at yet: it has had no tick"
+    assert Host().it.vm("nobody").reason == "not judged yet: it has had no tick"
 
 
 @pytest.mark.parametrize(

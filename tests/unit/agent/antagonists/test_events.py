@@ -100,7 +100,7 @@ def test_a_victim_that_goes_or_starts_anew_ends():
     found = [(e.epoch, e.before, e.behaviour, e.reason) for e in host.events.take()]
     assert found == [
         ("e1", "unknown", "victim", SUFFERS[1]),
-        ("e1", "victim", "unknown", "the VM was started anew"),
+        ("e1", "victim", "unknown", "the VM was restarted"),
         ("e2", "steady", "victim", SUFFERS[1]),
         ("e2", "victim", "unknown", "the VM is gone from this host"),
     ]

@@ -207,7 +207,7 @@ def test_a_vm_that_starts_anew_ends_the_campaign(tmp_path, host, server):
     (tmp_path / "scenario.toml").write_text(
         SCENARIO.replace('name = "noise-1"', 'name = "noise-1"\nrestarts_s = [1.5]\nrestart_gap_s = 0.1')
     )
-    with pytest.raises(UnavailableError, match=r"VM 'noise-1' (was started anew|of the plan does not run)"):
+    with pytest.raises(UnavailableError, match=r"VM 'noise-1' (was restarted|of the plan does not run)"):
         calibrate(make_plan(tmp_path, server, quiet_s=5.0), tmp_path / "runs.csv", config=host)
 
 

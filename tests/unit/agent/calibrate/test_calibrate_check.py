@@ -137,7 +137,7 @@ def no_port():
         (
             {'run = ["sleep", "60"]': 'start = ["sh"]\nstop = ["/nowhere/stop"]'},
             4,
-            "stressor 'noise': stop: '/nowhere/stop' is no command there; install it, or give its whole path",
+            "stressor 'noise': stop: '/nowhere/stop' is not a command; install it, or give its whole path",
         ),
         (
             {

@@ -211,7 +211,7 @@ async def test_lines_that_were_held_up_count_for_the_second_that_they_are_of():
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("print('{oops')", "printed what is no JSON: {oops"),
+        ("print('{oops')", "printed invalid JSON: {oops"),
         ("print('{\"p50_latency_s\": 1}')", "without p95_latency_s"),
         ('print(\'{"p95_latency_s": "1 ms"}\')', "without p95_latency_s"),
         ("print('{\"p95_latency_s\": true}')", "without p95_latency_s"),

@@ -95,7 +95,7 @@ async def test_a_start_that_fails_is_told_and_stopped_all_the_same(stressors, tm
 
 async def test_a_start_that_does_not_return_is_told():
     quick = Stressors(deadline_s=0.2)
-    with pytest.raises(UnavailableError, match=r"took more than 0\.2 s; a command that lasts belongs into `run`"):
+    with pytest.raises(UnavailableError, match=r"took more than 0\.2 s; a command that lasts belongs in `run`"):
         await quick.start([Stressor("s", "vm", start=("sleep", "600"), stop=("true",))])
     await quick.stop()
 

@@ -249,7 +249,7 @@ def test_of_a_vm_without_a_tick_nothing_is_known():
     host = Host()
     assert host.it.verdict("web").behaviour == "unknown"
     host.tick()
-    assert host.it.verdict("other").reason == "not looked at yet: it has had no tick"
+    assert host.it.verdict("other").reason == "not judged yet: it has had no tick"
     assert host.it.since_ns(host.it.verdict("other")) == 0
 
 
@@ -298,7 +298,7 @@ def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
         file = BaselineFile(path, "paper")
         assert file.read() is None
         assert file.read() is None
-    assert [line["event"] for line in logs] == ["damaged baselines, learning anew"]
+    assert [line["event"] for line in logs] == ["damaged baselines, learning from scratch"]
     assert (tmp_path / "baselines.json.damaged").read_bytes() == content
     file.write({}, 1)
     assert file.read() == {}
