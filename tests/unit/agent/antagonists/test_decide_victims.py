@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
-from tests.unit.agent.api.test_metrics_server import RATES
 
 from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.contention.normalised_cpi import CpiStatistics
@@ -27,6 +26,7 @@ from agent.display.words import host_line
 from agent.top.columns import row_of
 from agent.uplink.messages import event_message, trigger_message
 from collector.base import Reason
+from tests.unit.agent.api.test_metrics_server import RATES
 from tests.unit.agent.canned_agents import HOST, State, canned_vm
 from whitepanda.v1 import agent_pb2, host_pb2
 

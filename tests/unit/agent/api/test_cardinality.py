@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
-from tests.unit.agent.api.test_metrics_server import CERTIFICATES, RATES, TOTALS, S, host_status, vm_of
 
 from agent.analysis.verdict import Degradation
 from agent.analysis.verdict import Verdict as Suffering
@@ -20,6 +19,7 @@ from agent.sampling.metric_table import METRICS, VmRates
 from collector.base import VM_PARTS, Reason
 from collector.inventory.coverage import PART_SOURCES
 from tests.unit.agent.agent_fakes import identity
+from tests.unit.agent.api.test_metrics_server import CERTIFICATES, RATES, TOTALS, S, host_status, vm_of
 from tests.unit.agent.canned_agents import source
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"

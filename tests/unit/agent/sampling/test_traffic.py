@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.agent.api.test_metrics_server import page_of
 
 from agent.api.state import AgentState, Names
 from agent.clock import Clock
@@ -17,6 +16,7 @@ from agent.sampling.scheduler import TickSchedule
 from collector.base import DiskCounters, InterfaceCounters, ProcessCounters, Reason, VmIdentity, VmSample
 from collector.registry import SOURCES
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, threads
+from tests.unit.agent.api.test_metrics_server import page_of
 from tests.unit.agent.sampling.test_vm_table import sample
 
 BYTES = (
