@@ -109,8 +109,7 @@ def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
     """
     inside = 1.0 - 2.0 * (copies - dilation) / (copies - 1)
     if inside < 0:
-        raise ValueError(
-            f"{copies} copies of a busy job of two resources dilate to {least:g} or more, not {dilation:g}"
-        )
+        least = (copies + 1) / 2
+        raise ValueError(f"{copies} busy copies of two resources dilate to {least:g} or more, not {dilation:g}")
     root = inside**0.5 / 2
     return 0.5 - root, 0.5 + root

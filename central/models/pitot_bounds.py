@@ -74,8 +74,7 @@ class Difficulty:
 
 def disagreement(log_us: NDArray[np.floating]) -> Floats:
     """Return the log of the members' deviation: (members, n) -> (n,)."""
-    found: Floats = np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)
-    return found
+    return np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)  # type: ignore[no-any-return]
 
 
 def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats:
@@ -101,8 +100,7 @@ class Scatter:
     def scale(self, exponents: Exponents) -> Floats:
         """Return the scale of residuals, shape (n,)."""
         p, q, r = exponents
-        scale: Floats = np.exp(p * self.difficulty + q * self.disagreement + r * self.gap)
-        return scale
+        return np.exp(p * self.difficulty + q * self.disagreement + r * self.gap)
 
 
 def margin(bound: Floats, log_us: Floats) -> float:
@@ -120,8 +118,7 @@ class Head:
 
     def bound(self, log_us: Floats, scatter: Scatter) -> Floats:
         """Return bounds, all shapes (n,), logarithms."""
-        bound: Floats = log_us + self.factor * scatter.scale(self.exponents)
-        return bound
+        return log_us + self.factor * scatter.scale(self.exponents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +130,7 @@ class Pool:
 
     @property
     def least_epsilon(self) -> float:
-        """The smallest share of runs above the bound that so few rows can promise."""
+        """The smallest share of runs above the bound that this number of rows can promise."""
         return 1.0 / (len(self.residuals) + 1)
 
     def head(self, epsilon: float, heads: Sequence[Exponents] = HEADS) -> Head:
@@ -148,15 +145,12 @@ class Pool:
             raise ValueError(
                 f"{count} calibration rows cannot bound epsilon {epsilon:g}, only {self.least_epsilon:.3g} or more"
             )
-        best: Head | None = None
+        found = []
         for exponents in heads:
             scale = self.scatter.scale(exponents)
             factor = float(np.partition(self.residuals / scale, rank - 1)[rank - 1])
-            cost = margin(factor * scale, self.residuals)
-            if best is None or cost < best.margin:
-                best = Head(exponents, factor, cost)
-        assert best is not None  # noqa: S101 - there are heads
-        return best
+            found.append(Head(exponents, factor, margin(factor * scale, self.residuals)))
+        return min(found, key=lambda head: head.margin)
 
 
 def pools(rows: Rows, residuals: Floats, scatter: Scatter) -> Mapping[int, Pool]:

@@ -23,11 +23,11 @@ from central.models.wsmeter import Observed, Shares
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is like, and what the upgrade does. Shares and spreads are ratios."""
+    """The fleet and the upgrade's effect. Shares and spreads are ratios."""
 
-    machines: int = 6_000  # number of them
-    jobs: int = 1_200  # number of them
-    instances: int = 180_000  # about so many, over all jobs
+    machines: int = 6_000
+    jobs: int = 1_200
+    instances: int = 180_000  # of all jobs, about
     quota_exponent: float = 1.9  # of the jobs' shares of quota
     quota_offset: float = 6.0  # the same
     instance_quota_spread: float = 0.7  # of the logarithm of an instance's quota, over jobs
@@ -99,13 +99,12 @@ def simulate_fleet(settings: FleetSettings, seed: int) -> Fleet:
     stays, comes = math.sqrt(settings.lasting), math.sqrt(1.0 - settings.lasting)
     lasting = np.log(mean)[job] + rng.standard_normal(len(job)) * spread[job] * stays
     lasting += rng.standard_normal(settings.machines)[machine] * machine_spread * stays
-    new = np.exp(((spread * comes) ** 2 + (machine_spread * comes) ** 2) / 2.0)
+    spreads = (machine_spread * comes, spread * comes)
+    new = np.exp((spreads[1] ** 2 + spreads[0] ** 2) / 2.0)
     expected = sums(job, np.exp(lasting), settings.jobs) / count * new
     effect = settings.effect_spread * rng.standard_normal(settings.jobs)
     effect += settings.effect - (weight * expected) @ effect / (weight @ expected)
-    return Fleet(
-        machine, job, weight, expected, effect, lasting, machine_spread * comes, spread * comes, settings.machines
-    )
+    return Fleet(machine, job, weight, expected, effect, lasting, *spreads, settings.machines)
 
 
 def _values(
