@@ -27,7 +27,7 @@ _DIFFICULTY_TREES = 30
 _DIFFICULTY_LEAF_ROWS = 10
 #: The floor of the difficulty, as a share of its mean: no place is held to be without error.
 _FLOOR = 0.1
-_LEAST_FLOOR = 1e-6
+_MIN_FLOOR = 1e-6
 #: Rows as in training: this share of them has a novelty of at most 1.
 _USUAL = 0.9
 #: Beyond what was held out, widths grow at least in proportion to the novelty; and at most this fast.
@@ -91,7 +91,7 @@ def fit(
     errors = np.abs(np.log(estimated / degradation))
     wide, wide_baseline = with_log(values, baseline, estimated)
     terms = _difficulty_terms(wide, wide_baseline, columns, is_relative=is_relative)
-    floor = max(_FLOOR * float(errors.mean()), _LEAST_FLOOR)
+    floor = max(_FLOOR * float(errors.mean()), _MIN_FLOOR)
     folds = _folds(rows, rng)
     expected = np.empty(len(errors))
     for is_out in folds:
@@ -108,7 +108,7 @@ def fit(
     block = {
         "kind": "conformal",
         "nominal": nominal,
-        "quantile": max(*(_quantile(part, nominal) for part in parts), _LEAST_FLOOR),
+        "quantile": max(*(_quantile(part, nominal) for part in parts), _MIN_FLOOR),
         "floor": floor,
         "rows": len(errors),
         "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),

@@ -112,7 +112,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a RUNS file are what. `scenario` and `time` may be "": there is none."""
+    """The roles of a RUNS file's columns. `scenario` and `time` are "" without such a column."""
 
     target: str
     baseline_where: str

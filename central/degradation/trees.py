@@ -80,11 +80,11 @@ def fit_extra_trees(
         values: shape (n, k), features in their own units, all known.
         baseline: shape (n, k), the same without interference.
         degradation: shape (n,), > 0, 1 = as without interference.
-        seed: of the trees' randomness.
-        link: of `agent.analysis.degradation.trees.LINKS`.
-        trees: how many.
+        seed: random seed of the trees.
+        link: one of `agent.analysis.degradation.trees.LINKS`.
+        trees: number of trees.
         leaf_rows: rows that a leaf needs; 0: 2, and more where there are many rows, so that the file stays small.
-        terms: what to split; None: all of `terms_of`.
+        terms: the terms to split by; None: all of `terms_of`.
 
     Returns:
         An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.

@@ -3,7 +3,7 @@
 Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Here
 they are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log
 difficulty of workload, platform and interferers from the training's residuals, S the disagreement of the members, and G
-how far quantile heads are above the prediction. They made smaller margins than one scale for all rows
+by how much quantile heads exceed the prediction. They made smaller margins than one scale for all rows
 (docs/studies/pitot.md).
 """
 
@@ -28,7 +28,7 @@ HEADS: tuple[Exponents, ...] = (
 )
 #: Least deviation that members are taken to have: of the logarithm, 0.2 %.
 _FLOOR = 0.002
-#: Residuals below 0.3 % are as good as none.
+#: Smaller residuals (0.3 %) are treated as this.
 _SMALL = 0.003
 #: A workload with this many rows keeps half of the difficulty that they show.
 _SHRINK = 10.0

@@ -71,12 +71,8 @@ class Trainer:
         self._options = options
         self._rows = len(rows)
         self._batch = min(options.batch, len(rows))
-        self._data = (
-            jnp.asarray(rows.workload),
-            jnp.asarray(rows.platform),
-            jnp.asarray(rows.interferers),
-            jnp.asarray(residuals, dtype=jnp.float32),
-        )
+        ids = map(jnp.asarray, (rows.workload, rows.platform, rows.interferers))
+        self._data = (*ids, jnp.asarray(residuals, dtype=jnp.float32))
         self._features = (_standardised(workload_features), _standardised(platform_features))
 
     def member(self, seed: int, progress: Callable[[float], None] = lambda _: None) -> Trained:
@@ -94,10 +90,8 @@ class Trainer:
             need = now * self._batch
             while len(order) < need:
                 order = np.concatenate([order, random.permutation(self._rows)])
-            batches, order = order[:need].reshape(now, self._batch), order[need:]
-            parameters, state, mean = _many_steps(
-                options, parameters, state, jnp.asarray(batches), self._data, self._features
-            )
+            batches, order = jnp.asarray(order[:need].reshape(now, self._batch)), order[need:]
+            parameters, state, mean = _many_steps(options, parameters, state, batches, self._data, self._features)
             loss, done = float(mean), done + now
             progress(done / options.steps)
         w, p = (np.asarray(part) for part in _embeddings(options, parameters, self._features))

@@ -12,7 +12,7 @@ The paper leaves it to a solver. Here a bound and a search of what the bound lea
 * Moving job k from there to N costs a penalty >= 0, and a plan costs at least the bound plus its penalties. So only
   those N are open whose penalty is below the distance of the best known plan from the bound: few, of few jobs.
 * These are searched by dynamic programming over jobs, those with the least penalties first. A state (cost, variance) is
-  dropped if another is no worse in both, or if its penalties and the least of those to come reach that distance.
+  dropped if another is not worse in either, or if its penalties and the least remaining one reach that distance.
 
 Where the search ends by itself, no plan is cheaper by more than a relative 1e-9. Where it would hold more than
 `max_states` or make too many, the cheapest plan so far is returned with the bound, so that the gap is known.

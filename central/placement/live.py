@@ -30,7 +30,7 @@ _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
 _MEMORY_MIB = 512
 _STALL, _IO_WAIT = "memory_stall_ratio", "io_wait_ratio"
-# Resource, the column its rate is in, and the setting that says what a host can do.
+# Resource, the column of its rate, and the setting with a host's capacity.
 _RATES = (
     ("memory", "memory_bandwidth_bytes_per_s", "memory_bytes_per_s"),
     ("disk", "disk_bytes_per_s", "disk_bytes_per_s"),
@@ -61,7 +61,7 @@ class JobLoading:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there."""
+    """The fleet in [since, until): jobs by name, and hosts with the summed loadings of the VMs last seen there."""
 
     since_unix_ns: int
     until_unix_ns: int
@@ -91,7 +91,7 @@ def _share_of_time(loading: Floats) -> Floats:
 
 
 class LiveFleet:
-    """Reads snapshots; one is good for `placement.refresh_s`. Safe in threads.
+    """Reads snapshots, each used for `placement.refresh_s`. Thread-safe.
 
     `connected` returns the names of the hosts that are connected, which may have no VM at all.
     """

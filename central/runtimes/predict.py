@@ -38,7 +38,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each in digits and as a number.
 
     The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
-    Raises InputError if one is no number above 0 and up to 0.5, or given twice.
+    Raises InputError if one is not a number above 0 and up to 0.5, or given twice.
     """
     found = []
     for part in text.split(","):

@@ -64,7 +64,7 @@ class NamedRows:
     rows: Rows
 
     def placed(self, workloads: Names, platforms: Names, remedy: str) -> Rows:
-        """Return the rows as places in other lists of names; an interferer like `NaN` is none if it is no name there.
+        """Return the rows as places in other lists of names; an interferer like `NaN` counts as none if not a name.
 
         Raises InputError if a name is not among them; says the first, how many there are, and `remedy`.
         """

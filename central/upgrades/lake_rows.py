@@ -64,7 +64,7 @@ def metrics() -> tuple[str, ...]:
 def parse_side(text: str) -> Side:
     """Parse a side that stands alone; "" is all samples.
 
-    Raises InputError if the text is no side, or a file of hosts cannot be read.
+    Raises InputError if the text is not a side, or a file of hosts cannot be read.
     """
     if not text:
         return Side(text)
@@ -75,7 +75,7 @@ def parse_side(text: str) -> Side:
 
 
 def parse_sides(current: str, new: str) -> tuple[Side, Side]:
-    """Parse two sides. Raises InputError if a text is no side, or a file of hosts cannot be read."""
+    """Parse two sides. Raises InputError if a text is not a side, or a file of hosts cannot be read."""
     found = [_parsed(text) for text in (current, new)]
     sides = []
     for text, parts, other in zip((current, new), found, reversed(found), strict=True):

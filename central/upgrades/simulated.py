@@ -4,10 +4,10 @@ Its settings are those of the paper's fleets; none is fitted to an estimator's r
 
 * Share of quota of the job of rank r: (r + offset)^-exponent, so that clusters of 25 and 50 machines have four
   instances of jobs with about 79 and 85 % of the quota (the paper: 82 and 87 %). Every job has an instance.
-* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. What the paper reports of
+* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. The paper reports of
   variance: a machine's mean varies by 15 % (13 %); 50 (400) machines give +-1.6 % (+-0.45 %) at t = 2 if instances are
-  taken as independent, on 87 % (91 %) of the quota; and these margins are too narrow by 20 %, which is what the
-  machines' shared luck has to add. So the three spreads follow.
+  taken as independent, on 87 % (91 %) of the quota; and these margins are too narrow by 20 %, which the machines'
+  shared luck has to add. So the three spreads follow.
 * Half of the variance of either luck is of the machine's or instance's own and stays, half is new at each measurement.
 * A job's instances are spread: no machine has two before all have one.
 """
