@@ -99,7 +99,7 @@ def place(
     wanted = read_vms(vms, tuple(amounts))
     there = read_hosts(
         hosts,
-        wanted.resources,
+        wanted.jobs.resources,
         units=numbers_by_name(units or [], "--units"),
         limits=numbers_by_name(limit or [], "--limit"),
         amounts=amounts,

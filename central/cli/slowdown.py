@@ -11,16 +11,7 @@ from rich.console import Console
 from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, say
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
-from central.placement.pairs import (
-    DFACTOR,
-    EXTENDED,
-    HeldOut,
-    Measured,
-    fit_all,
-    hold_out,
-    read_pairs,
-    read_rows_to_predict,
-)
+from central.placement.pairs import DFACTOR, EXTENDED, HeldOut, Measured, hold_out, read_pairs, read_rows_to_predict
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
@@ -235,7 +226,7 @@ def pairs(
         found = hold_out(known, seed, lambda what: status.update(f"fitting {what}"))
         if asked is not None and out is not None:
             status.update("fitting extended to all pairs")
-            write_table(out, asked.with_slowdowns(fit_all(known, found, seed)))
+            write_table(out, asked.with_slowdowns(known, found, seed))
     if plot is not None:
         plot_pairs(plot, found.measured, {name: found.predicted[name] for name in (DFACTOR, EXTENDED)})
     if json:
@@ -252,13 +243,13 @@ def pairs(
                 for name, parts in found.errors.items()
             },
             "out": None if out is None else str(out),
-            "rows": None if asked is None else len(asked.slowdown),
+            "rows": None if asked is None else len(asked.is_pair),
         })  # fmt: skip
         return
     to = people_console(out)
     _print_pairs(known, found, to)
     if asked is not None:
-        say(f"{len(asked.slowdown):,} rows written to {out}", to)
+        say(f"{len(asked.is_pair):,} rows written to {out}", to)
 
 
 def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from agent.analysis.degradation.model import Estimates, Model, parse
 from central.degradation.fit import FitOptions, inputs_of
 from central.degradation.model_selection import constant_of, fit_model, folds_of
-from central.degradation.runs import Runs, left_out_words
+from central.degradation.runs import Runs, of_rows_words
 from central.degradation.scatter import percentile_with
 from central.models.groups import Floats
 from whitepanda.common.errors import InputError
@@ -35,8 +35,8 @@ def errors(
     measured values around estimates (`Model.scatter`), NaN where it is not known.
 
     Returns ratios (0.05 = 5 %), NaN where nothing is estimated: `mean_ape`, `median_ape` over rows; `overall_error` and
-    `dynamic_error` as means over runs; `overall_error_with_scatter` likewise, of what rows are expected to be and not
-    only of estimates, over the runs of which all rows have a scatter.
+    `dynamic_error` as means over runs; `overall_error_with_scatter` likewise, with estimates scattered as measurements
+    are, over the runs of which all rows have a scatter.
     """
     known = np.isfinite(estimated)
     spread = (np.full(len(known), math.nan) if scatter is None else scatter)[known]
@@ -51,8 +51,7 @@ def errors(
         real = float(np.percentile(measured[rows], PERCENTILE))
         overall.append(abs(float(np.percentile(estimated[rows], PERCENTILE)) - real) / real)
         if np.isfinite(spread[rows]).all():
-            expected = percentile_with(estimated[rows], spread[rows], PERCENTILE)
-            scattered.append(abs(expected - real) / real)
+            scattered.append(abs(percentile_with(estimated[rows], spread[rows], PERCENTILE) - real) / real)
         dynamic.append(_dynamic(measured[rows], estimated[rows], at_s[rows]))
     return {
         "mean_ape": float(ape.mean()),
@@ -83,14 +82,11 @@ def summary(
     spread = np.full(len(constant), math.nan) if scatter is None else scatter
     result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), spread)
     result["nominal"] = nominal
-    reasons = Counter(reason for reason in estimates.reasons if reason)
-    result["reasons"] = dict(reasons.most_common())
-    names = np.unique(runs.scenarios)
-    result["by_scenario"] = (
-        {str(name): _of_rows(runs, estimates, constant, runs.scenarios == name, spread) for name in names}
-        if len(names) > 1
-        else {}
-    )
+    result["reasons"] = dict(Counter(reason for reason in estimates.reasons if reason).most_common())
+    names = np.unique(runs.scenarios).tolist()
+    result["by_scenario"] = {
+        name: _of_rows(runs, estimates, constant, runs.scenarios == name, spread) for name in names if len(names) > 1
+    }
     return result
 
 
@@ -120,8 +116,7 @@ def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Est
     """
     rows = _measured(runs)
     estimates, scatter = _estimated(rows, model)
-    constants = np.full(len(rows.degradation), constant)
-    return rows, estimates, summary(rows, estimates, constants, model.nominal, scatter)
+    return rows, estimates, summary(rows, estimates, np.full_like(rows.degradation, constant), model.nominal, scatter)
 
 
 def _estimated(rows: Runs, model: Model) -> tuple[Estimates, Floats]:
@@ -135,8 +130,8 @@ def evaluate_refitted(
 ) -> tuple[Runs, Estimates, dict[str, Any]]:
     """Evaluate a method, refitted and recalibrated without the rows that it then estimates, as `evaluate_as_is` does.
 
-    With `folds`, so many folds of rows are drawn at random (`options.seed`); with 0 each scenario is held out in turn.
-    `on_progress` is called with what is being done. Raises InputError if every row is a baseline, there is one scenario
+    With `folds`, that number of folds is drawn at random (`options.seed`); with 0 each scenario is held out in turn.
+    `on_progress` is called with each step's name. Raises InputError if every row is a baseline, there is one scenario
     only, or a fit fails.
     """
     rows = _measured(runs)
@@ -161,11 +156,8 @@ def evaluate_refitted(
 def _measured(runs: Runs) -> Runs:
     rows = runs.take(~runs.is_baseline)
     if not len(rows.degradation):
-        left_out = left_out_words(runs.counts)
-        raise InputError(
-            f"every usable row is a baseline (the model's: {runs.columns.baseline_where}); there is nothing to evaluate"
-            + (f" (of {runs.counts['read']:,} rows: {left_out})" if left_out else "")
-        )
+        which = f"every usable row is a baseline (the model's: {runs.columns.baseline_where})"
+        raise InputError(f"{which}; there is nothing to evaluate{of_rows_words(runs.counts)}")
     return rows
 
 
@@ -174,7 +166,7 @@ def _held_out(runs: Runs, folds: int, seed: int) -> list[NDArray[np.bool_]]:
         rows = int((~runs.is_baseline).sum())
         if not 1 < folds <= rows:
             raise InputError(
-                f"--folds: must be 2 to {rows:,}, the number of rows that are no baselines (value {folds}): one fold "
+                f"--folds: must be 2 to {rows:,}, the number of rows other than baselines (value {folds}): one fold "
                 "is held out, the others are fitted to"
             )
         return list(folds_of(runs, folds, seed))

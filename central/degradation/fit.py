@@ -61,19 +61,16 @@ class FitOptions:
 
 
 def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
-    """Return the rivals that were asked for, all without `options.methods`.
-
-    Raises ValueError if a method is not known; names those that are.
-    """
+    """Return the rivals in `options.methods`, all where that is empty. Raises ValueError if a method is not known."""
     from central.degradation import trees  # noqa: PLC0415 - the extra `train`
 
     known = [Rival(f"gamma-{link}", partial(glm.fit, names=features, link=link)) for link in LINKS]
     known += [Rival(rival.name + _SPLIT, rival.fit, split=True) for rival in known]
     known += [Rival(name, fit) for name, fit in trees.rivals(features, options.seed).items()]
     names = [rival.name for rival in known]
-    for method in options.methods:
-        if method not in names:
-            raise ValueError(f"no method {method}; known: {', '.join(names)}")
+    unknown = next((method for method in options.methods if method not in names), None)
+    if unknown is not None:
+        raise ValueError(f"no method {unknown}; known: {', '.join(names)}")
     return [rival for rival in known if not options.methods or rival.name in options.methods]
 
 
@@ -125,30 +122,22 @@ def cells(runs: Runs, options: FitOptions) -> tuple[NDArray[np.str_], Floats]:
 def rows_of_parts(
     parts: list[dict[str, Any]], runs: Runs, options: FitOptions
 ) -> list[tuple[dict[str, Any], NDArray[np.bool_]]]:
-    """Return each part with its rows: those of its behaviour and CPU level, all for the model of any VM."""
+    """Return each part with a mask of the rows of its behaviour and CPU level; all rows for the model of any VM."""
     behaviours, levels = cells(runs, options)
-    result = []
-    for part in parts:
-        is_in = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
-        result.append((part, np.ones_like(is_in) if part["behaviour"] is None else is_in))
-    return result
+    every = np.ones(len(levels), dtype=np.bool_)
+    return [
+        (part, every if (kind := part["behaviour"]) is None else (behaviours == kind) & (levels == part["cpu_level"]))
+        for part in parts
+    ]
 
 
 def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) -> dict[str, Any]:
-    count = len(runs.columns.features)
-    values, baseline = runs.values[:, :count], runs.baseline[:, :count]
-    estimator = rival.fit(values, baseline, runs.degradation)
-    part: dict[str, Any] = {
-        "behaviour": behaviour,
-        "cpu_level": level,
-        "rows": len(values),
-        "estimator": estimator,
-        "intervals": None,
-        "ranges": [],
-    }
+    estimator = rival.fit(*runs.features, runs.degradation)
+    part: dict[str, Any] = {"behaviour": behaviour, "cpu_level": level, "rows": len(runs.values)}
+    part |= {"estimator": estimator, "intervals": None, "ranges": []}
     if estimator["kind"] == "glm":
         # A constant alone uses none; its intervals still use the features.
-        part["uses"] = [term["column"] for term in estimator["terms"]] or list(range(count))
+        part["uses"] = [term["column"] for term in estimator["terms"]] or list(range(len(runs.columns.features)))
     elif "uses" in estimator:
         part["uses"] = estimator["uses"]
     return part
@@ -156,17 +145,16 @@ def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) 
 
 def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) -> list[dict[str, Any]]:
     """Return the parts with the ranges of what they use: relative to the baseline for regressions, else raw."""
-    count = len(runs.columns.features)
-    scales = glm.scales_of(runs.values[:, :count])
+    scales = glm.scales_of(runs.features[0])
     result = []
     for part, is_in in rows_of_parts(parts, runs, options):
-        values, baseline = runs.values[is_in, :count], runs.baseline[is_in, :count]
-        form = "relative" if part["estimator"]["kind"] == "glm" else "raw"
-        seen = relative(values, baseline, scales) if form == "relative" else values
+        values, baseline = runs.take(is_in).features
+        kind = part["estimator"]["kind"]
+        form, seen = ("relative", relative(values, baseline, scales)) if kind == "glm" else ("raw", values)
         ranges = []
-        for column in part.get("uses", range(count)):
+        for column in part.get("uses", range(len(scales))):
             low, high = float(seen[:, column].min()), float(seen[:, column].max())
-            margin = RANGE_MARGIN[part["estimator"]["kind"]] * (high - low)
+            margin = RANGE_MARGIN[kind] * (high - low)
             span = {"low": low - margin, "high": high + margin}
             ranges.append({"column": column, "form": form, **span, "scale": float(scales[column])})
         result.append({**part, "ranges": ranges})
@@ -178,13 +166,8 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
     columns = runs.columns
     sizes = [g.rows for g in runs.groups.values()]
     young = options.min_baseline_rows or max(1, min(_MAX_MIN_BASELINE_ROWS, int(np.median(sizes) / 2)))
-    memory_stalls, total_stalls, cpu = RULE_SIGNALS
-    rule = {
-        "memory_stalls": memory_stalls,
-        "total_stalls": total_stalls,
-        "memory_bound_from": options.memory_bound_from,
-        "cpu": cpu,
-    }
+    rule: dict[str, Any] = dict(zip(("memory_stalls", "total_stalls", "cpu"), RULE_SIGNALS, strict=True))
+    rule["memory_bound_from"] = options.memory_bound_from
     # The rule's signals are inputs only where there is a rule.
     inputs = dict.fromkeys((*columns.features, *(RULE_SIGNALS if len(parts) > 1 else ())))
     return {
@@ -223,7 +206,7 @@ def document(runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], op
 
 
 def model_of(runs: Runs, parts: list[dict[str, Any]], options: FitOptions) -> Model:
-    """Return the run-time model of parts, for the rows of `runs`: what is measured is what the agent will do."""
+    """Return the run-time model of parts, for the rows of `runs`: errors are then measured on the agent's own code."""
     return parse(document(runs, parts, {"method": ""}, options))
 
 

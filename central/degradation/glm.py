@@ -22,7 +22,7 @@ MAX_P = 0.05
 #: Stalls in the core, on memory, and in total are collinear where one is derived from the others: so many at most.
 MAX_STALL_FEATURES = 2
 _STALLS = frozenset({"memory_stall_ratio", "core_stall_ratio", "total_stall_ratio"})
-#: A feature of which less than this share is not already in the candidates before it adds nothing but noise.
+#: A feature adds only noise if less than this share of it is new against the candidates before it.
 _MIN_NEW_SHARE = 1e-6
 _WIDTH = 78  # of the summary
 _LINK_NAMES = {"inverse": "inverse_power", "log": "log"}
@@ -69,11 +69,10 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             raise FitError(f"IRLS failed: {error}") from error
         interval = result.conf_int(0.05)
-        columns = (result.params, result.bse, result.tvalues, result.pvalues, interval[:, 0], interval[:, 1])
+        columns = (result.params, result.bse, result.tvalues, result.pvalues, *interval.T)
         log_likelihood = float(result.llf)
-    numbers = np.array([np.asarray(c, dtype=np.float64) for c in columns])
-    fitted = np.asarray(result.fittedvalues)
-    if not result.converged or not np.isfinite(numbers).all() or not (fitted > 0).all():
+    numbers = np.array(columns, dtype=np.float64)
+    if not result.converged or not np.isfinite(numbers).all() or not (np.asarray(result.fittedvalues) > 0).all():
         raise FitError("IRLS does not converge within the link's domain")
     keys = ("coef", "std_err", "z", "p", "low", "high")
     return {
@@ -95,9 +94,9 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
 def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list[int]:
     """Choose the features that a model starts with: strongest correlation first, none redundant.
 
-    Those with |correlation| > `MIN_CORRELATION`; where no feature has that, the strongest one. At most
-    `MAX_STALL_FEATURES` of the stalls. A feature that is a linear combination of those before it is left out, as no
-    coefficient of theirs would have a meaning. Raises FitError if no feature varies, or the degradation does not.
+    Features with |correlation| > `MIN_CORRELATION`, else the strongest one, with at most `MAX_STALL_FEATURES` stalls.
+    A linear combination of earlier features is left out: coefficients would have no meaning. Raises FitError if no
+    feature varies, or the degradation does not.
     """
     centred = terms - terms.mean(axis=0)
     spread = np.sqrt((centred**2).mean(axis=0))
@@ -113,9 +112,8 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
     strong = [c for c in order if abs(correlation[c]) > MIN_CORRELATION] or order[:1]
     chosen: list[int] = []
     basis = np.empty((len(terms), 0))
-    stalls = 0
     for column in strong:
-        if names[column] in _STALLS and stalls == MAX_STALL_FEATURES:
+        if names[column] in _STALLS and sum(names[c] in _STALLS for c in chosen) == MAX_STALL_FEATURES:
             continue
         unit = centred[:, column] / np.linalg.norm(centred[:, column])
         rest = unit - basis @ (basis.T @ unit)
@@ -124,7 +122,6 @@ def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list
             continue
         basis = np.column_stack((basis, rest / np.linalg.norm(rest)))
         chosen.append(column)
-        stalls += names[column] in _STALLS
     return chosen
 
 
@@ -142,7 +139,7 @@ def fit(values: Floats, baseline: Floats, degradation: Floats, names: Sequence[s
         try:
             regression = regress(terms[:, columns], degradation, [names[c] for c in columns], link)
         except FitError:
-            # Too many terms can drive an inverse link out of its domain: without the weakest candidate it may stay.
+            # Too many terms can drive an inverse link out of its domain: drop the weakest candidate.
             if len(columns) <= 1:
                 raise
             eliminated.append(names[columns.pop()])
@@ -194,8 +191,7 @@ def summary_tables(model: Mapping[str, Any]) -> str:
     """Return the tables of all regressions of a model file, one below the other; "" where it has none."""
     tables = []
     for part in model["models"]:
-        if part["estimator"]["kind"] != "glm" or "summary" not in part["estimator"]:
-            continue
         which = "any VM" if part["cpu_level"] is None else f"{part['behaviour']}, {part['cpu_level']:.0%} CPU"
-        tables.append(summary_table(part["estimator"], f"{model['choice']['method']}: {which}"))
+        if "summary" in part["estimator"]:
+            tables.append(summary_table(part["estimator"], f"{model['choice']['method']}: {which}"))
     return "\n\n".join(tables)

@@ -27,15 +27,15 @@ _DIFFICULTY_TREES = 30
 _DIFFICULTY_LEAF_ROWS = 10
 #: The floor of the difficulty, as a share of its mean: no place is held to be without error.
 _FLOOR = 0.1
-_LEAST_FLOOR = 1e-6
+_MIN_FLOOR = 1e-6
 #: Rows as in training: this share of them has a novelty of at most 1.
 _USUAL = 0.9
 #: Beyond what was held out, widths grow at least in proportion to the novelty; and at most this fast.
 _SLOPES = (1.0, 1.4, 2.0, 2.8, 4.0)
-#: Rows farther away than in proportion this, or than most rows of scenarios held out were, get no estimate.
+#: Rows farther away than in proportion this, or than most rows of held-out scenarios were, get no estimate.
 _LIMIT = 4.0
 _SCENARIO_SHARE = 0.95
-_LEAST_ROWS = 20
+_MIN_ROWS = 20
 #: Distances of the same row differ by less between batches of rows.
 _ROUNDING = 1e-9
 
@@ -61,25 +61,25 @@ def fit(
     Raises FitError for fewer than 20 rows, or if no feature varies.
 
     Args:
-        values: shape (n, k), the model's features.
-        baseline: shape (n, k), the same without interference.
+        values: shape (n, k), the model's features; `baseline` is the same without interference.
+        baseline: shape (n, k).
         degradation: shape (n,), measured.
         estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: the row is not used.
         scenarios: shape (n,); rows of one unit are of one scenario.
         nominal: the share of rows that intervals are to cover, such as 0.9.
-        units: shape (n,): rows that go together, such as those of one run; None: each row by itself.
-        by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario; None: there are none.
+        units: shape (n,): rows that belong together, such as a run's; None: each row by itself.
+        by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario, if there are any.
         uses: columns that the model uses; empty: all.
         is_relative: the model sees features relative to their baseline only, so nothing else is novel.
-        each_scenario: the nominal share is to be covered of each scenario, so the worst one sets the width: for few
+        each_scenario: the nominal share of each scenario is to be covered, so the worst one sets the width: for few
             scenarios, and one more, this equals conformal prediction over scenarios.
-        training: values and baselines, each (m, k), of all rows that the model was fitted to, baselines too: none of
-            them is too novel. None: `values` and `baseline`.
+        training: values and baselines, each (m, k), of all rows that the model was fitted to, including baselines: none
+            of them is too novel. None: `values` and `baseline`.
         seed: of the folds, prototypes and trees.
     """
     usable = np.isfinite(estimated) & (estimated > 0)
-    if int(usable.sum()) < _LEAST_ROWS:
-        raise FitError(f"intervals: {int(usable.sum())} rows with estimates are too few; {_LEAST_ROWS} are needed")
+    if int(usable.sum()) < _MIN_ROWS:
+        raise FitError(f"intervals: {int(usable.sum())} rows with estimates are too few; {_MIN_ROWS} are needed")
     known = (values, baseline) if training is None else training
     rows = np.arange(len(values)).astype(np.str_) if units is None else units
     values, baseline, degradation, estimated = (a[usable] for a in (values, baseline, degradation, estimated))
@@ -91,7 +91,7 @@ def fit(
     errors = np.abs(np.log(estimated / degradation))
     wide, wide_baseline = with_log(values, baseline, estimated)
     terms = _difficulty_terms(wide, wide_baseline, columns, is_relative=is_relative)
-    floor = max(_FLOOR * float(errors.mean()), _LEAST_FLOOR)
+    floor = max(_FLOOR * float(errors.mean()), _MIN_FLOOR)
     folds = _folds(rows, rng)
     expected = np.empty(len(errors))
     for is_out in folds:
@@ -108,7 +108,7 @@ def fit(
     block = {
         "kind": "conformal",
         "nominal": nominal,
-        "quantile": max(*(_quantile(part, nominal) for part in parts), _LEAST_FLOOR),
+        "quantile": max(*(_quantile(part, nominal) for part in parts), _MIN_FLOOR),
         "floor": floor,
         "rows": len(errors),
         "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
@@ -187,9 +187,8 @@ def _novelty(
     spreads = np.where(places.std(axis=0) > 0, places.std(axis=0), 1.0)
     places = places / spreads
     chosen = np.sort(rng.permutation(len(values))[:_PROTOTYPES])
-    usual = _distances(places, chosen, [(is_out, units[chosen]) for is_out in folds], units)
-    is_of = [(scenarios == name, scenarios[chosen]) for name in np.unique(scenarios)]
-    unusual = _distances(places, chosen, is_of, scenarios)
+    usual = _distances(places, chosen, folds, units)
+    unusual = _distances(places, chosen, [scenarios == name for name in np.unique(scenarios)], scenarios)
     reference = max(float(np.quantile(usual, _USUAL)), 1e-12)
     far = unusual[np.isfinite(unusual)] / reference
     limit = max(_LIMIT, float(np.quantile(far, _SCENARIO_SHARE))) if len(far) else _LIMIT
@@ -200,15 +199,12 @@ def _novelty(
 
 
 def _distances(
-    places: Floats,
-    chosen: NDArray[np.int64],
-    parts: list[tuple[NDArray[np.bool_], NDArray[np.str_]]],
-    names: NDArray[np.str_],
+    places: Floats, chosen: NDArray[np.int64], parts: list[NDArray[np.bool_]], names: NDArray[np.str_]
 ) -> Floats:
-    """Return each row's distance to the prototypes that are of no name which its part has; NaN: there are too few."""
+    """Return each row's distance to the prototypes without a name of its part; NaN: there are too few."""
     result = np.full(len(places), math.nan)
-    for is_in, of_prototype in parts:
-        rest = places[chosen[~np.isin(of_prototype, names[is_in])]]
+    for is_in in parts:
+        rest = places[chosen[~np.isin(names[chosen], names[is_in])]]
         if len(rest) < _NEIGHBOURS:
             rest = places[chosen[~is_in[chosen]]]
         if len(rest) >= _NEIGHBOURS:
@@ -222,21 +218,20 @@ def _with_slope(novelty: Novelty, held: Floats, unusual: Floats, nominal: float)
     `held` (n,) is |log error| / half width without a slope, NaN where there is none; `unusual` (n,) is the novelty.
     """
     is_novel = np.isfinite(held) & (unusual > 1)
-    if int(is_novel.sum()) < _LEAST_ROWS:
+    if int(is_novel.sum()) < _MIN_ROWS:
         return novelty
-    steeper = novelty
     for slope in _SLOPES:
-        steeper = replace(novelty, slope=slope)
-        if float((held[is_novel] <= steeper.factor(unusual[is_novel])).mean()) >= nominal:
+        novelty = replace(novelty, slope=slope)
+        if float((held[is_novel] <= novelty.factor(unusual[is_novel])).mean()) >= nominal:
             break
-    return steeper
+    return novelty
 
 
 def _with_training(novelty: Novelty, values: Floats, baseline: Floats, rng: np.random.Generator) -> Novelty:
-    """Return the measure such that no row of training is too novel: what it would refuse becomes a part of it.
+    """Return the measure such that no row of training is too novel: rows that it would refuse become prototypes.
 
-    Baseline rows are the usual case: they are fitted to, but errors there are not what intervals are calibrated with,
-    so none is a prototype, and with one scenario, or little data, they are far from all that is.
+    Baseline rows are the usual case: they are fitted to, but intervals are not calibrated with their errors, so none is
+    a prototype, and with one scenario, or little data, they are far from all prototypes.
     """
     refused = np.flatnonzero(novelty.of(values, baseline) > novelty.limit)
     if not len(refused):
@@ -252,12 +247,8 @@ def _with_training(novelty: Novelty, values: Floats, baseline: Floats, rng: np.r
 def _novelty_block(novelty: Novelty) -> dict[str, Any]:
     return {
         "terms": novelty.terms.to_json(),
-        "middles": novelty.middles.tolist(),
-        "widths": novelty.widths.tolist(),
-        "spreads": novelty.spreads.tolist(),
+        **{name: getattr(novelty, name).tolist() for name in ("middles", "widths", "spreads")},
         "neighbours": novelty.neighbours,
         "prototypes": " ".join(f"{x:.4f}" for x in novelty.prototypes.ravel()),
-        "reference": novelty.reference,
-        "slope": novelty.slope,
-        "limit": novelty.limit,
+        **{name: getattr(novelty, name) for name in ("reference", "slope", "limit")},
     }

@@ -20,7 +20,7 @@ from central.degradation.fit import (
     with_ranges,
 )
 from central.degradation.glm import FitError
-from central.degradation.runs import Runs, left_out_words
+from central.degradation.runs import Runs, of_rows_words
 from central.degradation.scatter import with_scatter
 from central.models.groups import Floats
 from whitepanda.common.errors import InputError
@@ -48,16 +48,14 @@ def fit_model(
 
     Raises InputError for too few rows, an unknown method, or no rival can be fitted.
     """
-    count = int((~runs.is_baseline).sum())
-    if not count and not left_out_words(runs.counts):
+    count, left_out = int((~runs.is_baseline).sum()), of_rows_words(runs.counts)
+    if not count and not left_out:
         raise InputError(
             f"every row is a baseline (--baseline-where {runs.columns.baseline_where}); there is nothing to fit to"
         )
     if count < MIN_ROWS:
-        left_out = left_out_words(runs.counts)
         raise InputError(
-            f"{count} usable rows that are no baselines are too few; at least {MIN_ROWS} are needed"
-            + (f" (of {runs.counts['read']:,} rows: {left_out})" if left_out else "")
+            f"{count} usable rows other than baselines are too few; at least {MIN_ROWS} are needed{left_out}"
         )
     try:
         wanted = rivals(runs.columns.features, options)
@@ -79,13 +77,12 @@ def fit_model(
     fitted = with_ranges(fit_parts(runs, best.rival, options), runs, options)
     parts = with_intervals(fitted, runs, best, criterion, options)
     parts = with_scatter(parts, runs, best.estimated, options)
-    constant = constant_of(runs)
     choice = {
         "method": best.rival.name,
         "criterion": "mean absolute percentage error of rows that are no baselines, held out",
         "held_out_by": criterion,
         "errors": [*(h.errors for h in held), *failed],
-        "constant": {"degradation": constant, **_constant_errors(runs, sets)},
+        "constant": {"degradation": constant_of(runs), **_constant_errors(runs, sets)},
     }
     return document(runs, parts, choice, options)
 
@@ -105,11 +102,10 @@ def with_intervals(
     estimated = held.estimated if by_scenario is None else _estimated(runs, held.rival, options, sets)
     result: list[dict[str, Any]] = []
     for part, is_in in rows_of_parts(parts, runs, options):
-        block: dict[str, Any] | None
         try:
             block = _calibrated(part, runs, is_in, estimated, by_scenario, options)
         except FitError:
-            block = result[0]["intervals"] if result else None  # those of the model for any VM
+            block = result[0]["intervals"] if result else None  # from the model for any VM
         result.append({**part, "intervals": block})
     return result
 
@@ -121,25 +117,23 @@ def _calibrated(
     estimated: Floats,
     by_scenario: Floats | None,
     options: FitOptions,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     from central.degradation import intervals  # noqa: PLC0415 - the extra `train`
 
-    count = len(runs.columns.features)
     rows = is_in & ~runs.is_baseline
-    fitted = is_in if options.baseline_rows else rows
+    measured, fitted = runs.take(rows), runs.take(is_in if options.baseline_rows else rows)
     return intervals.fit(
-        runs.values[rows, :count],
-        runs.baseline[rows, :count],
-        runs.degradation[rows],
+        *measured.features,
+        measured.degradation,
         estimated[rows],
-        runs.scenarios[rows],
+        measured.scenarios,
         nominal=options.nominal,
-        units=runs.runs[rows],
+        units=measured.runs,
         by_scenario=None if by_scenario is None else by_scenario[rows],
         uses=part.get("uses", ()),
         is_relative=part["estimator"]["kind"] == "glm",
         each_scenario=options.calibrate_by == "scenario",
-        training=(runs.values[fitted, :count], runs.baseline[fitted, :count]),
+        training=fitted.features,
         seed=options.seed,
     )
 
@@ -152,7 +146,7 @@ def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[n
     estimated = _estimated(runs, rival, options, sets)
     rows = ~runs.is_baseline
     is_known = np.isfinite(estimated)
-    # Where a rival has no estimate, the constant counts: anybody could say that.
+    # Where a rival has no estimate, the constant counts, which needs no model.
     filled = np.where(is_known, estimated, constant_of(runs))
     counts = {"rows": int(rows.sum()), "cannot_tell": int((rows & ~is_known).sum())}
     return Held(rival, estimated, {"method": rival.name, **_ape(filled, runs, rows), **counts})
@@ -175,8 +169,7 @@ def _estimated(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray
 
 def estimates(model: Model, runs: Runs) -> Floats:
     """Return a model's degradation of the rows, NaN where it has no estimate."""
-    values, baseline = inputs_of(runs, model)
-    return model.predict(values, baseline).degradation
+    return model.predict(*inputs_of(runs, model)).degradation
 
 
 def constant_of(runs: Runs) -> float:
@@ -185,7 +178,7 @@ def constant_of(runs: Runs) -> float:
 
 
 def scenario_sets(runs: Runs, options: FitOptions) -> tuple[list[NDArray[np.bool_]], str]:
-    """Split the rows into sets that are held out one after the other, and say by what.
+    """Split the rows into sets that are held out one after the other, and return by what: "scenario" or "group".
 
     By scenario where there are two or more, at most `options.held_out_sets` sets of them; else by group in 5 folds.
     """
@@ -193,15 +186,14 @@ def scenario_sets(runs: Runs, options: FitOptions) -> tuple[list[NDArray[np.bool
     if len(names) > 1:
         order = np.random.default_rng(options.seed).permutation(len(names))
         count = min(len(names), options.held_out_sets)
-        chosen = [names[order[i::count]] for i in range(count)]
-        return [np.isin(runs.scenarios, part) for part in chosen], "scenario"
+        return [np.isin(runs.scenarios, names[order[i::count]]) for i in range(count)], "scenario"
     return list(folds_of(runs, _GROUP_FOLDS, options.seed, by_run=True)), "group"
 
 
 def folds_of(runs: Runs, folds: int, seed: int, *, by_run: bool = False) -> Iterator[NDArray[np.bool_]]:
-    """Split the rows that are no baselines at random into folds, or whole runs with theirs: masks of what is held out.
+    """Split the rows that are not baselines at random into folds; yield masks of the held-out rows.
 
-    With fewer runs than folds, rows are split.
+    `by_run` splits whole runs, with their baselines; with fewer runs than folds, rows are split.
     """
     rows = np.flatnonzero(~runs.is_baseline)
     names = np.unique(runs.runs[rows])

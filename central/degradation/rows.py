@@ -11,20 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from numpy.typing import NDArray
 
-from agent.analysis.degradation.model import GroupBaseline, Model, parse
-from central.degradation.runs import Table, baselines_of
+from agent.analysis.degradation.model import Model, parse
+from central.degradation.runs import Table, baselines_of, of_groups
 from central.tables.csv_files import write_table
 from whitepanda.common.errors import InputError
 from whitepanda.common.files.durable import writing
 
-_NEW = ("degradation", "low", "high", "reason")
-
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was estimated: rows, those with an estimate, and the others by reason."""
+    """Counts of rows, of rows with an estimate, and of the others by reason."""
 
     rows: int
     estimated: int
@@ -33,13 +30,13 @@ class Predicted:
 
 
 def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
-    """Read a model file: the model, and the content. Raises InputError if it is not there, no JSON, or no model."""
+    """Read a model file: the model, and the content. Raises InputError if it cannot be read or is not a model."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise InputError(f"{path}: is no JSON: {error}") from error
+        raise InputError(f"{path}: invalid JSON: {error}") from error
     if not isinstance(data, dict):
         raise InputError(f"{path}: model: must be a JSON object")
     try:
@@ -50,9 +47,8 @@ def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
 
 def write_model(path: Path, data: Mapping[str, Any]) -> None:
     """Write a model file. Raises InputError if it cannot be written."""
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     with writing(path, mode=0o644) as file:
-        file.write(text.encode())
+        file.write(f"{json.dumps(data, indent=1, allow_nan=False)}\n".encode())
 
 
 def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") -> Predicted:
@@ -66,8 +62,8 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
     table = Table(rows)
     table.require(model.group_by, "the model's groups")
     table.require(model.inputs, "the model's inputs")
-    predicted = f"predicted_{model.target}"
-    for name in (*_NEW, predicted):
+    new = ("degradation", "low", "high", "reason", f"predicted_{model.target}")
+    for name in new:
         if name in table.columns:
             raise InputError(f"{rows}: has a column {name} already, which the estimates would be written to")
     values = np.column_stack([table.numbers(name) for name in model.inputs])
@@ -76,29 +72,21 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
     if baseline_where:
         is_baseline = table.where(baseline_where, "--baseline-where")
         has_target = model.target in table.columns
-        target = table.numbers(model.target) if has_target else np.full(table.rows, math.nan)
+        measured = table.numbers(model.target) if has_target else np.full(table.rows, math.nan)
         if not is_baseline.any():
             raise InputError(f"{rows}: no row is a baseline by --baseline-where {baseline_where!r}")
-        # A later campaign's groups may have the names of the fit's: what was measured beside these rows counts.
-        groups.update(baselines_of(keys, is_baseline, target, values))
-    unknown = GroupBaseline(0, math.nan, np.full(len(model.inputs), math.nan))
-    found = [groups.get(key, unknown) for key in keys]
-    baseline = np.array([g.values for g in found]).reshape(values.shape)
-    estimates = model.predict(values, baseline, np.array([g.rows for g in found], dtype=np.int64))
-    targets = estimates.degradation * np.array([g.target for g in found])
+        # A later campaign's groups may have the names of the fit's: the baselines measured beside these rows count.
+        groups.update(baselines_of(keys, is_baseline, measured, values))
+    baseline, baseline_rows, target = of_groups(keys, groups, len(model.inputs))
+    estimates = model.predict(values, baseline, baseline_rows)
     # Without any baseline the reason is that, whatever else the row lacks.
-    reasons = ["no_baseline" if not group.rows else why for group, why in zip(found, estimates.reasons, strict=True)]
+    reasons = [why if known else "no_baseline" for known, why in zip(baseline_rows, estimates.reasons, strict=True)]
     result = table.all_columns()
-    numbers = (estimates.degradation, estimates.low, estimates.high)
-    for name, column in zip(_NEW, numbers, strict=False):
-        result = result.append_column(name, _nullable(column))
-    result = result.append_column("reason", pa.array(reasons, pa.string()))
-    result = result.append_column(predicted, _nullable(targets))
+    numbers = (estimates.degradation, estimates.low, estimates.high, reasons, estimates.degradation * target)
+    for name, column in zip(new, numbers, strict=True):
+        # NaN becomes null: an empty field in CSV.
+        kind = pa.string() if name == "reason" else pa.float64()
+        result = result.append_column(name, pa.array(column, kind, from_pandas=True))
     write_table(out, result)
     counts = Counter(reason for reason in reasons if reason)
-    return Predicted(table.rows, table.rows - counts.total(), dict(counts.most_common()), predicted)
-
-
-def _nullable(values: NDArray[np.float64]) -> pa.Array:
-    """Return a column in which NaN is null: an empty field in CSV."""
-    return pa.array(values, from_pandas=True)
+    return Predicted(table.rows, table.rows - counts.total(), dict(counts.most_common()), new[-1])

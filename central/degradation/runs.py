@@ -60,29 +60,22 @@ class Table:
         self.rows = int(self._duckdb.execute("SELECT count(*) FROM runs").fetchall()[0][0])
 
     def require(self, names: Sequence[str], what: str) -> None:
-        """Check that the columns are there.
-
-        Raises InputError, which names the first that is not, and those that are.
-        """
+        """Raise InputError if a column is missing; name the first such one, and the columns of the file."""
         for name in names:
             if name not in self.columns:
-                there = ", ".join(self.columns)
-                raise InputError(f"{self.path}: no column {name} (wanted by {what}); it has {there}")
+                raise InputError(f"{self.path}: no column {name} (wanted by {what}); it has {', '.join(self.columns)}")
 
     def numbers(self, name: str) -> Floats:
-        """Return a column as numbers, shape (rows,), NaN where the file has nothing.
-
-        Raises InputError if a value is no finite number; names the first such row.
-        """
+        """Return a column as numbers, shape (rows,), NaN for null. Raises InputError if a value is not finite."""
         column = _quoted(name)
         query = f"SELECT try_cast({column} AS DOUBLE), {column} FROM runs ORDER BY __row"  # noqa: S608 - quoted
         table = self._duckdb.sql(query).to_arrow_table()
         cast, raw = table.column(0), table.column(1)
         values: Floats = np.asarray(cast.to_numpy(zero_copy_only=False), dtype=np.float64)
         is_null = np.asarray(raw.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
-        is_wrong = (np.isnan(values) & ~is_null & np.asarray(cast.is_null())) | np.isinf(values)
-        if is_wrong.any():
-            row = int(np.flatnonzero(is_wrong)[0])
+        wrong = np.flatnonzero((np.isnan(values) & ~is_null & np.asarray(cast.is_null())) | np.isinf(values))
+        if len(wrong):
+            row = int(wrong[0])
             raise InputError(f"{self.path}: column {name} must be numbers (row {row + 1}: {_shown(raw[row])})")
         return values
 
@@ -96,10 +89,7 @@ class Table:
         return [seen.get(row) or seen.setdefault(row, group_key(row)) for row in rows]
 
     def where(self, expression: str, option: str) -> NDArray[np.bool_]:
-        """Return which rows an expression of the user's is true for, shape (rows,).
-
-        Raises InputError if it is no condition over the columns.
-        """
+        """Return where a user's expression is true, shape (rows,). Raises InputError if it is not a condition."""
         if not expression.strip():
             raise InputError(f"{option}: must be a condition on the columns, such as phase = 'quiet'; it is empty")
         query = f"SELECT coalesce(({expression}\n)::BOOLEAN, false) FROM runs ORDER BY __row"  # noqa: S608 - no file, no network: see the class
@@ -122,7 +112,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a RUNS file are what. `scenario` and `time` may be "": there is none."""
+    """The roles of a RUNS file's columns. `scenario` and `time` are "" without such a column."""
 
     target: str
     baseline_where: str
@@ -156,19 +146,16 @@ class Runs:
     counts: Mapping[str, int]  # rows read, and those left out, by reason
     left_out_features: tuple[str, ...] = ()  # those that no row has a value of
 
+    @property
+    def features(self) -> tuple[Floats, Floats]:
+        """Values and baselines of the features, without the extra inputs; each (n, features)."""
+        count = len(self.columns.features)
+        return self.values[:, :count], self.baseline[:, :count]
+
     def take(self, rows: NDArray[Any]) -> "Runs":
         """Return only some of the rows: a mask or places. Groups and counts stay."""
-        return replace(
-            self,
-            values=self.values[rows],
-            baseline=self.baseline[rows],
-            baseline_rows=self.baseline_rows[rows],
-            degradation=self.degradation[rows],
-            is_baseline=self.is_baseline[rows],
-            scenarios=self.scenarios[rows],
-            runs=self.runs[rows],
-            at_s=self.at_s[rows],
-        )
+        arrays = {name: value[rows] for name in self.__slots__ if isinstance(value := getattr(self, name), np.ndarray)}
+        return replace(self, **arrays)
 
 
 def make_runs(table: Table, columns: Columns) -> Runs:
@@ -177,11 +164,10 @@ def make_runs(table: Table, columns: Columns) -> Runs:
     Raises InputError if a column is missing or not numeric, no row is a baseline, a target is not positive, no row is
     left.
     """
-    table.require([columns.target], "--target")
-    table.require(columns.group_by, "--group-by")
-    table.require(columns.features, "--features")
-    table.require([columns.scenario] if columns.scenario else [], "--scenario")
-    table.require([columns.time] if columns.time else [], "--time")
+    for option in ("target", "group_by", "features", "scenario", "time"):
+        names = getattr(columns, option)
+        names = [name for name in ([names] if isinstance(names, str) else names) if name]
+        table.require(names, f"--{option.replace('_', '-')}")
     if columns.target in columns.features:
         raise InputError(
             f"--features: {columns.target} is the target, which is not known where degradation is estimated"
@@ -201,37 +187,29 @@ def make_runs(table: Table, columns: Columns) -> Runs:
     keys = table.labels(columns.group_by)
     groups = baselines_of(keys, is_baseline, target, values)
     columns, values, groups, left_out = _known_features(table, columns, values, groups)
-    has_group = np.array([key in groups and math.isfinite(groups[key].target) for key in keys], dtype=np.bool_)
-    has_target = ~np.isnan(target)
     count = len(columns.features)
-    empty = GroupBaseline(0, math.nan, np.full(values.shape[1], math.nan))
-    found = [groups.get(key, empty) for key in keys]
-    baseline = np.array([g.values for g in found]).reshape(values.shape)
+    baseline, baseline_rows, baseline_target = of_groups(keys, groups, values.shape[1])
     is_complete = ~np.isnan(values[:, :count] + baseline[:, :count]).any(axis=1)
-    usable = is_wanted & has_target & has_group & is_complete
-    counts = {
-        "read": table.rows,
-        "not_wanted": int((~is_wanted).sum()),
-        "without_target": int((is_wanted & ~has_target).sum()),
-        "without_baseline": int((is_wanted & has_target & ~has_group).sum()),
-        "without_feature": int((is_wanted & has_target & has_group & ~is_complete).sum()),
-        "used": int(usable.sum()),
-    }
+    usable, counts = is_wanted, {"read": table.rows, "not_wanted": int((~is_wanted).sum())}
+    conditions = (~np.isnan(target), np.isfinite(baseline_target), is_complete)
+    for reason, is_met in zip(("without_target", "without_baseline", "without_feature"), conditions, strict=True):
+        counts[reason] = int((usable & ~is_met).sum())
+        usable = usable & is_met
+    counts["used"] = int(usable.sum())
     if not usable.any():
         raise InputError(f"{table.path}: no usable row of {table.rows:,} ({left_out_words(counts)})")
-    names = table.labels([columns.scenario]) if columns.scenario else [("",)] * table.rows
-    scenarios = np.array([name[0] for name in names], dtype=np.str_)
-    time = table.numbers(columns.time) if columns.time else np.full(table.rows, math.nan)
+    labels = table.labels([columns.scenario]) if columns.scenario else [("",)] * table.rows
+    scenarios = np.array([label[0] for label in labels], dtype=np.str_)
     runs = Runs(
         columns=columns,
         values=values,
         baseline=baseline,
-        baseline_rows=np.array([g.rows for g in found], dtype=np.int64),
-        degradation=target / np.array([g.target for g in found]),
+        baseline_rows=baseline_rows,
+        degradation=target / baseline_target,
         is_baseline=is_baseline,
         scenarios=scenarios,
         runs=np.array([" ".join((*key, s)) for key, s in zip(keys, scenarios, strict=True)], dtype=np.str_),
-        at_s=time,
+        at_s=table.numbers(columns.time) if columns.time else np.full(table.rows, math.nan),
         groups=groups,
         counts=counts,
         left_out_features=left_out,
@@ -240,8 +218,24 @@ def make_runs(table: Table, columns: Columns) -> Runs:
 
 
 def left_out_words(counts: Mapping[str, int]) -> str:
-    """Say in words which rows of `Runs.counts` are not used; "" where all are."""
+    """Return in words which rows of `Runs.counts` are not used; "" where all are."""
     return ", ".join(f"{counts[name]:,} {text}" for name, text in _LEFT_OUT.items() if counts[name])
+
+
+def of_rows_words(counts: Mapping[str, int]) -> str:
+    """Return the same with the number of rows, in brackets; "" where all are used."""
+    words = left_out_words(counts)
+    return words and f" (of {counts['read']:,} rows: {words})"
+
+
+def of_groups(
+    keys: Sequence[tuple[str, ...]], groups: Mapping[tuple[str, ...], GroupBaseline], inputs: int
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """Return each row's baseline by its group: values (n, inputs), rows and target (n,); NaN and 0 without one."""
+    empty = GroupBaseline(0, math.nan, np.full(inputs, math.nan))
+    found = [groups.get(key, empty) for key in keys]
+    rows, target = np.array([g.rows for g in found], dtype=np.int64), np.array([g.target for g in found])
+    return np.array([g.values for g in found]).reshape(len(keys), inputs), rows, target
 
 
 def baselines_of(
@@ -269,7 +263,7 @@ def _means(values: Floats) -> Floats:
 def _known_features(
     table: Table, columns: Columns, values: Floats, groups: dict[tuple[str, ...], GroupBaseline]
 ) -> tuple[Columns, Floats, dict[tuple[str, ...], GroupBaseline], tuple[str, ...]]:
-    """Leave out the inputs that no row knows: a host without a PMU has no IPC, and the others are still worth it."""
+    """Leave out the inputs that no row has: without a PMU there is no IPC, and the other inputs still help."""
     is_known: NDArray[np.bool_] = np.asarray(~np.isnan(values).all(axis=0))
     kept = [name for name, known in zip(columns.inputs, is_known, strict=True) if known]
     left_out = tuple(name for name in columns.features if name not in kept)
@@ -287,7 +281,7 @@ def _check_file(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a CSV or Parquet file")
     if not path.is_file():
-        raise InputError(f"{path}: is no regular file; write the rows to a CSV or Parquet file")
+        raise InputError(f"{path}: is not a regular file; write the rows to a CSV or Parquet file")
     if not path.stat().st_size:
         raise InputError(f"{path}: is empty; the first line must name the columns")
 

@@ -1,8 +1,8 @@
-"""How far the seconds of a run scatter around what they are on average: what a run's percentile is made of.
+"""How far the seconds of a run scatter around their mean, which decides a run's percentiles.
 
-A tail latency of one second is noisy, whoever estimates it. So the 95th percentile of a run's seconds lies above the
-95th percentile of estimates, which are means: it is that of estimates with their scatter. An interval is no measure of
-it, for it also holds by how much a model errs about a run as a whole, and widens where training was unlike.
+A tail latency of one second is noisy, whatever estimates it. So the 95th percentile of a run's seconds lies above the
+95th percentile of estimates, which are means: it is the percentile of estimates with their scatter. An interval does
+not measure it, as it also covers the model's error about a whole run, and widens where training was unlike.
 """
 
 import math
@@ -18,7 +18,7 @@ from central.degradation.runs import Runs
 from central.models.groups import Floats
 
 #: Rows that a run, quiet or not, needs to show a scatter.
-_LEAST_ROWS = 6
+_MIN_ROWS = 6
 _QUANTILES = 200
 _NORMAL = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
 
@@ -63,12 +63,12 @@ def _deviation(errors: Floats, usual: Floats, runs: Runs, rows: NDArray[np.bool_
     by_scenario = []
     for scenario in np.unique(runs.scenarios[rows]):
         of_it = rows & (runs.scenarios == scenario)
-        names, place, count = np.unique(runs.runs[of_it], return_inverse=True, return_counts=True)
-        if len(names) == 0 or count.max() < _LEAST_ROWS:
+        _, place, count = np.unique(runs.runs[of_it], return_inverse=True, return_counts=True)
+        enough = count >= _MIN_ROWS
+        if not enough.any():
             continue
         means = np.bincount(place, errors[of_it]) / count
         squares = np.bincount(place, ((errors[of_it] - means[place]) / usual[of_it]) ** 2)
-        enough = count >= _LEAST_ROWS
         # A mean takes one degree of freedom of each run.
         by_scenario.append(math.sqrt(squares[enough].sum() / (count[enough] - 1).sum()))
     return float(np.mean(by_scenario)) if by_scenario else math.nan

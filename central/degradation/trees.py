@@ -4,8 +4,8 @@ Terms: each feature as it is, its baseline, and the one relative to the other. T
 learn of "as without interference" they learn from baseline rows: give them (degradation about 1) along with the rest.
 Without them, a kind of interference that was never seen is taken for the nearest one that was.
 
-Errors are wanted small as percentages. So trees average the degradation to the power -1/2, between the log and the
-inverse that the paper's regressions use: of what lands in one leaf the largest do not carry away the mean.
+Relative errors count. So trees average the degradation to the power -1/2, between the log and the inverse that the
+paper's regressions use: a leaf's largest values then do not dominate its mean.
 """
 
 from __future__ import annotations
@@ -26,15 +26,9 @@ FitFunction = Callable[[Floats, Floats, Floats], dict[str, Any]]
 
 EXTRA_TREES = 100
 #: Leaves per extra-tree, at most about: bounds the model file.
-_MOST_LEAVES = 700
-_LEAST_LEAF_ROWS = 2
-_BOOSTING = {
-    "max_iter": 200,
-    "learning_rate": 0.05,
-    "max_leaf_nodes": 15,
-    "min_samples_leaf": 5,
-    "early_stopping": False,
-}
+_MAX_LEAVES = 700
+_MIN_LEAF_ROWS = 2
+_BOOSTING = {"max_iter": 200, "learning_rate": 0.05, "max_leaf_nodes": 15, "min_samples_leaf": 5}
 #: Where more of a feature cannot make a VM faster (1) or slower (-1). Not occupancy: a full cache need not hurt.
 _DIRECTIONS: Mapping[str, int] = {
     "run_queue_wait_ratio": 1,
@@ -86,11 +80,11 @@ def fit_extra_trees(
         values: shape (n, k), features in their own units, all known.
         baseline: shape (n, k), the same without interference.
         degradation: shape (n,), > 0, 1 = as without interference.
-        seed: of the trees' randomness.
-        link: of `agent.analysis.degradation.trees.LINKS`.
-        trees: how many.
+        seed: random seed of the trees.
+        link: one of `agent.analysis.degradation.trees.LINKS`.
+        trees: number of trees.
         leaf_rows: rows that a leaf needs; 0: 2, and more where there are many rows, so that the file stays small.
-        terms: what to split; None: all of `terms_of`.
+        terms: the terms to split by; None: all of `terms_of`.
 
     Returns:
         An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.
@@ -98,41 +92,36 @@ def fit_extra_trees(
     from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - the extra `train`
 
     terms = terms or terms_of(values, baseline)
-    least = leaf_rows or max(_LEAST_LEAF_ROWS, -(-len(values) // _MOST_LEAVES))
+    least = leaf_rows or max(_MIN_LEAF_ROWS, -(-len(values) // _MAX_LEAVES))
     forest = ExtraTreesRegressor(trees, min_samples_leaf=least, random_state=seed)
     forest.fit(terms.of(values, baseline), _link(degradation, link))
-    nodes = [node for tree in forest.estimators_ for node in _nodes_of_tree(tree.tree_)]
+    found = [each.tree_ for each in forest.estimators_]
+    forms = ((t.children_left, t.children_right, t.feature, t.threshold, t.value[:, 0, 0]) for t in found)
+    nodes = [node for left, *rest in forms for node in _preorder(left < 0, left, *rest)]
     return _block(terms, nodes, link=link, base=0.0, factor=1.0 / trees, trees=trees)
 
 
 def fit_boosting(
     values: Floats, baseline: Floats, degradation: Floats, *, seed: int, directions: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Fit gradient boosting to the log of the degradation; arguments and result as of `fit_extra_trees`.
+    """Fit gradient boosting to the log of the degradation; arguments, result and errors as in `fit_extra_trees`.
 
-    Raises FitError if no feature varies.
-
-    Args:
-        values: shape (n, k).
-        baseline: shape (n, k).
-        degradation: shape (n,).
-        seed: of the binning of large data.
-        directions: per feature 1 or -1 where the degradation may only rise or fall as it grows, at the same baseline.
+    `directions`: per feature 1 or -1 where the degradation may only rise or fall as it grows, at the same baseline.
     """
     from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - the extra `train`
 
     terms = terms_of(values, baseline)
     signs = directions or (0,) * values.shape[1]
-    constraints = [
-        0 if form == "baseline" else signs[column]
-        for column, form in zip(terms.columns.tolist(), terms.forms, strict=True)
-    ]
-    boosting = HistGradientBoostingRegressor(monotonic_cst=constraints, random_state=seed, **_BOOSTING)
+    forms = zip(terms.columns.tolist(), terms.forms, strict=True)
+    constraints = [0 if form == "baseline" else signs[column] for column, form in forms]
+    options = {"monotonic_cst": constraints, "random_state": seed, "early_stopping": False}
+    boosting = HistGradientBoostingRegressor(**options, **_BOOSTING)
     boosting.fit(terms.of(values, baseline), np.log(degradation))
     # scikit-learn has no public way to the trees of this one; the tests compare with its own predictions.
     rounds = boosting._predictors  # noqa: SLF001
     base = float(np.ravel(boosting._baseline_prediction)[0])  # noqa: SLF001
-    nodes = [node for (tree,) in rounds for node in _nodes_of_boosting(tree.nodes)]
+    keys = ("is_leaf", "left", "right", "feature_idx", "num_threshold", "value")
+    nodes = [node for (tree,) in rounds for node in _preorder(*(tree.nodes[key] for key in keys))]
     return _block(terms, nodes, link="log", base=base, factor=1.0, trees=len(rounds))
 
 
@@ -190,25 +179,13 @@ def _down_to_single(threshold: float) -> np.float32:
     return single if float(single) <= threshold else np.nextafter(single, np.float32(-np.inf))
 
 
-def _nodes_of_tree(tree: Any) -> Iterator[tuple[int, float]]:
-    """Yield (term, threshold), or (-1, value) of a leaf, in preorder, of a tree of scikit-learn's forests."""
+def _preorder(is_leaf: Any, left: Any, right: Any, term: Any, limit: Any, value: Any) -> Iterator[tuple[int, float]]:
+    """Yield (term, threshold), or (-1, value) of a leaf, in preorder, from the columns of scikit-learn's tree."""
     rest = [0]
     while rest:
         place = rest.pop()
-        if tree.children_left[place] < 0:
-            yield -1, float(tree.value[place, 0, 0])
+        if is_leaf[place]:
+            yield -1, float(value[place])
         else:
-            yield int(tree.feature[place]), float(tree.threshold[place])
-            rest += [int(tree.children_right[place]), int(tree.children_left[place])]
-
-
-def _nodes_of_boosting(nodes: Any) -> Iterator[tuple[int, float]]:
-    """Yield the same of a tree of scikit-learn's boosting."""
-    rest = [0]
-    while rest:
-        node = nodes[rest.pop()]
-        if node["is_leaf"]:
-            yield -1, float(node["value"])
-        else:
-            yield int(node["feature_idx"]), float(node["num_threshold"])
-            rest += [int(node["right"]), int(node["left"])]
+            yield int(term[place]), float(limit[place])
+            rest += [int(right[place]), int(left[place])]

@@ -30,27 +30,22 @@ def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
         Shape (jobs,), each at least 1.
     """
     p = np.asarray(loadings, dtype=np.float64)
-    others = p.sum(axis=0) - p
-    found: Floats = 1.0 + (p * others / units).sum(axis=1)
-    return found
+    return 1.0 + (p * (p.sum(axis=0) - p) / units).sum(axis=1)  # type: ignore[no-any-return]
 
 
 def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
     """Return p' . P of each machine, equation (15), shape (machines,): the new job's dilation there, less 1.
 
-    By symmetry it is also what the jobs there would suffer from it, all together.
+    By symmetry it is also the sum by which the dilations of the jobs there would rise.
 
     Args:
         loading: of the new job, shape (resources,).
         totals: P of each machine, shape (machines, resources).
         units: of each resource, shape (resources,), or of each machine too, shape (machines, resources).
     """
-    p, u = np.asarray(loading, dtype=np.float64), np.asarray(units, dtype=np.float64)
-    # One row of units is for every machine: a product of a matrix and a vector.
-    weights = p / u
+    weights = np.asarray(loading, dtype=np.float64) / np.asarray(units, dtype=np.float64)
     table = np.asarray(totals, dtype=np.float64)
-    found: Floats = table @ weights if weights.ndim == 1 else np.einsum("mr,mr->m", table, weights)
-    return found
+    return table @ weights if weights.ndim == 1 else np.einsum("mr,mr->m", table, weights)
 
 
 def completion_times(
@@ -66,10 +61,10 @@ def completion_times(
     left of each falls by 1 / lambda per second.
 
     Args:
-        loadings: shape (jobs, resources), as of `dilations`.
+        loadings: shape (jobs, resources), as in `dilations`.
         neutral_s: time that each takes alone, above 0, inf for one that does not end; shape (jobs,).
         start_s: when each arrives; shape (jobs,) or one number.
-        units: as of `dilations`.
+        units: as in `dilations`.
         background: sum of the loading vectors of others that are there all the time; shape (resources,).
     """
     p = np.asarray(loadings, dtype=np.float64)
@@ -114,9 +109,7 @@ def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
     """
     inside = 1.0 - 2.0 * (copies - dilation) / (copies - 1)
     if inside < 0:
-        raise ValueError(
-            f"{copies} copies with a dilation of {dilation:g} are no busy job of two resources: "
-            f"that has at least {(copies + 1) / 2:g}"
-        )
+        least = (copies + 1) / 2
+        raise ValueError(f"{copies} busy copies of two resources dilate to {least:g} or more, not {dilation:g}")
     root = inside**0.5 / 2
     return 0.5 - root, 0.5 + root

@@ -1,15 +1,15 @@
 """Loading vectors fitted to measured slow-downs of pairs: one workload beside another, against alone.
 
 Two forms, both with loadings per workload and capacities per platform, fitted together by L-BFGS on the mean of
-|predicted - measured| / measured (smoothed near 0), which is what they are judged by:
+|predicted - measured| / measured (smoothed near 0), by which they are judged:
 
     plain:     lambda = 1 + sum_k p_wk p_ik / c_pk,  p >= 0, sum_k p_k <= 1, c >= 1; so 1 <= lambda <= 2
     extended:  lambda = m_p n_w (1 + sum_k a_wk b_ik / c_pk),  all > 0
 
 The plain one is D-Factor (`central.models.dfactor`) with platforms: their units c, and how fast their resources are, as
 a job's shares of time are t_wk g_pk over their sum with the idle one. In the extended one (whitepanda's) a workload's
-suffering (a) and its effect (b) differ, shares need not sum to 1, and a factor per platform and per workload stands for
-what does not depend on the neighbour; so it reaches beyond 2, and below 1, where the plain one cannot.
+suffering (a) and its effect (b) differ, shares need not sum to 1, and the factors of platform and workload do not
+depend on the neighbour; so it reaches beyond 2, and below 1, where the plain one cannot.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from central.models.groups import Floats, Ints
 # Relative errors below this count by their square: the absolute value's kink would stop the solver early.
 _SMOOTH = 0.03
 _MAX_STEPS = 400
-# Of the plain form: resources, without names as only their products matter, and the penalty of squared parameters.
+# The plain form's resources, without names as only their products matter, and its penalty of squared parameters.
 _RESOURCES, _PENALTY = 2, 1e-2
 # Where the logarithms of 1 / c begin; a few products of it together make the usual slow-downs.
 _FIRST_LOG_SHARE = -1.5
@@ -47,15 +47,11 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PlainLoadings:
-    """D-Factor's.
+    """D-Factor's loadings."""
 
-    `time` (workloads, resources + 1): logarithms of the time that each spends at each resource, the last idle; `speed`
-    (platforms, resources + 1) what a platform adds to them; `per_unit` = 1 / c (platforms, resources).
-    """
-
-    time: Floats
-    speed: Floats
-    per_unit: Floats
+    time: Floats  # logarithms of the time of each at each resource, the last idle; (workloads, resources + 1)
+    speed: Floats  # added to them by a platform; (platforms, resources + 1)
+    per_unit: Floats  # 1 / c, (platforms, resources)
 
     def shares(self, workload: Ints, platform: Ints) -> Floats:
         """Loading vectors of workloads on platforms, without the idle share; shape (rows, resources)."""
@@ -69,7 +65,7 @@ class PlainLoadings:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedLoadings:
-    """whitepanda's. `suffers`, `causes` (workloads, resources); `per_unit`; factors of platforms and of workloads."""
+    """whitepanda's loadings: `suffers`, `causes` (workloads, resources); `per_unit`; factors."""
 
     suffers: Floats
     causes: Floats
@@ -77,28 +73,31 @@ class ExtendedLoadings:
     platform_factor: Floats
     workload_factor: Floats
 
+    def products_and_factor(self, pairs: Pairs) -> tuple[Floats, Floats]:
+        """Return a_wk b_ik / c_pk and m_p n_w of each pair."""
+        products = self.suffers[pairs.victim] * self.causes[pairs.beside] * self.per_unit[pairs.platform]
+        return products, self.platform_factor[pairs.platform] * self.workload_factor[pairs.victim]
+
     def predict(self, pairs: Pairs) -> Floats:
         """Predict the slow-down of each pair."""
-        products = self.suffers[pairs.victim] * self.causes[pairs.beside] * self.per_unit[pairs.platform]
-        factor = self.platform_factor[pairs.platform] * self.workload_factor[pairs.victim]
+        products, factor = self.products_and_factor(pairs)
         return factor * (1.0 + products.sum(axis=1))  # type: ignore[no-any-return]
 
 
 def fit_plain(pairs: Pairs, workloads: int, platforms: int, *, speeds: bool = True, seed: int = 0) -> PlainLoadings:
-    """Fit D-Factor's loading vectors, and of the platforms the units and speeds of resources.
+    """Fit D-Factor's loading vectors, and the units and speeds of the platforms' resources.
 
     Raises ValueError if there are no pairs, or a slow-down is not above 0.
 
     Args:
-        pairs: what was measured; indices below `workloads` and `platforms`.
-        workloads: how many there are; one without pairs gets a loading near the middle.
-        platforms: the same.
+        pairs: as measured; indices below `workloads` and `platforms`.
+        workloads: number of workloads; one without pairs gets a loading near the middle.
+        platforms: number of platforms.
         speeds: whether shares of time shift from platform to platform, with how fast its resources are.
         seed: of where the search begins.
     """
-    _check(pairs)
+    by_victim, by_beside, by_platform = _incidence(pairs, workloads, platforms)
     rng = np.random.default_rng(seed)
-    rows = _Incidence(pairs, workloads, platforms)
     ends = np.cumsum([workloads * (_RESOURCES + 1), platforms * _RESOURCES])
 
     def parts(x: Floats) -> tuple[Floats, Floats, Floats]:
@@ -110,19 +109,15 @@ def fit_plain(pairs: Pairs, workloads: int, platforms: int, *, speeds: bool = Tr
         time, per_unit, speed = parts(x)
         own = _shares(time[pairs.victim] + speed[pairs.platform])
         other = _shares(time[pairs.beside] + speed[pairs.platform])
-        # The idle share meets nobody.
+        # The idle share contends with nothing.
         unit = np.append(per_unit, np.zeros((platforms, 1)), axis=1)[pairs.platform]
         value, slope = _relative_error(1.0 + (own * other * unit).sum(axis=1), pairs.slowdown)
         both = slope[:, None] * own * other * unit
-        by_own = both - own * both.sum(axis=1, keepdims=True)
-        by_other = both - other * both.sum(axis=1, keepdims=True)
-        by_unit = rows.platform @ (slope[:, None] * own * other)[:, :_RESOURCES]
-        by_speed = rows.platform @ (by_own + by_other)
-        gradient = np.concatenate([
-            (rows.victim @ by_own + rows.beside @ by_other).ravel(),
-            (by_unit * per_unit * (1.0 - per_unit)).ravel(),
-            by_speed.ravel() if speeds else np.zeros(0),
-        ])  # fmt: skip
+        by_own, by_other = (both - share * both.sum(axis=1, keepdims=True) for share in (own, other))
+        by_unit = by_platform @ (slope[:, None] * own * other)[:, :_RESOURCES]
+        slopes = [by_victim @ by_own + by_beside @ by_other, by_unit * per_unit * (1.0 - per_unit)]
+        slopes += [by_platform @ (by_own + by_other)] if speeds else []
+        gradient = np.concatenate([each.ravel() for each in slopes])
         return value + _PENALTY * float(x @ x), gradient + 2 * _PENALTY * x
 
     first = rng.normal(size=int(ends[-1]) + speeds * platforms * (_RESOURCES + 1))
@@ -140,68 +135,46 @@ def _shares(logs: Floats) -> Floats:
 def fit_extended(
     pairs: Pairs, workloads: int, platforms: int, *, resources: int = 4, penalty: float = 0.05, seed: int = 0
 ) -> ExtendedLoadings:
-    """Fit the extended form; arguments and errors as of `fit_plain`.
+    """Fit the extended form; arguments and errors as in `fit_plain`.
 
     `resources`: how many, without names. `penalty`: of the squared logarithms of loadings; a tenth for capacities, 1
     for factors.
     """
-    _check(pairs)
+    by_victim, by_beside, by_platform = _incidence(pairs, workloads, platforms)
     rng = np.random.default_rng(seed)
-    rows = _Incidence(pairs, workloads, platforms)
     ends = np.cumsum([workloads * resources, workloads * resources, platforms * resources, platforms])
     weights = np.repeat([penalty, penalty, penalty / 10, 1.0, 1.0], np.diff([0, *ends, int(ends[-1]) + workloads]))
 
-    def parts(x: Floats) -> list[Floats]:
-        logs = np.split(x, ends)
-        return [
-            np.exp(logs[0].reshape(workloads, -1)),
-            np.exp(logs[1].reshape(workloads, -1)),
-            np.exp(logs[2].reshape(platforms, -1) + _FIRST_LOG_SHARE),
-            np.exp(logs[3]),
-            np.exp(logs[4]),
-        ]
+    def loadings(x: Floats) -> ExtendedLoadings:
+        suffers, causes, per_unit, *factors = np.split(x, ends)
+        per_unit = per_unit.reshape(platforms, -1) + _FIRST_LOG_SHARE
+        logs = (suffers.reshape(workloads, -1), causes.reshape(workloads, -1), per_unit, *factors)
+        return ExtendedLoadings(*map(np.exp, logs))
 
     def loss(x: Floats) -> tuple[float, Floats]:
-        suffers, causes, per_unit, by_platform, by_workload = parts(x)
-        products = suffers[pairs.victim] * causes[pairs.beside] * per_unit[pairs.platform]
-        factor = by_platform[pairs.platform] * by_workload[pairs.victim]
+        products, factor = loadings(x).products_and_factor(pairs)
         predicted = factor * (1.0 + products.sum(axis=1))
         value, slope = _relative_error(predicted, pairs.slowdown)
         # Every parameter is a logarithm, so derivatives are the parts themselves.
         inner, outer = (slope * factor)[:, None] * products, slope * predicted
-        gradient = np.concatenate([
-            (rows.victim @ inner).ravel(),
-            (rows.beside @ inner).ravel(),
-            (rows.platform @ inner).ravel(),
-            rows.platform @ outer,
-            rows.victim @ outer,
-        ])  # fmt: skip
+        slopes = [(sums @ inner).ravel() for sums in (by_victim, by_beside, by_platform)]
+        gradient = np.concatenate([*slopes, by_platform @ outer, by_victim @ outer])
         return value + float(weights @ x**2), gradient + 2 * weights * x
 
     first = 0.3 * rng.normal(size=len(weights))
     first[ends[2] :] = 0.0
-    return ExtendedLoadings(*parts(_solve(loss, first)))
+    return loadings(_solve(loss, first))
 
 
-class _Incidence:
-    """Sums over the rows of each workload and platform, as sparse matrices."""
-
-    def __init__(self, pairs: Pairs, workloads: int, platforms: int) -> None:
-        n = len(pairs.slowdown)
-
-        def matrix(index: Ints, size: int) -> Any:
-            return scipy.sparse.csr_array((np.ones(n), (index, np.arange(n))), shape=(size, n))
-
-        self.victim = matrix(pairs.victim, workloads)
-        self.beside = matrix(pairs.beside, workloads)
-        self.platform = matrix(pairs.platform, platforms)
-
-
-def _check(pairs: Pairs) -> None:
-    if not len(pairs.slowdown):
+def _incidence(pairs: Pairs, workloads: int, platforms: int) -> list[Any]:
+    """Return sparse matrices that sum rows by victim, by the workload beside it, and by platform."""
+    n = len(pairs.slowdown)
+    if not n:
         raise ValueError("no pairs to fit loading vectors to")
     if not (pairs.slowdown > 0).all():
         raise ValueError(f"slow-downs must be above 0 (value {pairs.slowdown.min():g})")
+    sizes = ((pairs.victim, workloads), (pairs.beside, workloads), (pairs.platform, platforms))
+    return [scipy.sparse.csr_array((np.ones(n), (at, np.arange(n))), shape=(size, n)) for at, size in sizes]
 
 
 def _relative_error(predicted: Floats, measured: Floats) -> tuple[float, Floats]:

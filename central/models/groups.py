@@ -1,4 +1,4 @@
-"""Grouping of columns in plain numpy: distinct keys, sums per key, places of keys. What SQL calls GROUP BY."""
+"""Grouping of columns in plain numpy (SQL's GROUP BY): distinct keys, sums per key, places of keys."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Column = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# Integers of a range of at most so many times their number are counted instead of sorted.
+# Integers of a range of at most this many times their number are counted instead of sorted.
 _DENSE = 8
 
 
@@ -71,7 +71,7 @@ def merge_sums(a: object, b: object, keys: tuple[str, ...], values: tuple[str, .
 
 
 def concatenate(a: Column, b: Column) -> Column:
-    """Concatenate keys. An empty part does not decide the type: nothing becomes text or a float."""
+    """Concatenate keys. An empty part does not decide the type."""
     if not len(a) or not len(b):
         return a if len(a) else b
     return np.concatenate([a, b])

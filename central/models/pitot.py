@@ -1,9 +1,9 @@
 """Pitot: how long a workload runs on a platform, alone or beside others (Interference-Aware Edge Runtime Prediction).
 
 Section 3 of the paper: log C = a_i + b_j + w_i.p_j + sum_t (s_i.v_jt) * leaky(sum_k u_k.g_jt), with a_i + b_j the
-linear scaling baseline. Unlike the paper, every workload has an embedding of its own as what suffers (s) and as what
-disturbs (u), the embeddings are a tower over the features plus a free part, and a model is several such members, whose
-mean counts. Only numpy is needed to predict; `central.models.pitot_training` trains.
+linear scaling baseline. Unlike the paper, every workload has separate embeddings as the victim (s) and as the
+interferer (u), the embeddings are a tower over the features plus a free part, and a model is several such members,
+whose mean counts. Only numpy is needed to predict; `central.models.pitot_training` trains.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ALONE = -1
 #: Slope of the interference activation below 0 (the paper's leaky ReLU).
 LEAK = 0.1
 #: Pairs in one table of dot products: 32 MiB of them.
-_MOST_PAIRS = 8_000_000
+_MAX_PAIRS = 8_000_000
 _ITERATIONS = 50
 #: Weight in the baseline of a row beside others: it counts only where there is nothing else.
 _BESIDE = 1e-4
@@ -30,7 +30,7 @@ _REGULARISATION = 1e-3  # pulls names with few rows to the mean
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """What ran where beside whom, as places in lists of workloads and platforms.
+    """Workloads on platforms beside interferers, as places in lists of names.
 
     Shapes: workload and platform (n,), interferers (n, most at once), `ALONE` where there are fewer.
     """
@@ -111,11 +111,11 @@ def linear_baseline(rows: Rows, log_us: Floats, workloads: int, platforms: int) 
     Args:
         rows: n of them.
         log_us: shape (n,), logarithm of runtimes.
-        workloads: how many there are.
-        platforms: likewise.
+        workloads: number of workloads.
+        platforms: number of platforms.
 
     Returns:
-        a (workloads,) and b (platforms,); what has no row gets the mean.
+        a (workloads,) and b (platforms,); a name without a row gets the mean.
     """
     is_beside = rows.co_runners > 0
     weight = np.where(is_beside, _BESIDE, 1.0)
@@ -143,7 +143,7 @@ def log_runtimes(members: Members, rows: Rows) -> Singles:
     k, disturbers = _places(rows.interferers)
     is_there = rows.interferers != ALONE
     pairs = max(len(workloads), len(disturbers)) * len(platforms)
-    is_dense = pairs <= _MOST_PAIRS and pairs <= 16 * max(len(rows), 1)
+    is_dense = pairs <= min(_MAX_PAIRS, 16 * max(len(rows), 1))
     for member in range(len(members)):
         w, s, _, a = members.shape.workload_parts(members.workload[member, workloads])
         _, _, u, _ = members.shape.workload_parts(members.workload[member, disturbers])

@@ -3,7 +3,7 @@
 Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Here
 they are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log
 difficulty of workload, platform and interferers from the training's residuals, S the disagreement of the members, and G
-how far quantile heads are above the prediction. They made smaller margins than one scale for all rows
+by how much quantile heads exceed the prediction. They made smaller margins than one scale for all rows
 (docs/studies/pitot.md).
 """
 
@@ -28,7 +28,7 @@ HEADS: tuple[Exponents, ...] = (
 )
 #: Least deviation that members are taken to have: of the logarithm, 0.2 %.
 _FLOOR = 0.002
-#: Residuals below 0.3 % are as good as none.
+#: Smaller residuals (0.3 %) are treated as this.
 _SMALL = 0.003
 #: A workload with this many rows keeps half of the difficulty that they show.
 _SHRINK = 10.0
@@ -74,8 +74,7 @@ class Difficulty:
 
 def disagreement(log_us: NDArray[np.floating]) -> Floats:
     """Return the log of the members' deviation: (members, n) -> (n,)."""
-    found: Floats = np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)
-    return found
+    return np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)  # type: ignore[no-any-return]
 
 
 def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats:
@@ -101,8 +100,7 @@ class Scatter:
     def scale(self, exponents: Exponents) -> Floats:
         """Return the scale of residuals, shape (n,)."""
         p, q, r = exponents
-        scale: Floats = np.exp(p * self.difficulty + q * self.disagreement + r * self.gap)
-        return scale
+        return np.exp(p * self.difficulty + q * self.disagreement + r * self.gap)
 
 
 def margin(bound: Floats, log_us: Floats) -> float:
@@ -120,8 +118,7 @@ class Head:
 
     def bound(self, log_us: Floats, scatter: Scatter) -> Floats:
         """Return bounds, all shapes (n,), logarithms."""
-        bound: Floats = log_us + self.factor * scatter.scale(self.exponents)
-        return bound
+        return log_us + self.factor * scatter.scale(self.exponents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +130,7 @@ class Pool:
 
     @property
     def least_epsilon(self) -> float:
-        """The smallest share of runs above the bound that so few rows can promise."""
+        """The smallest share of runs above the bound that this number of rows can promise."""
         return 1.0 / (len(self.residuals) + 1)
 
     def head(self, epsilon: float, heads: Sequence[Exponents] = HEADS) -> Head:
@@ -148,15 +145,12 @@ class Pool:
             raise ValueError(
                 f"{count} calibration rows cannot bound epsilon {epsilon:g}, only {self.least_epsilon:.3g} or more"
             )
-        best: Head | None = None
+        found = []
         for exponents in heads:
             scale = self.scatter.scale(exponents)
             factor = float(np.partition(self.residuals / scale, rank - 1)[rank - 1])
-            cost = margin(factor * scale, self.residuals)
-            if best is None or cost < best.margin:
-                best = Head(exponents, factor, cost)
-        assert best is not None  # noqa: S101 - there are heads
-        return best
+            found.append(Head(exponents, factor, margin(factor * scale, self.residuals)))
+        return min(found, key=lambda head: head.margin)
 
 
 def pools(rows: Rows, residuals: Floats, scatter: Scatter) -> Mapping[int, Pool]:

@@ -71,12 +71,8 @@ class Trainer:
         self._options = options
         self._rows = len(rows)
         self._batch = min(options.batch, len(rows))
-        self._data = (
-            jnp.asarray(rows.workload),
-            jnp.asarray(rows.platform),
-            jnp.asarray(rows.interferers),
-            jnp.asarray(residuals, dtype=jnp.float32),
-        )
+        ids = map(jnp.asarray, (rows.workload, rows.platform, rows.interferers))
+        self._data = (*ids, jnp.asarray(residuals, dtype=jnp.float32))
         self._features = (_standardised(workload_features), _standardised(platform_features))
 
     def member(self, seed: int, progress: Callable[[float], None] = lambda _: None) -> Trained:
@@ -94,32 +90,28 @@ class Trainer:
             need = now * self._batch
             while len(order) < need:
                 order = np.concatenate([order, random.permutation(self._rows)])
-            batches, order = order[:need].reshape(now, self._batch), order[need:]
-            parameters, state, mean = _many_steps(
-                options, parameters, state, jnp.asarray(batches), self._data, self._features
-            )
+            batches, order = jnp.asarray(order[:need].reshape(now, self._batch)), order[need:]
+            parameters, state, mean = _many_steps(options, parameters, state, batches, self._data, self._features)
             loss, done = float(mean), done + now
             progress(done / options.steps)
         w, p = (np.asarray(part) for part in _embeddings(options, parameters, self._features))
         return Trained(w, p, loss)
 
     def _start(self, seed: int) -> Tree:
-        options, (x_w, x_p) = self._options, self._features
+        options = self._options
         keys = jax.random.split(jax.random.PRNGKey(seed), 6)
         spread = 0.0 if options.tower else 0.5
         sizes = (options.shape.workload_width, options.shape.platform_width)
-        return {
-            "net_w": _network(keys[0], x_w.shape[1] + options.learned, options.hidden, sizes[0]),
-            "net_p": _network(keys[1], x_p.shape[1] + options.learned, options.hidden, sizes[1]),
-            "learned_w": jax.random.normal(keys[2], (len(x_w), options.learned)) * 0.5,
-            "learned_p": jax.random.normal(keys[3], (len(x_p), options.learned)) * 0.5,
-            "free_w": jax.random.normal(keys[4], (len(x_w), sizes[0])) * spread,
-            "free_p": jax.random.normal(keys[5], (len(x_p), sizes[1])) * spread,
-        }
+        found: Tree = {}
+        for k, (kind, x, size) in enumerate(zip("wp", self._features, sizes, strict=True)):
+            found[f"net_{kind}"] = _network(keys[k], x.shape[1] + options.learned, options.hidden, size)
+            found[f"learned_{kind}"] = jax.random.normal(keys[2 + k], (len(x), options.learned)) * 0.5
+            found[f"free_{kind}"] = jax.random.normal(keys[4 + k], (len(x), size)) * spread
+        return found
 
 
 def engine() -> str:
-    """Tell what trains: the same rows, options and seed give the same member on the same engine and machine."""
+    """Return the training engine: the same rows, options and seed give the same member on one engine and machine."""
     return f"jax {jax.__version__} on {jax.default_backend()}, optax {optax.__version__}"
 
 
@@ -134,15 +126,15 @@ def _embeddings(
     options: Options, parameters: Tree, features: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """Return the embeddings of all workloads and platforms: towers plus free parts, scaled."""
-    x_w, x_p = features
-    w = p = jnp.zeros(1)
-    if options.tower:
-        w = _forward(parameters["net_w"], jnp.concatenate([x_w, parameters["learned_w"]], axis=1))
-        p = _forward(parameters["net_p"], jnp.concatenate([x_p, parameters["learned_p"]], axis=1))
-    if options.free:
-        w, p = w + parameters["free_w"], p + parameters["free_p"]
-    scale_w, scale_p = _scales(options.shape)
-    return w * scale_w, p * scale_p
+    found = []
+    for kind, x, scale in zip("wp", features, _scales(options.shape), strict=True):
+        values = jnp.zeros(1)
+        if options.tower:
+            values = _forward(parameters[f"net_{kind}"], jnp.concatenate([x, parameters[f"learned_{kind}"]], axis=1))
+        if options.free:
+            values = values + parameters[f"free_{kind}"]
+        found.append(values * scale)
+    return found[0], found[1]
 
 
 def _loss(
@@ -195,12 +187,9 @@ def _scales(shape: Shape) -> tuple[Singles, Singles]:
     """Return factors of the embeddings that make all terms of one size at the start: widths of workload, platform."""
     r, q = shape.rank, shape.interference_rank
     scalar, beside = 0.3, float(np.sqrt(1 / np.sqrt(q)))
-    w = np.concatenate([np.full(r, np.sqrt(2 / np.sqrt(r))), np.full(2 * q, beside), [scalar]])
-    p = np.concatenate([
-        np.full(r, np.sqrt(2 / np.sqrt(r))),
-        np.full(2 * shape.interference_types * q, beside),
-        [scalar],
-    ])  # fmt: skip
+    alone = np.full(r, np.sqrt(2 / np.sqrt(r)))
+    w = np.concatenate([alone, np.full(2 * q, beside), [scalar]])
+    p = np.concatenate([alone, np.full(2 * shape.interference_types * q, beside), [scalar]])
     return w.astype(np.float32), p.astype(np.float32)
 
 

@@ -1,9 +1,9 @@
 """Workloads and platforms that the fit never saw: their embeddings from a few runs, without fitting again.
 
-The logarithm of a runtime is linear in the embedding of the workload that is measured, and, but for the interference
+The logarithm of a runtime is linear in the embedding of the workload that is measured, and, except for the interference
 magnitude g, in the platform's. So the embedding's posterior is closed: the prior is a normal distribution with the mean
-and covariance of the embeddings that the fit has; u (how much a new workload disturbs) and g go along by their
-covariance with the rest, and every run is an observation with the noise of the calibration rows.
+and covariance of the fit's embeddings; u (how much a new workload disturbs) and g follow by their covariance with the
+rest, and every run is an observation with the noise of the calibration rows.
 """
 
 import numpy as np
@@ -75,17 +75,15 @@ def _strength(members: Members, m: int, rows: Rows, g: Singles) -> Singles:
     _, _, u, _ = members.shape.workload_parts(members.workload[m, np.maximum(rows.interferers, 0)])
     total = (u * (rows.interferers != ALONE)[:, :, None]).sum(axis=1)
     strength = np.einsum("ntq,nq->nt", g, total)
-    found: Singles = np.where(strength > 0, strength, members.shape.leak * strength)
-    return found
+    return np.where(strength > 0, strength, members.shape.leak * strength)  # type: ignore[no-any-return]
 
 
 def _posterior(known: Floats, inputs: Floats, values: Floats, noise: float) -> Floats:
-    """Return the posterior mean of a vector whose prior is that of `known` (names, width), given inputs @ it."""
+    """Return a vector's posterior mean, given inputs @ it; its prior has the moments of `known` (names, width)."""
     mean = known.mean(axis=0)
     centred = known - mean
     covariance = centred.T @ centred / max(1, len(known) - 1)
     covariance += np.diag(np.full(len(mean), _RIDGE * np.trace(covariance) / len(mean)))
     gain = inputs @ covariance
     seen = gain @ inputs.T + noise**2 * np.eye(len(values))
-    found: Floats = mean + gain.T @ np.linalg.solve(seen, values - inputs @ mean)
-    return found
+    return mean + gain.T @ np.linalg.solve(seen, values - inputs @ mean)  # type: ignore[no-any-return]

@@ -33,8 +33,8 @@ MIN_INSTANCES = 4
 _MIN_MACHINES = 2  # of a job: one alone has no variance
 
 
-class TooLittleCovered(ValueError):  # noqa: N818 - what it says, not that it is an error
-    """The jobs that can be compared, so many, have too small a share of the weight: `coverage`."""
+class TooLittleCovered(ValueError):  # noqa: N818 - the condition is the name
+    """The jobs that can be compared (`jobs`) have too small a share of the weight (`coverage`)."""
 
     def __init__(self, coverage: float, jobs: int) -> None:
         super().__init__(f"{jobs} jobs cover {coverage:.1%}")
@@ -87,8 +87,8 @@ class JobDifference:
     difference: Interval  # (new - current) / current
     p: float  # two-sided, that there is none
     adjusted_p: float  # after Benjamini and Hochberg over all jobs compared
-    # "gain" or "loss" where `adjusted_p` is at most 1 - confidence, else "unclear"; of such verdicts at most that
-    # share is expected to be false. It says up or down, whatever is better.
+    # "gain" (up) or "loss" (down) where `adjusted_p` is at most 1 - confidence, else "unclear"; of gains and losses at
+    # most that share is expected to be false.
     verdict: str
 
 
@@ -119,7 +119,7 @@ class MachineMeans:
         machine: shape (rows,).
         cell: number of each row's cell, 0 to cells - 1, shape (rows,); each has rows on at least two machines.
         value: shape (rows,).
-        cells: how many.
+        cells: number of cells.
 
     Attributes:
         n: rows per cell, shape (cells,).
@@ -145,7 +145,7 @@ class MachineMeans:
         Args:
             coefficient: shape (cells,).
             part: which sum a cell belongs to, shape (cells,); -1: to none.
-            parts: how many sums.
+            parts: number of sums.
 
         Returns:
             Both of shape (parts,). A sum without any variance has degrees of freedom 1.
@@ -193,7 +193,7 @@ def compare(
         weights: of CURRENT's jobs. Jobs without a weight are left out.
         min_instances: a job with fewer on a side is left out.
         min_coverage: refuse if the compared jobs have less of CURRENT's weight.
-        top: only so many of the heaviest.
+        top: only this number of the heaviest.
         confidence: of the intervals.
     """
     together = _together(current, new, weights)
@@ -259,13 +259,9 @@ def _together(current: Observed, new: Observed, weights: Shares) -> _Together:
 def _chosen(rows: _Together, min_instances: int, top: int | None) -> tuple[Ints, dict[str, int]]:
     """Return the jobs to compare, heaviest first, and how many are left out for which reason."""
     jobs = len(rows.weight)
-    instances = np.empty((2, jobs), dtype=np.int64)
-    machines = np.empty((2, jobs), dtype=np.int64)
-    for side in (0, 1):
-        here = rows.is_new == bool(side)
-        instances[side] = np.bincount(rows.job[here], minlength=jobs)
-        (_, job), _ = group(rows.machine[here], rows.job[here])
-        machines[side] = np.bincount(job, minlength=jobs)
+    cell = rows.job + jobs * rows.is_new
+    (_, pairs), _ = group(rows.machine, cell)
+    instances, machines = (np.bincount(each, minlength=2 * jobs).reshape(2, jobs) for each in (cell, pairs))
     is_common = (instances > 0).all(axis=0)
     is_weighed = is_common & (rows.weight > 0)
     is_enough = is_weighed & (instances >= min_instances).all(axis=0) & (machines >= _MIN_MACHINES).all(axis=0)
@@ -295,14 +291,13 @@ class _Estimates:
 
     def side(self, side: int) -> Interval:
         """Return the weighted metric of one side."""
-        part = np.where(self._side == side, 0, -1)
-        variance, degrees = self._means.variances(np.tile(self._weight, 2), part, 1)
-        return self._interval(float(self._total[side]), float(variance[0]), float(degrees[0]))
+        variances = self._means.variances(np.tile(self._weight, 2), np.where(self._side == side, 0, -1), 1)
+        return self._interval(float(self._total[side]), *(float(each[0]) for each in variances))
 
     def difference(self) -> Interval:
-        """Return (new - current) / current; the variance is that of its linear part."""
-        variance, degrees = self._means.variances(self._slopes(), np.zeros_like(self._side), 1)
-        return self._interval(self._ratio(), float(variance[0]), float(degrees[0]))
+        """Return (new - current) / current; the variance is its linear part's."""
+        variances = self._means.variances(self._slopes(), np.zeros_like(self._side), 1)
+        return self._interval(self._ratio(), *(float(each[0]) for each in variances))
 
     def independent(self) -> Interval:
         """Return the same with the paper's variance and normal quantile."""
@@ -314,28 +309,16 @@ class _Estimates:
         current, new = self._mean
         jobs = len(current)
         slopes = np.concatenate([-new / current**2, 1.0 / current])
-        variance, degrees = self._means.variances(slopes, np.arange(2 * jobs) % jobs, jobs)
+        variances = self._means.variances(slopes, np.arange(2 * jobs) % jobs, jobs)
         ratio = (new - current) / current
-        found = [
-            self._interval(*each) for each in zip(ratio.tolist(), variance.tolist(), degrees.tolist(), strict=True)
-        ]
-        p = np.array([_p(each) for each in found])
-        adjusted = _benjamini_hochberg(p)
-        instances = self._means.n.reshape(2, jobs).astype(int)
-        return tuple(
-            JobDifference(
-                job=names[k].item() if hasattr(names[k], "item") else names[k],
-                weight=float(self._weight[k]),
-                current=float(current[k]),
-                new=float(new[k]),
-                instances=(int(instances[0, k]), int(instances[1, k])),
-                difference=found[k],
-                p=float(p[k]),
-                adjusted_p=float(adjusted[k]),
-                verdict="unclear" if adjusted[k] > 1.0 - self._confidence else "gain" if ratio[k] > 0 else "loss",
-            )
-            for k in range(jobs)
-        )
+        found = [self._interval(*map(float, each)) for each in zip(ratio, *variances, strict=True)]
+        p = [_p(each) for each in found]
+        adjusted = _benjamini_hochberg(np.array(p))
+        verdicts = np.where(adjusted > 1.0 - self._confidence, "unclear", np.where(ratio > 0, "gain", "loss"))
+        instances = map(tuple, self._means.n.reshape(2, jobs).astype(int).T.tolist())
+        columns = (self._weight.tolist(), current.tolist(), new.tolist(), instances, found, p)
+        rows = zip(names.tolist(), *columns, adjusted.tolist(), verdicts.tolist(), strict=True)
+        return tuple(JobDifference(*row) for row in rows)
 
     def _ratio(self) -> float:
         return float((self._total[1] - self._total[0]) / self._total[0])

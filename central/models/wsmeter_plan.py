@@ -12,7 +12,7 @@ The paper leaves it to a solver. Here a bound and a search of what the bound lea
 * Moving job k from there to N costs a penalty >= 0, and a plan costs at least the bound plus its penalties. So only
   those N are open whose penalty is below the distance of the best known plan from the bound: few, of few jobs.
 * These are searched by dynamic programming over jobs, those with the least penalties first. A state (cost, variance) is
-  dropped if another is no worse in both, or if its penalties and the least of those to come reach that distance.
+  dropped if another is not worse in either, or if its penalties and the least remaining one reach that distance.
 
 Where the search ends by itself, no plan is cheaper by more than a relative 1e-9. Where it would hold more than
 `max_states` or make too many, the cheapest plan so far is returned with the bound, so that the gap is known.
@@ -37,8 +37,8 @@ _QUICK_STATES = 1_000
 _MAX_WORK = 4_000_000
 _MAX_MADE = 1_000_000  # at once
 _BISECTIONS = 200
-_LARGEST_DECIMALS = 6
-_LARGEST_WHOLE = 2**31
+_MAX_DECIMALS = 6
+_MAX_WHOLE = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CheapestPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """By which share of its cost the plan may at most be too dear; 0 where it is optimal."""
+        """The largest share of its cost by which the plan may be too dear; 0 where it is optimal."""
         return max(0.0, (self.cost - self.lower_bound) / self.cost)
 
 
@@ -145,23 +145,17 @@ def _trimmed(problem: _Problem, plan: Ints) -> Ints:
 
 
 def _common_step(cost: Floats) -> float:
-    """Return what all costs are whole multiples of: a cheaper plan is cheaper by at least that. 0 if nothing."""
-    units = [float(cost.min()), *(10.0**-decimals for decimals in range(_LARGEST_DECIMALS + 1))]
-    for unit in units:
+    """Return a unit that divides all costs: a cheaper plan is cheaper by at least that. 0 if there is none."""
+    for unit in (float(cost.min()), *(10.0**-decimals for decimals in range(_MAX_DECIMALS + 1))):
         scaled = cost / unit
         whole = np.rint(scaled)
-        if whole.max() < _LARGEST_WHOLE and (np.abs(scaled - whole) <= _EQUAL_COST * scaled).all():
+        if whole.max() < _MAX_WHOLE and (np.abs(scaled - whole) <= _EQUAL_COST * scaled).all():
             return unit * math.gcd(*whole.astype(np.int64).tolist())
     return 0.0
 
 
-@dataclass(slots=True)
-class _Layer:
-    """The states after one job: where each came from, and what it took of the job."""
-
-    job: int
-    parent: Ints
-    instances: Ints
+#: The states after one job: the job, the state that each came from, and its instances of the job.
+_Layer = tuple[int, Ints, Ints]
 
 
 def _search(
@@ -195,8 +189,7 @@ def _search(
         penalties = costs + multiplier * variances
         met = np.flatnonzero(variances <= slack)
         cheapest = int(met[costs[met].argmin()]) if len(met) else -1
-        is_better = cheapest >= 0 and base_cost + float(costs[cheapest]) < best_cost - equal
-        if is_better:
+        if cheapest >= 0 and base_cost + float(costs[cheapest]) < best_cost - equal:
             best = _unrolled(base, layers, cheapest // len(instances))
             best[k] = instances[cheapest % len(instances)]
             best_cost = base_cost + float(costs[cheapest])
@@ -213,7 +206,7 @@ def _search(
             break
         if not len(kept):
             break
-        layers.append(_Layer(k, kept // len(instances), instances[kept % len(instances)]))
+        layers.append((k, kept // len(instances), instances[kept % len(instances)]))
         cost, variance = costs[kept], variances[kept]
     return best, is_complete
 
@@ -222,11 +215,10 @@ def _options(problem: _Problem, multiplier: float, base: Ints, open_cost: float)
     """Return the jobs that may move, the numbers of instances open, and the least penalty of a move; least first."""
 
     def penalty(n: Ints) -> Floats:
-        moved: Floats = problem.cost * (n - base) + multiplier * (problem.spread / n - problem.spread / base)
-        return moved
+        return problem.cost * (n - base) + multiplier * (problem.spread / n - problem.spread / base)
 
     def farthest(end: Ints) -> Ints:
-        """Penalties are convex in n, so what is open between base and an end is one stretch: bisection finds it."""
+        """Penalties are convex in n, so the open numbers between base and an end are one range: bisection finds it."""
         inside, outside = base.copy(), end + np.sign(end - base)
         while (np.abs(outside - inside) > 1).any():
             middle = (inside + outside) // 2
@@ -255,9 +247,9 @@ def _undominated(cost: Floats, variance: Floats, equal: float) -> Ints:
 
 
 def _unrolled(base: Ints, layers: list[_Layer], state: int) -> Ints:
-    """Return the plan that a state of the last layer is."""
+    """Return the plan of a state of the last layer."""
     plan = base.copy()
-    for each in reversed(layers):
-        plan[each.job] = each.instances[state]
-        state = int(each.parent[state])
+    for job, parent, instances in reversed(layers):
+        plan[job] = instances[state]
+        state = int(parent[state])
     return plan

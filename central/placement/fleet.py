@@ -23,10 +23,14 @@ class Hosts:
     resources: tuple[str, ...]  # names of the resources that jobs contend for
     totals: Floats  # P, sum of the loading vectors of what runs there; shape (hosts, resources)
     units: Floats  # equal units of each resource, shape (resources,) or (hosts, resources)
-    limits: Floats  # the most that the total loading may become, inf for no limit; shape (hosts, resources)
+    limits: Floats  # largest total loading allowed, inf for no limit; shape (hosts, resources)
     amounts: tuple[str, ...] = ()  # names of what only has to fit, such as memory
     used: Floats | None = None  # of the amounts, shape (hosts, amounts)
     room: Floats | None = None  # of the amounts in all, shape (hosts, amounts)
+
+    def units_of(self, host: int) -> Floats:
+        """Return a host's units of each resource."""
+        return self.units if self.units.ndim == 1 else self.units[host]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Fleet:
         index = np.arange(len(cost)) if fits is None else np.flatnonzero(fits)
         cost = cost[index]
         if top is not None and top < len(index):
-            # Only hosts that are no dearer than the last one wanted have to be sorted.
+            # Only hosts whose cost is at most the last wanted one's have to be sorted.
             kept = np.flatnonzero(cost <= np.partition(cost, top - 1)[top - 1])
             index, cost = index[kept], cost[kept]
         order = index[np.argsort(cost, kind="stable")][:top]

@@ -30,7 +30,7 @@ _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
 _MEMORY_MIB = 512
 _STALL, _IO_WAIT = "memory_stall_ratio", "io_wait_ratio"
-# Resource, the column its rate is in, and the setting that says what a host can do.
+# Resource, the column of its rate, and the setting with a host's capacity.
 _RATES = (
     ("memory", "memory_bandwidth_bytes_per_s", "memory_bytes_per_s"),
     ("disk", "disk_bytes_per_s", "disk_bytes_per_s"),
@@ -54,14 +54,14 @@ class JobLoading:
     job: str
     loading: Floats
     standard_error: Floats  # over VMs, NaN for fewer than two with a value
-    measured: tuple[int, ...]  # so many of the `vms` have a value
+    measured: tuple[int, ...]  # number of the `vms` with a value
     vms: int
     windows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there."""
+    """The fleet in [since, until): jobs by name, and hosts with the summed loadings of the VMs last seen there."""
 
     since_unix_ns: int
     until_unix_ns: int
@@ -82,18 +82,16 @@ class Snapshot:
 
     def by_resource(self, loading: Floats, host: int) -> Floats:
         """Return each resource's addition to the dilation of such a VM on a host."""
-        parts: Floats = _share_of_time(loading) * self.hosts.totals[host] / self.hosts.units
-        return parts
+        return _share_of_time(loading) * self.hosts.totals[host] / self.hosts.units  # type: ignore[no-any-return]
 
 
 def _share_of_time(loading: Floats) -> Floats:
-    known = np.nan_to_num(loading)
-    shares: Floats = known / max(1.0, float(known.sum()))
-    return shares
+    known: Floats = np.nan_to_num(loading)
+    return known / max(1.0, float(known.sum()))
 
 
 class LiveFleet:
-    """Reads snapshots; one is good for `placement.refresh_s`. Safe in threads.
+    """Reads snapshots, each used for `placement.refresh_s`. Thread-safe.
 
     `connected` returns the names of the hosts that are connected, which may have no VM at all.
     """
@@ -116,16 +114,16 @@ class LiveFleet:
         """Return the fleet as it is, or was at most `placement.refresh_s` ago."""
         with self._lock:
             now = self._clock()
-            last = self._last
-            if last is None or not 0 <= now - last.until_unix_ns < self._config.refresh_s * _S_NS:
+            if self._last is None or not 0 <= now - self._last.until_unix_ns < self._config.refresh_s * _S_NS:
                 since = now - int(self._config.window_s * _S_NS)
-                last = self._last = self._make(since, now, _read(self._lake, since, now))
-            return last
+                self._last = self._make(since, now, _read(self._lake, since, now))
+            return self._last
 
     def _make(self, since: int, until: int, rows: dict[str, list[Any]]) -> Snapshot:
         used, unmeasured = _resources(self._config, rows)
         n = len(rows["vm"])
-        shares = np.column_stack([each.shares for each in used])
+        names, columns, units = zip(*used, strict=True)
+        shares = np.column_stack(columns)
         hosts = sorted({*self._connected(), *rows["machine"]})
         index = {name: k for k, name in enumerate(hosts)}
         totals, counts = np.zeros((len(hosts), len(used))), [0] * len(hosts)
@@ -146,21 +144,14 @@ class LiveFleet:
                 counts[host] += 1
                 if rows["cpu_usage_cores"][k] >= BUSY_CORES:
                     running[host].append(rows["job"][k])
-        jobs = {job: _job(job, shares[at], [rows["windows"][k] for k in at]) for job, at in by_job.items()}
-        names = tuple(each.name for each in used)
-        units = np.array([each.units for each in used])
-        made = Hosts(tuple(hosts), names, totals, units, np.full(totals.shape, np.inf))
-        here = tuple(tuple(sorted(names)) for names in running)
-        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(counts), here, unmeasured)
+        jobs = {job: _job(job, shares[at], [rows["windows"][k] for k in at]) for job, at in sorted(by_job.items())}
+        made = Hosts(tuple(hosts), names, totals, np.array(units), np.full(totals.shape, np.inf))
+        here = tuple(tuple(sorted(each)) for each in running)
+        return Snapshot(since, until, names, jobs, made, tuple(counts), here, unmeasured)
 
 
-@dataclass(frozen=True, slots=True)
-class _Resource:
-    """A resource: the share of each VM, NaN where it is not known; equal units of a host."""
-
-    name: str
-    shares: Floats
-    units: float
+#: A resource: its name; the share of each VM, NaN where it is not known; equal units of a host.
+_Resource = tuple[str, Floats, float]
 
 
 def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[list[_Resource], dict[str, str]]:
@@ -169,23 +160,23 @@ def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[li
     # Without the ratio the stalled cores are not known either.
     stalled = columns["cpu_usage_cores"] * columns[_STALL]
     cpu = columns["cpu_usage_cores"] - (0.0 if config.memory_bytes_per_s else np.nan_to_num(stalled))
-    waits = {
-        "memory": _Resource("memory_stall", stalled, config.memory_units or config.cpu_cores),
-        "disk": _Resource("disk_wait", columns[_IO_WAIT], config.disk_units),
-        "network": _Resource("network_wait", np.full(len(cpu), np.nan), 1.0),
-    }
-    used, unmeasured = [_Resource("cpu", cpu, config.cpu_cores)], dict[str, str]()
-    for name, column, key in _RATES:
-        wait, capacity = waits[name], getattr(config, key)
-        if capacity:
-            rate = _Resource(name, np.array(rows[column], dtype=np.float64) / capacity, 1.0)
-            used.append(rate)
-            if not np.isfinite(rate.shares).any():
+    waits: tuple[_Resource, ...] = (
+        ("memory_stall", stalled, config.memory_units or config.cpu_cores),
+        ("disk_wait", columns[_IO_WAIT], config.disk_units),
+        ("network_wait", np.full(len(cpu), np.nan), 1.0),
+    )
+    used: list[_Resource] = [("cpu", cpu, config.cpu_cores)]
+    unmeasured = dict[str, str]()
+    for (name, column, key), (wait, shares, units) in zip(_RATES, waits, strict=True):
+        if capacity := getattr(config, key):
+            rates = np.array(rows[column], dtype=np.float64) / capacity
+            used.append((name, rates, 1.0))
+            if not np.isfinite(rates).any():
                 unmeasured[name] = f"{_WHY[name]}; without placement.{key} measured waits count"
-        elif np.isfinite(wait.shares).any():
-            used.append(wait)
+        elif np.isfinite(shares).any():
+            used.append((wait, shares, units))
         else:
-            unmeasured[wait.name] = f"{_WHY[wait.name]}; placement.{key} would take rates instead"
+            unmeasured[wait] = f"{_WHY[wait]}; placement.{key} would take rates instead"
     return used, unmeasured
 
 

@@ -4,6 +4,7 @@ For `whitepanda slowdown pairs`. Loading vectors are of workloads, capacities of
 resources: only their products were ever measured (`central.models.dfactor_pairs`).
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from scipy.special import stdtrit
 
 from central.models.dfactor_pairs import ExtendedLoadings, Pairs, fit_extended, fit_plain
 from central.models.groups import Floats, Ints, group, sums
-from central.models.pitot import ALONE
+from central.models.pitot import ALONE, Rows
 from central.runtimes.tables import Names, read_log_runtimes, read_rows
 from whitepanda.common.errors import InputError
 
@@ -25,10 +26,10 @@ RESOURCES, PENALTIES = (2, 4, 6), (0.05, 0.2)
 _SLOWDOWN = "slowdown"
 _VALIDATION, _HELD_OUT = 0.2, 0.2
 #: With fewer, a fifth of them says next to nothing.
-_LEAST_PAIRS = 100
+_MIN_PAIRS = 100
 PLATFORM, DFACTOR, EXTENDED = "per platform", "D-Factor", "extended"
-#: The most that a pair of busy jobs can reach in D-Factor.
-_MOST = 2.0
+#: The largest slow-down of a pair of busy jobs in D-Factor.
+_MAX_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,19 @@ class Measured:
     pairs: Pairs
     workloads: Names
     platforms: Names
-    same: Ints  # numbers the distinct (workload, interferer, platform): what was measured twice
+    same: Ints  # number of each pair's (workload, interferer, platform), which may have been measured repeatedly
     without_alone: int  # pairs left out, whose workload has no run alone on the platform
     of_several: int  # rows left out, beside more than one
 
 
 @dataclass(frozen=True, slots=True)
 class MeanError:
-    """Mean of |predicted - measured| / measured of n pairs, with its 95 % interval; None: too few to tell."""
+    """Mean of |predicted - measured| / measured of n pairs, with its 95 % interval; None: too few pairs."""
 
     n: int
-    mean: float | None
-    low: float | None
-    high: float | None
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,13 @@ def read_pairs(path: Path) -> Measured:
     platforms = Names.of(named.platforms)
     places = named.placed(workloads, platforms, "")
     others = places.co_runners
-    is_pair = others == 1
+    is_pair = known = others == 1
     if _SLOWDOWN in named.table.columns:
-        values = named.table.numbers(_SLOWDOWN, low=-math.inf, empty=math.nan)
-        bad = is_pair & ~(values > 0)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise InputError(f"{path}: {_SLOWDOWN} must be more than 0 beside another (row {row + 1}: {values[row]:g})")
-        known = is_pair
-        slowdown = values
+        slowdown = named.table.numbers(_SLOWDOWN, low=-math.inf, empty=math.nan)
+        bad = np.flatnonzero(is_pair & ~(slowdown > 0))
+        if len(bad):
+            where = f"row {bad[0] + 1}: {slowdown[bad[0]]:g}"
+            raise InputError(f"{path}: {_SLOWDOWN} must be more than 0 beside another ({where})")
     else:
         log_us = read_log_runtimes(named)
         at = places.workload * len(platforms) + places.platform
@@ -95,44 +94,43 @@ def read_pairs(path: Path) -> Measured:
         mean = sums(at[is_alone], log_us[is_alone], size) / np.maximum(count, 1)
         known = is_pair & (count[at] > 0)
         slowdown = np.exp(log_us - mean[at])
-    victim, platform = places.workload[known], places.platform[known]
-    beside = places.interferers[known].max(axis=1) if known.any() else np.zeros(0, dtype=np.int64)
+    pairs = _pairs(places.take(known), slowdown[known])
     without_alone, of_several = int((is_pair & ~known).sum()), int((others > 1).sum())
-    if len(victim) < _LEAST_PAIRS:
+    if len(pairs.victim) < _MIN_PAIRS:
         raise InputError(
-            f"{path}: has {len(victim):,} pairs of a workload beside one other, fewer than {_LEAST_PAIRS} "
+            f"{path}: has {len(pairs.victim):,} pairs of a workload beside one other, fewer than {_MIN_PAIRS} "
             f"({without_alone:,} more have no run alone on their platform, {of_several:,} rows are beside several); "
             "measure more"
         )
-    _, same = group(victim, beside, platform)
-    pairs = Pairs(victim, beside, platform, slowdown[known])
+    _, same = group(pairs.victim, pairs.beside, pairs.platform)
     return Measured(pairs, workloads, platforms, same, without_alone, of_several)
+
+
+def _pairs(rows: Rows, slowdown: Floats) -> Pairs:
+    """Return rows that are beside one other as pairs."""
+    return Pairs(rows.workload, rows.interferers.max(axis=1, initial=ALONE), rows.platform, slowdown)
 
 
 def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldOut:
     """Fit to four fifths of the pairs, predict the fifth; what was measured twice stays together.
 
-    `seed` is of the division and of where searches begin; `say` is called with what is being fitted.
+    `seed` is of the division and of where searches begin; `say` is called with the name of each fit.
     """
     rng = np.random.default_rng(seed)
     distinct = int(measured.same.max()) + 1
     is_held = (rng.permutation(distinct) < max(1, round(_HELD_OUT * distinct)))[measured.same]
     fitted, asked = measured.pairs.where(~is_held), measured.pairs.where(is_held)
-    workloads, platforms = len(measured.workloads), len(measured.platforms)
+    sizes = (len(measured.workloads), len(measured.platforms))
     say("D-Factor")
-    plain = fit_plain(fitted, workloads, platforms, seed=seed)
-    model, resources, penalty = chosen_extended(fitted, measured.same[~is_held], workloads, platforms, seed, say)
-    predicted = {
-        PLATFORM: by_platform(fitted, asked, platforms),
-        DFACTOR: plain.predict(asked),
-        EXTENDED: model.predict(asked),
-    }
+    plain = fit_plain(fitted, *sizes, seed=seed)
+    model, resources, penalty = chosen_extended(fitted, measured.same[~is_held], *sizes, seed, say)
+    predicted = {PLATFORM: by_platform(fitted, asked, sizes[1])}
+    predicted |= {DFACTOR: plain.predict(asked), EXTENDED: model.predict(asked)}
     parts = parts_of(asked.slowdown)
-    errors = {
-        name: {part: mean_error(relative_errors(values, asked)[rows], asked.where(rows))
-               for part, rows in parts.items()}
-        for name, values in predicted.items()
-    }  # fmt: skip
+    errors = {}
+    for name, values in predicted.items():
+        off = relative_errors(values, asked)
+        errors[name] = {part: mean_error(off[rows], asked.where(rows)) for part, rows in parts.items()}
     return HeldOut(asked.slowdown, predicted, errors, resources, penalty)
 
 
@@ -140,8 +138,8 @@ def parts_of(slowdown: Floats) -> dict[str, npt.NDArray[np.bool_]]:
     """Return masks of all pairs, and of those that D-Factor can reach, and cannot."""
     return {
         "all": np.ones(len(slowdown), dtype=np.bool_),
-        "above 2": slowdown > _MOST,
-        "1 to 2": (slowdown >= 1) & (slowdown <= _MOST),
+        "above 2": slowdown > _MAX_SLOWDOWN,
+        "1 to 2": (slowdown >= 1) & (slowdown <= _MAX_SLOWDOWN),
         "below 1": slowdown < 1,
     }
 
@@ -152,13 +150,13 @@ def relative_errors(predicted: Floats, pairs: Pairs) -> Floats:
 
 
 def mean_error(errors: Floats, pairs: Pairs) -> MeanError:
-    """Return the mean with its 95 % interval, the wider of those by workloads and by platforms, whose errors are alike.
+    """Return the mean with its 95 % interval, the wider of the intervals clustered by workloads and by platforms.
 
-    Each is by a sandwich: t, with as many degrees as there are workloads (platforms), less one.
+    Each has the sandwich variance and Student's t with as many degrees as there are workloads (platforms), less one.
     """
     n = len(errors)
     if not n:
-        return MeanError(0, None, None, None)
+        return MeanError(0)
     mean, half = float(errors.mean()), -math.inf
     for number in (pairs.victim, pairs.platform):
         (groups,), place = group(number)
@@ -168,7 +166,7 @@ def mean_error(errors: Floats, pairs: Pairs) -> MeanError:
             spread = math.sqrt(float((total**2).sum()) * size / (size - 1)) / n
             half = max(half, float(stdtrit(size - 1, 0.975)) * spread)
     if half < 0:
-        return MeanError(n, mean, None, None)
+        return MeanError(n, mean)
     return MeanError(n, mean, max(mean - half, 0.0), mean + half)
 
 
@@ -196,43 +194,34 @@ def chosen_extended(
     """
     names, at = np.unique(groups, return_inverse=True)
     held = (np.random.default_rng(1000 + seed).random(len(names)) < _VALIDATION)[at]
-    inner, outer = fitted.where(~held), fitted.where(held)
+    outer = fitted.where(held)
+
+    def fit(pairs: Pairs, resources: int, penalty: float) -> ExtendedLoadings:
+        return fit_extended(pairs, workloads, platforms, resources=resources, penalty=penalty, seed=seed)
+
     tried = list[tuple[float, int, float]]()
-    for resources in RESOURCES:
-        for penalty in PENALTIES:
-            say(f"extended: {resources} resources, penalty {penalty:g}")
-            model = fit_extended(inner, workloads, platforms, resources=resources, penalty=penalty, seed=seed)
-            tried.append((float(relative_errors(model.predict(outer), outer).mean()), resources, penalty))
+    for resources, penalty in itertools.product(RESOURCES, PENALTIES):
+        say(f"extended: {resources} resources, penalty {penalty:g}")
+        predicted = fit(fitted.where(~held), resources, penalty).predict(outer)
+        tried.append((float(relative_errors(predicted, outer).mean()), resources, penalty))
     _, resources, penalty = min(tried)
     say(f"extended: {resources} resources, penalty {penalty:g}, chosen")
-    model = fit_extended(fitted, workloads, platforms, resources=resources, penalty=penalty, seed=seed)
-    return model, resources, penalty
-
-
-def fit_all(measured: Measured, found: HeldOut, seed: int) -> ExtendedLoadings:
-    """Fit the extended form to all pairs, with the size that was chosen before a fifth of them was predicted."""
-    return fit_extended(
-        measured.pairs,
-        len(measured.workloads),
-        len(measured.platforms),
-        resources=found.resources,
-        penalty=found.penalty,
-        seed=seed,
-    )
+    return fit(fitted, resources, penalty), resources, penalty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsToPredict:
-    """Rows of a file that are to be predicted: which are beside another, as pairs; `slowdown` has a 1 for each."""
+    """Rows of a file that are to be predicted: which are beside another, as pairs."""
 
     table: pa.Table
     is_pair: npt.NDArray[np.bool_]
     pairs: Pairs
-    slowdown: Floats
 
-    def with_slowdowns(self, model: ExtendedLoadings) -> pa.Table:
-        """Return the rows, and behind them what the model says: a column slowdown, 1 of rows alone."""
-        found = self.slowdown.copy()
+    def with_slowdowns(self, measured: Measured, chosen: HeldOut, seed: int) -> pa.Table:
+        """Return the rows with predictions by the extended form, fitted to all pairs: a column slowdown, 1 alone."""
+        sizes = (len(measured.workloads), len(measured.platforms))
+        model = fit_extended(measured.pairs, *sizes, resources=chosen.resources, penalty=chosen.penalty, seed=seed)
+        found = np.ones(len(self.is_pair))
         found[self.is_pair] = model.predict(self.pairs)
         return self.table.append_column(_SLOWDOWN, pa.array(found))
 
@@ -254,8 +243,7 @@ def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
             f"{path}: row {row + 1} is beside {others[row]} others, and pairs have one; use `whitepanda runtime`"
         )
     is_pair = others == 1
-    beside = rows.interferers.max(axis=1, initial=ALONE)[is_pair]
-    pairs = Pairs(rows.workload[is_pair], beside, rows.platform[is_pair], np.ones(int(is_pair.sum())))
+    pairs = _pairs(rows.take(is_pair), np.ones(int(is_pair.sum())))
     seen = measured.pairs
     for what, names, wanted, known in (
         ("workload", measured.workloads, pairs.victim, seen.victim),
@@ -264,7 +252,6 @@ def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
     ):
         never = np.flatnonzero(~np.isin(wanted, known))
         if len(never):
-            row = int(np.flatnonzero(is_pair)[never[0]])
-            name = names.names[wanted[never[0]]]
-            raise InputError(f"{path}: row {row + 1}: {name!r} is the {what} of no measured pair; measure some with it")
-    return RowsToPredict(named.table.cells, is_pair, pairs, np.ones(len(rows)))
+            row, name = np.flatnonzero(is_pair)[never[0]] + 1, names.names[wanted[never[0]]]
+            raise InputError(f"{path}: row {row}: {name!r} is the {what} of no measured pair; measure some with it")
+    return RowsToPredict(named.table.cells, is_pair, pairs)

@@ -1,6 +1,7 @@
 """Measurements in files turned into loading vectors: `whitepanda slowdown profile`."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Profiles:
 def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     """Profile the jobs of a CSV file. Its columns say what it is.
 
-    Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`). Columns
+    Columns job, copies, time_s: runs of several copies at once (two resources, named by `larger` and `rest`). Columns
     job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run alone.
     Columns job, resources and if known vm: measured shares of time, a row per window.
 
@@ -56,48 +57,47 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     rows.require(JOB)
     names = rows.names(JOB)
     kind = COPIES if COPIES in rows.columns else PROBES if _TIME in rows.columns else SHARES
-    others = {JOB, COPIES, _TIME, _VM}
-    resources = tuple(name for name in rows.columns if name not in others)
     if kind == COPIES:
         return _of_copies(path, rows, names, rest, larger)
+    resources = tuple(name for name in rows.columns if name not in (JOB, _TIME, _VM))
     if larger:
         raise InputError(f"--larger {larger}: is for runs of several copies; {path} has no column {COPIES}")
     if not resources:
         raise InputError(f"{path}: has no column of a resource beside {', '.join(rows.columns)}")
     if kind == SHARES and TAU in resources:
-        raise InputError(
-            f"{path}: has a column {TAU}, as what `slowdown estimate` reads; leave it out of shares of time"
-        )
+        raise InputError(f"{path}: has a column {TAU}, which `slowdown estimate` reads; omit it from shares of time")
     if rest in resources:
         raise InputError(f"--rest {rest}: is measured already; name another resource")
-    if kind == PROBES:
-        x = np.column_stack([rows.numbers(name) for name in resources])
-        y = rows.numbers(_TIME, above=True)
-    else:
-        x = np.column_stack([rows.numbers(name, high=1.0) for name in resources])
-        y = np.zeros(0)
-    vms = rows.names(_VM) if _VM in rows.columns and kind == SHARES else None
+    x = np.column_stack([rows.numbers(name, high=math.inf if kind == PROBES else 1.0) for name in resources])
     found = list[JobProfile]()
-    for job in dict.fromkeys(names.tolist()):
-        here = names == job
-        group = None if vms is None else vms[here]
-        try:
-            profile = fit_runs(y[here], x[here]) if kind == PROBES else mean_shares(x[here], group)
-        except ValueError as error:
-            raise InputError(f"{path}: job {job}: {error}") from None
+    if kind == PROBES:
+        times = rows.numbers(_TIME, above=True)
+        profiles = _by_job(path, names, lambda here: fit_runs(times[here], x[here]))
+    else:
+        vms = rows.names(_VM) if _VM in rows.columns else None
+        profiles = _by_job(path, names, lambda here: mean_shares(x[here], None if vms is None else vms[here]))
+    for job, profile in profiles.items():
         measured = dict(zip(resources, profile.shares, strict=True))
         loading, notes = _usable({name: each.value for name, each in measured.items()}, rest)
         found.append(JobProfile(job, profile.n, profile.tau_s, measured, loading, (), notes))
     return Profiles(kind, (*resources, rest) if rest else resources, tuple(found))
 
 
+def _by_job(path: Path, names: Any, profile: Callable[[Any], Profile]) -> dict[str, Profile]:
+    """Return the profile of each job's rows, which are a mask; in the order of the file."""
+    found = {}
+    for job in dict.fromkeys(names.tolist()):
+        try:
+            found[job] = profile(names == job)
+        except ValueError as error:
+            raise InputError(f"{path}: job {job}: {error}") from None
+    return found
+
+
 def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], tuple[str, ...]]:
     """Clip measured shares to 0 to 1, with a sum of at most 1, and note where that changes them."""
-    notes = list[str]()
     loading = {name: min(max(value, 0.0), 1.0) for name, value in values.items()}
-    for name, value in values.items():
-        if loading[name] != value:
-            notes.append(f"{name} {value:.4g} is taken as {loading[name]:g}")
+    notes = [f"{k} {value:.4g} is taken as {loading[k]:g}" for k, value in values.items() if loading[k] != value]
     total = sum(loading.values())
     if total > 1:
         loading = {name: value / total for name, value in loading.items()}
@@ -113,16 +113,10 @@ def _of_copies(path: Path, rows: UserTable, names: Any, rest: str, larger: str) 
     if bool(rest) != bool(larger) or (rest and rest == larger):
         raise InputError("--larger and --rest: copies need both, two different resources, or neither")
     copies, times = rows.whole(COPIES), rows.numbers(_TIME, above=True)
-    first, second = (larger, rest) if rest else ("resource-1", "resource-2")
-    found = list[JobProfile]()
-    for job in dict.fromkeys(names.tolist()):
-        here = names == job
-        try:
-            profile = fit_runs(times[here], copies[here][:, None] - 1.0)
-        except ValueError as error:
-            raise InputError(f"{path}: job {job}: {error}") from None
-        found.append(_copied(job, profile, (first, second), chosen=bool(rest)))
-    return Profiles(COPIES, (first, second), tuple(found))
+    both = (larger, rest) if rest else ("resource-1", "resource-2")
+    profiles = _by_job(path, names, lambda here: fit_runs(times[here], copies[here][:, None] - 1.0))
+    found = [_copied(job, profile, both, chosen=bool(rest)) for job, profile in profiles.items()]
+    return Profiles(COPIES, both, tuple(found))
 
 
 def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool) -> JobProfile:
@@ -135,13 +129,13 @@ def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool)
         try:
             low, high = n_copies_roots(1.0 + square.value, 2)
         except ValueError:
-            notes = (f"|p|^2 {square.value:.4g} is below 0.5: no busy job of two resources",)
+            notes = (f"|p|^2 {square.value:.4g} is below 0.5: not a busy job of two resources",)
         else:
             both = (high, low) if high > low else (high,)
             candidates = tuple(dict(zip(names, (p, 1.0 - p), strict=True)) for p in both)
     loading = candidates[0] if candidates and chosen else None
     if candidates and not chosen:
-        notes = ("the model cannot tell which of the two it is; say --larger and --rest",)
+        notes = ("the model cannot distinguish the two vectors; give --larger and --rest",)
     return JobProfile(job, profile.n, profile.tau_s, {_SQUARE: square}, loading, candidates, notes)
 
 
@@ -153,12 +147,11 @@ def write_loadings(path: Path, profiles: Profiles) -> None:
     for job in profiles.jobs:
         if job.loading is None:
             raise InputError(f"--out {path}: job {job.job} has no loading vector: {'; '.join(job.notes)}")
-    with_times = all(job.tau_s is not None for job in profiles.jobs)
-    lines = [csv_line([JOB, *profiles.resources, *([TAU] if with_times else [])])]
-    for job in profiles.jobs:
-        loading = job.loading or {}
-        times = [job.tau_s.value] if with_times and job.tau_s is not None else []
-        cells = [f"{value:.12g}" for value in (*(loading[name] for name in profiles.resources), *times)]
-        lines.append(csv_line([job.job, *cells]))
+    times = [job.tau_s.value for job in profiles.jobs if job.tau_s is not None]
+    has_times = len(times) == len(profiles.jobs)
+    lines = [csv_line([JOB, *profiles.resources, *([TAU] if has_times else [])])]
+    for place, job in enumerate(profiles.jobs):
+        values = [(job.loading or {})[name] for name in profiles.resources] + times[place : place + has_times]
+        lines.append(csv_line([job.job, *(f"{value:.12g}" for value in values)]))
     with writing(path, mode=0o600) as file:
         file.write("".join(lines).encode())

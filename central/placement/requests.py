@@ -25,25 +25,19 @@ class VmTable:
     hosts: tuple[str, ...]
     amounts: Floats
 
-    @property
-    def resources(self) -> tuple[str, ...]:
-        """Names of what the VMs contend for."""
-        return self.jobs.resources
-
     def vms(self, hosts: Hosts) -> list[Vm]:
         """Return them as VMs of these hosts.
 
         Raises InputError if one runs on a host that is not there, or none is to be placed.
         """
-        index = {name: k for k, name in enumerate(hosts.names)}
+        index = {name: k for k, name in enumerate(hosts.names)} | {"": NOWHERE}
         jobs, found = self.jobs, list[Vm]()
-        for k, name in enumerate(jobs.names):
-            if self.hosts[k] and self.hosts[k] not in index:
-                raise InputError(f"{self.path}: {name} runs on {self.hosts[k]}, which is no host of the other file")
-            tau = 0.0 if jobs.tau_s is None else float(jobs.tau_s[k])
-            request = Request(jobs.loadings[k], self.amounts[k], tau)
-            start = 0.0 if jobs.start_s is None else float(jobs.start_s[k])
-            found.append(Vm(name, request, start, index.get(self.hosts[k], NOWHERE)))
+        tau, start = (np.zeros(len(jobs.names)) if each is None else each for each in (jobs.tau_s, jobs.start_s))
+        for k, (name, host) in enumerate(zip(jobs.names, self.hosts, strict=True)):
+            if host not in index:
+                raise InputError(f"{self.path}: {name} runs on {host}, which is not a host of the other file")
+            request = Request(jobs.loadings[k], self.amounts[k], float(tau[k]))
+            found.append(Vm(name, request, float(start[k]), index[host]))
         if all(self.hosts):
             raise InputError(f"{self.path}: every row has a host; leave it empty in those to place")
         return found
@@ -82,41 +76,31 @@ def read_hosts(
     for name in rows.columns:
         if name not in known:
             raise InputError(
-                f"{path}: column {name}: is no resource of the VMs ({', '.join(resources)}), no --fit, and not {HOST}, "
+                f"{path}: column {name}: is not a resource of the VMs ({', '.join(resources)}), --fit, {HOST}, "
                 "units.NAME or limit.NAME"
             )
     for name in limits:
         if name not in resources:
-            raise InputError(f"--limit {name}: is no resource of the VMs; they are {', '.join(resources)}")
+            raise InputError(f"--limit {name}: is not a resource of the VMs; they are {', '.join(resources)}")
     names = rows.names(HOST)
     refuse_twice(path, HOST, names)
-    by_option = units_of(units, resources)
+    counts = units_of(units, resources)
 
     def column(name: str, otherwise: float, low: float = 0.0) -> Floats:
         if name not in rows.columns:
             return np.full(len(rows), otherwise)
         return rows.numbers(name, low=low, empty=otherwise)
 
+    if any(f"units.{name}" in rows.columns for name in resources):  # then per host too
+        by_option = zip(resources, counts.tolist(), strict=True)
+        counts = np.column_stack([column(f"units.{name}", count, 1.0) for name, count in by_option])
     return Hosts(
         tuple(names.tolist()),
         tuple(resources),
         np.column_stack([column(name, 0.0) for name in resources]),
-        _units(rows, resources, by_option),
+        counts,
         np.column_stack([column(f"limit.{name}", limits.get(name, np.inf)) for name in resources]),
         tuple(amounts),
         np.column_stack([column(name, 0.0) for name in amounts]) if amounts else None,
         np.column_stack([column(f"limit.{name}", room) for name, room in amounts.items()]) if amounts else None,
     )
-
-
-def _units(rows: UserTable, resources: Sequence[str], by_option: Floats) -> Floats:
-    """Return units per resource, or per host too where the file has any."""
-    if not any(f"units.{name}" in rows.columns for name in resources):
-        return by_option
-    columns = [
-        rows.numbers(f"units.{name}", low=1.0, empty=float(count))
-        if f"units.{name}" in rows.columns
-        else np.full(len(rows), count)
-        for name, count in zip(resources, by_option, strict=True)
-    ]
-    return np.column_stack(columns)

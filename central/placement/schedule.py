@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def added(self) -> float:
-        """How much over 1 it is slowed down there as it is placed: p' . P."""
+        """Its dilation over 1 there as it is placed: p' . P."""
         return float(self.ranking.added[self.host])
 
 
@@ -61,14 +61,14 @@ class Schedule:
 
     @property
     def added(self) -> float:
-        """What the placed VMs suffer over 1 each, p' . P, and as much that the others' dilations rise by."""
+        """Sum of the placed VMs' dilations over 1, p' . P, and of as much by which the others' dilations rise."""
         return 2.0 * sum(each.added for each in self.placements if each.host != NOWHERE)
 
 
 def place_all(
     hosts: Hosts, vms: Sequence[Vm], rule: str = "dfactor", *, top: int | None = None, largest_first: bool = False
 ) -> Schedule:
-    """Place VMs in the order in which they arrive, those of one moment in theirs, or the longest loading vector first.
+    """Place VMs in the order of arrival; VMs of one moment in the given order, or the longest loading vector first.
 
     The first state of `hosts` stays in their totals; VMs with a host run there already. `top`: hosts in a ranking.
     """
@@ -76,8 +76,8 @@ def place_all(
     placements = list[Placement]()
 
     def when(k: int) -> tuple[float, bool, float]:
-        length = float(vms[k].request.loading @ vms[k].request.loading) if largest_first else 0.0
-        return vms[k].start_s, vms[k].host == NOWHERE, -length
+        loading = vms[k].request.loading
+        return vms[k].start_s, vms[k].host == NOWHERE, -float(loading @ loading) if largest_first else 0.0
 
     for k in sorted(range(len(vms)), key=when):
         state.advance(vms[k].start_s)
@@ -92,7 +92,7 @@ def place_all(
 
 
 class _State:
-    """Who runs where, and when each will end if no other VM arrives."""
+    """Where each VM runs, and when it will end if no other VM arrives."""
 
     def __init__(self, hosts: Hosts, vms: Sequence[Vm]) -> None:
         self.fleet = Fleet(hosts)
@@ -113,24 +113,21 @@ class _State:
 
     def put(self, k: int, host: int) -> None:
         """Let a VM run on a host, and recompute when those there end."""
-        request = self._vms[k].request
+        hosts, vms = self.fleet.hosts, self._vms
         self.host[k] = host
-        self.fleet.put(host, request)
+        self.fleet.put(host, vms[k].request)
         here = self._on.setdefault(host, [])
         here.append(k)
-        if not all(np.isinf(self._vms[other].tau_s) for other in here):
-            self._update_ends(host, here)
-
-    def _update_ends(self, host: int, here: list[int]) -> None:
-        hosts, vms = self.fleet.hosts, self._vms
+        if all(np.isinf(vms[other].tau_s) for other in here):
+            return
         found = completion_times(
             np.array([vms[k].request.loading for k in here]),
             [vms[k].tau_s for k in here],
             [vms[k].start_s for k in here],
-            hosts.units if hosts.units.ndim == 1 else hosts.units[host],
+            hosts.units_of(host),
             hosts.totals[host],
         )
-        for k, end in zip(here, found.tolist(), strict=True):
-            if k not in self._gone and end != self.end_s[k]:
-                self.end_s[k] = end
-                heapq.heappush(self._ends, (end, k))
+        for other, end in zip(here, found.tolist(), strict=True):
+            if other not in self._gone and end != self.end_s[other]:
+                self.end_s[other] = end
+                heapq.heappush(self._ends, (end, other))

@@ -28,7 +28,7 @@ class Jobs:
 def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
     """Return jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
 
-    Columns of `beside` are no resources; with `can_fit` the remedy of a share above 1 is `--fit`. Raises InputError if
+    Columns of `beside` are not resources; with `can_fit` the remedy of a share above 1 is `--fit`. Raises InputError if
     there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a time is not above 0.
     """
     rows.require(JOB)
@@ -36,7 +36,7 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
     resources = tuple(name for name in rows.columns if name not in others)
     if not resources:
         raise InputError(f"{rows.path}: has no column of a resource beside {rows.header}")
-    remedy = "if it is no share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
+    remedy = "if it is not a share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
     loadings = np.column_stack([rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources])
     sums = loadings.sum(axis=1)
     names = rows.names(JOB)
@@ -78,11 +78,11 @@ def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False
 def units_of(given: Mapping[str, float], resources: Sequence[str]) -> Floats:
     """Return the units of each resource, 1 where none are given.
 
-    Raises InputError if a name is no resource, or there would be less than one unit.
+    Raises InputError if a name is not a resource, or there would be less than one unit.
     """
     for name, number in given.items():
         if name not in resources:
-            raise InputError(f"--units {name}: is no resource of the file; they are {', '.join(resources)}")
+            raise InputError(f"--units {name}: is not a resource of the file; they are {', '.join(resources)}")
         if number < 1:
             raise InputError(f"--units {name}: must be 1 or more (value {number:g})")
     return np.array([given.get(name, 1.0) for name in resources])

@@ -35,7 +35,7 @@ class Checkpoint:
         self._show = show
 
     def read(self, digest: str, most: int) -> list[Member]:
-        """Return the members, at most so many, that a stopped fit of the same digest has trained.
+        """Return at most `most` members that a stopped fit of the same digest has trained.
 
         Members of other rows or options do not count. A file of another kind is left as it is.
         """
@@ -46,11 +46,11 @@ class Checkpoint:
         except (
             OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
         ):  # fmt: skip
-            self._show(f"warning: {self.path}: is no whitepanda checkpoint and left alone; this fit cannot be resumed")
+            self._show(f"warning: {self.path}: not a whitepanda checkpoint, left as is; this fit cannot be resumed")
             self.path = None
             return []
         if of_digest != digest:
-            self._show(f"warning: {self.path}: is of a fit to other rows or with other options; this fit begins anew")
+            self._show(f"warning: {self.path}: is of a fit to other rows or with other options; this fit starts over")
             return []
         self._show(f"continuing after {len(found)} of {most} members, which {self.path} has")
         return found[:most]
@@ -85,7 +85,7 @@ def _read(path: Path) -> tuple[list[Member], str]:
     archive = read_arrays(path)
     header = json.loads(archive["header"].tobytes())
     if header["format"] != _FORMAT:
-        raise ValueError("its format is not known")
+        raise ValueError("unknown format")
     found = [
         (archive[f"workload_{place}"], archive[f"platform_{place}"], float(archive[f"loss_{place}"][0]))
         for place in range(header["members"])

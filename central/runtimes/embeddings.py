@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from central.models.groups import Floats
+from central.models.pitot import Singles
 from central.runtimes.model import Model
+from central.runtimes.tables import Names
 from central.tables.user_files import UserTable
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install
 
-#: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
+#: The first of these ends a name's group: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
 _SEPARATORS = "/:"
 _OTHER = "other"
 #: Neighbours that t-SNE uses: scikit-learn's own choice, and the share of few names that it may be at most.
-_PERPLEXITY, _MOST_OF_NAMES = 30.0, 1 / 3
-_LEAST_NAMES = 4
+_PERPLEXITY, _MAX_OF_NAMES = 30.0, 1 / 3
+_MIN_NAMES = 4
 _SHUFFLES = 2000
 _SHOWN_SHARE = 0.95
 
@@ -41,10 +42,10 @@ class Neighbours:
     names: int
     groups: int
     share: float  # of all names
-    chance: float  # mean share if groups are dealt out at random
+    chance: float  # mean share if names are assigned to the groups at random
     chance_low: float  # 95 % of these shares are from here
     chance_high: float  # to here
-    p: float  # share of such deals that reach `share` (one of them being the real one)
+    p: float  # share of such assignments that reach `share` (one of them is the real one)
 
 
 def embed(model: Model) -> tuple[Embedded, Embedded]:
@@ -53,21 +54,18 @@ def embed(model: Model) -> tuple[Embedded, Embedded]:
     Those of all members are side by side, divided by the root of their number: products and squared distances are then
     means over members; dimensions are members * rank. Neither the linear scaling baseline nor interference is in them.
     """
-    members = model.members
-    w, _, _, _ = members.shape.workload_parts(members.workload)
-    p, _, _, _ = members.shape.platform_parts(members.platform)
+    members, rank = model.members, model.members.shape.rank
+
+    def beside(names: Names, values: Singles) -> Floats:
+        """Turn (members, names, width) into (names, members * rank)."""
+        found: Floats = values[..., :rank].astype(np.float64).transpose(1, 0, 2).reshape(len(names), -1)
+        found /= np.sqrt(len(members))
+        return found
+
     return (
-        Embedded("workload", model.workloads.names, _beside(w)),
-        Embedded("platform", model.platforms.names, _beside(p)),
+        Embedded("workload", model.workloads.names, beside(model.workloads, members.workload)),
+        Embedded("platform", model.platforms.names, beside(model.platforms, members.platform)),
     )
-
-
-def _beside(values: NDArray[np.float32]) -> Floats:
-    """Turn (members, names, rank) into (names, members * rank)."""
-    members, names, rank = values.shape
-    found: Floats = values.astype(np.float64).transpose(1, 0, 2).reshape(names, members * rank)
-    found /= np.sqrt(members)
-    return found
 
 
 def as_table(parts: Sequence[Embedded]) -> pa.Table:
@@ -108,11 +106,8 @@ def groups_of(part: Embedded, given: dict[tuple[str, str], str] | None) -> tuple
     """Return the group of each name: as given ("other" of names that are not), else its part before `/` or `:`."""
     if given is not None:
         return tuple(given.get((part.kind, name), given.get(("", name), _OTHER)) for name in part.names)
-    found = []
-    for name in part.names:
-        ends = [place for place in map(name.find, _SEPARATORS) if place > 0]
-        found.append(name[: min(ends)] if ends else name)
-    return tuple(found)
+    ends = ([place for place in map(name.find, _SEPARATORS) if place > 0] for name in part.names)
+    return tuple(name[: min(found)] if found else name for name, found in zip(part.names, ends, strict=True))
 
 
 def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
@@ -134,15 +129,9 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
         some = random.permutation(labels)
         dealt[deal] = (some == some[nearest]).mean()
     low, high = np.quantile(dealt, [(1 - _SHOWN_SHARE) / 2, (1 + _SHOWN_SHARE) / 2])
-    return Neighbours(
-        names=n,
-        groups=len(sizes),
-        share=share,
-        chance=float((sizes * (sizes - 1)).sum() / (n * (n - 1))),
-        chance_low=float(low),
-        chance_high=float(high),
-        p=float((1 + (dealt >= share).sum()) / (1 + _SHUFFLES)),
-    )
+    chance = float((sizes * (sizes - 1)).sum() / (n * (n - 1)))
+    p = float((1 + (dealt >= share).sum()) / (1 + _SHUFFLES))
+    return Neighbours(n, len(sizes), share, chance, float(low), float(high), p)
 
 
 def project(part: Embedded, seed: int) -> Floats:
@@ -151,14 +140,11 @@ def project(part: Embedded, seed: int) -> Floats:
     Neither axes nor large distances mean anything. The same seed gives the same map on the same machine. Raises
     InputError for too few names, UnavailableError if scikit-learn is not installed.
     """
-    if len(part.names) < _LEAST_NAMES:
-        raise InputError(
-            f"--plot: {len(part.names)} {part.kind}s are too few for a map; at least {_LEAST_NAMES} are needed"
-        )
+    if len(part.names) < _MIN_NAMES:
+        raise InputError(f"--plot: {len(part.names)} {part.kind}s are too few for a map; {_MIN_NAMES} are needed")
     try:
         from sklearn.manifold import TSNE  # noqa: PLC0415 - in the extra `train` only
     except ImportError as error:
         raise UnavailableError(f"--plot needs '{error.name}'; {how_to_install('train')}") from error
-    perplexity = min(_PERPLEXITY, len(part.names) * _MOST_OF_NAMES)
-    found: Floats = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(part.values)
-    return found
+    perplexity = min(_PERPLEXITY, len(part.names) * _MAX_OF_NAMES)
+    return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(part.values)  # type: ignore[no-any-return]

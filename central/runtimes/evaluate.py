@@ -28,10 +28,10 @@ def measure(
     """Measure predictions (n,) and bounds (epsilons, n; NaN: none), all logarithms, by number of co-runners.
 
     Returns by number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its
-    95 % interval (None of one row; both None if too large for a number); mape_by_prediction, that of |t / t_hat - 1|,
-    as the paper's authors' code has it; per epsilon (named by `words`, or `{epsilon:g}`) coverage with its 95 %
-    interval (Wilson), margin (equation 11), and margin_by_bound, mean |t / bound - 1|. Each mean has its _half_width
-    likewise.
+    95 % interval (None for one row; both None if too large for a number); mape_by_prediction, the mean of
+    |t / t_hat - 1|, as in the paper's authors' code; per epsilon (named by `words`, or `{epsilon:g}`) coverage with its
+    95 % interval (Wilson), margin (equation 11), and margin_by_bound, mean |t / bound - 1|. Each mean has its
+    _half_width likewise.
     """
     words = words or [f"{epsilon:g}" for epsilon in epsilons]
     found: dict[str, Any] = {}
@@ -50,11 +50,10 @@ def measure(
 
 
 def _mean(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the mean, and half the width of its 95 % interval (None of one row); None if not finite."""
+    """Return the mean, and half the width of its 95 % interval (None for one row); None if not finite."""
     half = _Z_95 * values.std() / np.sqrt(len(values)) if len(values) > 1 else np.inf
-    return {
-        key: float(x) if np.isfinite(x) else None for key, x in ((name, values.mean()), (f"{name}_half_width", half))
-    }
+    found = {name: values.mean(), f"{name}_half_width": half}
+    return {key: float(x) if np.isfinite(x) else None for key, x in found.items()}
 
 
 def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from central.models.pitot_training import Options
 
 
-#: Fewer rows fit and calibrate nothing.
-_LEAST_ROWS = 100
+#: Fewer rows are too few to fit and to calibrate.
+_MIN_ROWS = 100
 #: Steps per row that is trained on, where the schedule is shortened for few rows.
 _STEPS_PER_ROW = 0.2
-_LEAST_STEPS = 600
+_MIN_STEPS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def fit(
     is trained, and returns what a stopped fit to the same rows with the same options has trained, so that the model is
     the same; it is not removed. Raises InputError for too few rows, UnavailableError if JAX or optax is not installed.
     """
-    if len(rows) < _LEAST_ROWS:
-        raise InputError(f"{len(rows)} rows are too few to fit runtimes; at least {_LEAST_ROWS} are needed")
+    if len(rows) < _MIN_ROWS:
+        raise InputError(f"{len(rows)} rows are too few to fit runtimes; at least {_MIN_ROWS} are needed")
     order = np.random.default_rng(options.seed).permutation(len(rows))
     kept = max(1, round(len(rows) * options.calibration))
     calibrating, training = np.sort(order[:kept]), np.sort(order[kept:])
@@ -100,7 +100,7 @@ def _training_options(options: FitOptions, rows: int) -> Options:
     found = Options(**options.training)
     if "steps" in options.training:
         return found
-    return replace(found, steps=int(min(found.steps, max(_LEAST_STEPS, _STEPS_PER_ROW * rows))))
+    return replace(found, steps=int(min(found.steps, max(_MIN_STEPS, _STEPS_PER_ROW * rows))))
 
 
 def _trained(

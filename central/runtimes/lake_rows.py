@@ -17,6 +17,7 @@ from central.lake.duckdb_connection import answering
 from central.lake.errors import LakeError
 from central.lake.segments import Lake
 from central.roll_ups.store import SlotStore
+from central.runtimes.tables import MAX_INTERFERERS
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
 
 
 _MEMORY_MIB = 1024
-#: What a table of observations may have (`central.runtimes.tables`).
-_MOST_INTERFERERS = 64
 _INSTRUCTIONS = 1e9
-_PARTS = 1 << 20  # that the machines' slots are dealt to, to take a share of them
+_PARTS = 1 << 20  # the hash's values, of which a share is taken
 
-
-#: VMs that use less disturb nobody, for predictions of runtimes.
+#: VMs that use less are not counted as interferers.
 BUSY_CORES = 0.05
 
 
@@ -75,18 +73,11 @@ def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRow
             f"lake {lake.name}: no VM used {BUSY_CORES:g} cores with its instructions counted on the last "
             f"{len(manifests)} days of slots; agents need perf counters for that"
         )
-    crowded, not_counted = found.pop("crowded"), found.pop("not_counted")
+    counts = found.pop("crowded"), found.pop("not_counted")
     table = pa.table({**found, "interferers": pa.array(found["interferers"], pa.list_(pa.string()))})
-    workloads = sorted({row["job"] for row in rows})
-    return LakeRows(
-        table,
-        pa.table({"workload": workloads}),
-        pa.table({"platform": sorted(set(found["platform"]))}),
-        len(manifests),
-        share,
-        crowded,
-        not_counted,
-    )
+    workloads = pa.table({"workload": sorted({row["job"] for row in rows})})
+    platforms = pa.table({"platform": sorted(set(found["platform"]))})
+    return LakeRows(table, workloads, platforms, len(manifests), share, *counts)
 
 
 def _columns(busy: ir.Table) -> ir.Table:
@@ -104,7 +95,7 @@ def _observed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found |= {"crowded": 0, "not_counted": 0}
     for _, group in groupby(rows, key=lambda row: (row["machine"], row["slot_start_ns"])):
         here = list(group)
-        if len(here) > _MOST_INTERFERERS + 1:
+        if len(here) > MAX_INTERFERERS + 1:
             found["crowded"] += 1
             continue
         jobs = [row["job"] for row in here]

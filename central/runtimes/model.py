@@ -21,12 +21,12 @@ from whitepanda.common.files.durable import writing
 FORMAT = "whitepanda-runtime-1"
 #: Rows that are predicted at once: bounds the memory that it takes.
 _AT_ONCE = 65_536
-_REMEDY = "write it anew with `whitepanda runtime fit`"
+_REMEDY = "write it again with `whitepanda runtime fit`"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """Of n rows: log of the runtime in us, shape (n,), and measures of how far it may be off."""
+    """Log of n rows' runtimes in us, shape (n,), and measures of how far they may be off."""
 
     log_us: Floats
     scatter: Scatter
@@ -98,22 +98,15 @@ def write_model(path: Path, model: Model) -> None:
         "pools": sorted(model.pools),
         "provenance": dict(model.provenance),
     }
-    arrays: dict[str, NDArray[Any]] = {
-        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
-        "baseline_workload": model.baseline_workload,
-        "baseline_platform": model.baseline_platform,
-        "workload": model.members.workload,
-        "platform": model.members.platform,
-        "quantile_workload": model.quantiles.workload,
-        "quantile_platform": model.quantiles.platform,
-        "difficulty_workload": model.difficulty.workload,
-        "difficulty_platform": model.difficulty.platform,
-        "difficulty_interferer": model.difficulty.interferer,
-    }
+    arrays: dict[str, NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
+    for what in ("workload", "platform"):
+        arrays |= {f"baseline_{what}": getattr(model, f"baseline_{what}"), what: getattr(model.members, what)}
+        arrays[f"quantile_{what}"] = getattr(model.quantiles, what)
+        arrays[f"difficulty_{what}"] = getattr(model.difficulty, what)
+    arrays["difficulty_interferer"] = model.difficulty.interferer
     for count, pool in model.pools.items():
         scatter = pool.scatter
-        columns = (pool.residuals, scatter.difficulty, scatter.disagreement, scatter.gap)
-        arrays[f"pool_{count}"] = np.stack(columns)
+        arrays[f"pool_{count}"] = np.stack((pool.residuals, scatter.difficulty, scatter.disagreement, scatter.gap))
     with writing(path, mode=0o644) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
@@ -129,16 +122,16 @@ def read_model(path: Path) -> Model:
     except (
         ValueError, TypeError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
-        # What numpy advises about pickles is no remedy here.
+        # numpy's advice about pickles is not a remedy here.
         problem = "an array in it is not of plain numbers" if "pickle" in str(error) else str(error)
-    raise InputError(f"{path}: is no model of runtimes: {problem}; {_REMEDY}")
+    raise InputError(f"{path}: is not a model of runtimes: {problem}; {_REMEDY}")
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Read an .npz archive. Raises ValueError if it is none, and what zipfile, zlib and numpy raise."""
+    """Read an .npz archive. Raises ValueError if it is not one, and the errors of zipfile, zlib and numpy."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
-            raise ValueError("it is no archive of arrays")
+            raise ValueError("it is not an archive of arrays")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -147,7 +140,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     header = json.loads(arrays["header"].tobytes())
     if not isinstance(header, dict):
-        raise TypeError("its header is no JSON object")
+        raise TypeError("its header is not a JSON object")
     if header.get("format") != FORMAT:
         raise ValueError(f"format {header.get('format')} is not known (known: {FORMAT})")
     rank, inner, types = (_whole(size, "shape", 1, 4096) for size in header["shape"])
@@ -159,40 +152,21 @@ def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     members = _whole(header["members"], "members", 1, 1024)
     quantiles = _whole(header["quantiles"], "quantiles", 0, 1024)
     w, p = len(workloads), len(platforms)
-    sizes: dict[str, tuple[int, ...]] = {
-        "baseline_workload": (w,),
-        "baseline_platform": (p,),
-        "workload": (members, w, shape.workload_width),
-        "platform": (members, p, shape.platform_width),
-        "quantile_workload": (quantiles, w, shape.workload_width),
-        "quantile_platform": (quantiles, p, shape.platform_width),
-        "difficulty_workload": (w,),
-        "difficulty_platform": (p,),
-        "difficulty_interferer": (w,),
-    }
-    found = {name: _array(arrays, name, size) for name, size in sizes.items()}
-    counts = [_whole(count, "pools", 0, 64) for count in header["pools"]]
+
+    def embeddings(kind: str, count: int) -> Members:
+        by_workload = _array(arrays, f"{kind}workload", (count, w, shape.workload_width))
+        by_platform = _array(arrays, f"{kind}platform", (count, p, shape.platform_width))
+        return Members(shape, by_workload.astype(np.float32), by_platform.astype(np.float32))
+
+    a, b = _array(arrays, "baseline_workload", (w,)), _array(arrays, "baseline_platform", (p,))
+    found = embeddings("", members), embeddings("quantile_", quantiles)
+    kinds = (("workload", w), ("platform", p), ("interferer", w))
+    difficulty = Difficulty(*(_array(arrays, f"difficulty_{what}", (size,)) for what, size in kinds))
     pools = {}
-    for count in counts:
-        name = f"pool_{count}"
-        values = _array(arrays, name, (4, arrays[name].shape[-1]))
+    for count in [_whole(count, "pools", 0, 64) for count in header["pools"]]:
+        values = _array(arrays, f"pool_{count}", (4, arrays[f"pool_{count}"].shape[-1]))
         pools[count] = Pool(values[0], Scatter(*values[1:]))
-    return Model(
-        workloads,
-        platforms,
-        found["baseline_workload"],
-        found["baseline_platform"],
-        _members(shape, found, ""),
-        _members(shape, found, "quantile_"),
-        Difficulty(found["difficulty_workload"], found["difficulty_platform"], found["difficulty_interferer"]),
-        pools,
-        dict(header["provenance"]),
-    )
-
-
-def _members(shape: Shape, found: Mapping[str, Floats], kind: str) -> Members:
-    w, p = (found[f"{kind}{what}"].astype(np.float32) for what in ("workload", "platform"))
-    return Members(shape, w, p)
+    return Model(workloads, platforms, a, b, *found, difficulty, pools, dict(header["provenance"]))
 
 
 def _whole(value: object, name: str, low: int, high: int) -> int:
@@ -215,5 +189,4 @@ def _array(arrays: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]
         raise ValueError(f"{name} must be numbers of shape {shape} (value {values.dtype} {values.shape})")
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has values that are not finite")
-    found: Floats = values.astype(np.float64)
-    return found
+    return values.astype(np.float64)

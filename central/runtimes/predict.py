@@ -21,12 +21,12 @@ UNKNOWN = (
 )
 #: The remedy of too few calibration rows for a share.
 TOO_FEW = "ask for no smaller share (--epsilon), or fit with more rows"
-_MOST_EPSILON = 0.5
+_MAX_EPSILON = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was predicted."""
+    """Counts of predicted rows, and the columns written."""
 
     rows: int  # written
     unknown: int  # without a prediction: they have a name that is not in the model
@@ -38,7 +38,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each in digits and as a number.
 
     The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
-    Raises InputError if one is no number above 0 and up to 0.5, or given twice.
+    Raises InputError if one is not a number above 0 and up to 0.5, or given twice.
     """
     found = []
     for part in text.split(","):
@@ -46,7 +46,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
             value = float(part)
         except ValueError:
             value = math.nan
-        if not 0 < value <= _MOST_EPSILON:
+        if not 0 < value <= _MAX_EPSILON:
             raise InputError(f"--epsilon: must be numbers above 0 and up to 0.5, by commas (value {text})")
         found.append((np.format_float_positional(value, trim="-"), value))
     words = [word for word, _ in found]
@@ -86,10 +86,6 @@ def predict_rows(
         column[is_known] = np.exp(values)
         result = result.append_column(name, pa.array(column, from_pandas=True))
     write_table(out, result)
-    counts = rows.co_runners
-    unbounded = {
-        int(count): int((counts == count).sum())
-        for count in (np.unique(counts) if epsilons else ())
-        if int(count) not in model.pools
-    }
+    counts = zip(*np.unique_counts(rows.co_runners), strict=True)
+    unbounded = {int(beside): int(n) for beside, n in counts if epsilons and int(beside) not in model.pools}
     return Predicted(len(is_known), int((~is_known).sum()), unbounded, columns)

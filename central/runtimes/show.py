@@ -51,11 +51,9 @@ def _show_bars(bounds: list[tuple[str, str, Any]]) -> None:
     farthest = max(map(abs, off))
     dearest = max((bound["margin"] or 0.0) for _, _, bound in bounds)
     grid = Grid(title="Coverage less the promise, and margin", title_justify="left")
-    grid.add_column("beside", justify="right")
-    grid.add_column("epsilon", justify="right")
-    grid.add_column("points", justify="right")
-    sides = f"{'too few ':>{_SIDE}}│ too many"
-    grid.add_column(sides, min_width=2 * _SIDE + 1, no_wrap=True)
+    for name in ("beside", "epsilon", "points"):
+        grid.add_column(name, justify="right")
+    grid.add_column(f"{'too few ':>{_SIDE}}│ too many", min_width=2 * _SIDE + 1, no_wrap=True)
     grid.add_column("margin", min_width=_WIDE, no_wrap=True)
     for (first, epsilon, bound), difference in zip(bounds, off, strict=True):
         margin = bar(bound["margin"] or 0.0, dearest, _WIDE)

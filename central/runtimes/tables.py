@@ -17,14 +17,14 @@ from whitepanda.common.errors import InputError
 
 _SEPARATOR = ";"
 _NUMBERED = re.compile(r"interferer_[0-9]+")
-#: What other programs write for nothing.
+#: Other programs' words for an empty value.
 _LIKE_NOTHING = ("nan", "none", "null", "na", "n/a")
-#: In place of a name that is not known; `ALONE` is -1.
+#: In place of an unknown name; `ALONE` is -1.
 _STRANGE = -2
-#: Above it squares are no numbers of single precision any more.
-_MOST_FEATURE = 1e18
-#: More at once is taken for a mistake in the table.
-_MOST_INTERFERERS = 64
+#: Squares of larger values overflow single precision.
+_MAX_FEATURE = 1e18
+#: More at once are taken for a mistake in the table.
+MAX_INTERFERERS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class NamedRows:
     rows: Rows
 
     def placed(self, workloads: Names, platforms: Names, remedy: str) -> Rows:
-        """Return the rows as places in other lists of names; an interferer like `NaN` is none if it is no name there.
+        """Return the rows as places in other lists of names; an interferer like `NaN` counts as none if not a name.
 
         Raises InputError if a name is not among them; says the first, how many there are, and `remedy`.
         """
@@ -101,7 +101,7 @@ class NamedRows:
 
 
 def means_alone(name: str) -> bool:
-    """Say whether other programs write this for no interferer; a workload of that very name comes first."""
+    """Return whether other programs write this for no interferer; a workload of the same name comes first."""
     return name.casefold() in _LIKE_NOTHING
 
 
@@ -111,16 +111,15 @@ def _map(
     """Return places in `into`, `_STRANGE` for names that it has not."""
     places = [into.places.get(name, ALONE if may_be_nothing and means_alone(name) else _STRANGE) for name in names]
     # The last place is for `ALONE`, which is -1.
-    found: NDArray[np.int64] = np.array([*places, ALONE], dtype=np.int64)[ids]
-    return found
+    return np.array([*places, ALONE], dtype=np.int64)[ids]
 
 
 def read_rows(path: Path) -> NamedRows:
-    """Read what ran where beside whom: columns workload, platform, and interferer, interferer_1.., or interferers.
+    """Read rows of workloads beside others: columns workload, platform, and interferer, interferer_1.., or interferers.
 
     No interferer is an empty value or null (see also `means_alone`); without such a column all ran alone. `interferers`
-    is a list (Parquet) or names separated by `;`. Of CSV every column stays the text that it is. Raises InputError if
-    the file cannot be read, a column is missing, or a row has no workload or platform.
+    is a list (Parquet) or names separated by `;`. Columns of CSV stay text. Raises InputError if the file cannot be
+    read, a column is missing, or a row has no workload or platform.
     """
     table = UserTable(path)
     table.require("workload", "platform")
@@ -142,16 +141,12 @@ def read_log_runtimes(rows: NamedRows) -> Floats:
     """
     rows.table.require("runtime_us")
     values = rows.table.numbers("runtime_us", low=-math.inf, empty=math.nan)
-    is_wrong = ~(values > 0)
-    if is_wrong.any():
-        row = int(np.flatnonzero(is_wrong)[0])
-        value = "none" if np.isnan(values[row]) else f"{values[row]:g}"
-        raise InputError(
-            f"{rows.path}: runtime_us must be more than 0 in every row (row {row + 1}: {value}, "
-            f"{int(is_wrong.sum()):,} such rows)"
-        )
-    found: Floats = np.log(values)
-    return found
+    wrong = np.flatnonzero(~(values > 0))
+    if len(wrong):
+        value = "none" if np.isnan(values[wrong[0]]) else f"{values[wrong[0]]:g}"
+        which = f"row {wrong[0] + 1}: {value}, {len(wrong):,} such rows"
+        raise InputError(f"{rows.path}: runtime_us must be more than 0 in every row ({which})")
+    return np.log(values)
 
 
 def read_features(path: Path, what: str) -> Features:
@@ -168,20 +163,15 @@ def read_features(path: Path, what: str) -> Features:
         twice = names[int(np.argmax(np.bincount(ids)))]
         raise InputError(f"{path}: {what} {twice!r} has several rows; give each its features once")
     columns = tuple(name for name in table.columns if name != what)
-    values = (
-        np.column_stack([table.numbers(name, low=-math.inf, empty=math.nan) for name in columns])
-        if columns
-        else np.empty((len(ids), 0))
-    )
+    every = [table.numbers(name, low=-math.inf, empty=math.nan) for name in columns]
+    values = np.column_stack([np.empty((len(ids), 0)), *every])
     if np.isnan(values).any():
         row, column = np.argwhere(np.isnan(values))[0]
         raise InputError(f"{path}: column {columns[column]} has no value in row {row + 1}; every feature needs one")
-    if (np.abs(values) > _MOST_FEATURE).any():
-        row, column = np.argwhere(np.abs(values) > _MOST_FEATURE)[0]
-        raise InputError(
-            f"{path}: column {columns[column]} is too large in row {row + 1} ({values[row, column]:g}); "
-            "give its logarithm"
-        )
+    if (np.abs(values) > _MAX_FEATURE).any():
+        row, column = np.argwhere(np.abs(values) > _MAX_FEATURE)[0]
+        which = f"column {columns[column]} is too large in row {row + 1} ({values[row, column]:g})"
+        raise InputError(f"{path}: {which}; give its logarithm")
     order = np.argsort(ids)
     return Features(Names.of(names), columns, values[order])
 
@@ -234,9 +224,9 @@ def _interferers(path: Path, columns: pa.Table) -> tuple[NDArray[np.int64], tupl
     ids, names = _codes(_texts(path, "interferers", pa.chunked_array([pc.list_flatten(column)])))
     parents, ids = parents[ids != ALONE], ids[ids != ALONE]
     counts = np.bincount(parents, minlength=rows)
-    if counts.max(initial=0) > _MOST_INTERFERERS:
+    if counts.max(initial=0) > MAX_INTERFERERS:
         row = int(counts.argmax())
-        raise InputError(f"{path}: row {row + 1} has {counts[row]} interferers, more than {_MOST_INTERFERERS}")
+        raise InputError(f"{path}: row {row + 1} has {counts[row]} interferers, more than {MAX_INTERFERERS}")
     result = np.full((rows, max(1, int(counts.max(initial=1)))), ALONE, dtype=np.int64)
     first = np.cumsum(counts) - counts
     result[parents, np.arange(len(parents)) - first[parents]] = ids

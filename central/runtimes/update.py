@@ -15,7 +15,7 @@ from whitepanda.common.errors import InputError
 
 #: Of a normal distribution: deviation over median absolute value.
 _NORMAL = 1.4826
-_LEAST_NOISE = 0.005
+_MIN_NOISE = 0.005
 
 #: Embeddings of a new name by member, and its baseline.
 _Embedding = tuple[Singles, float]
@@ -24,7 +24,7 @@ _Estimate = Callable[[Members, Floats, Floats, Rows, Floats, float], _Embedding]
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """What was new, how many rows were used for it, and how many left out: of known names, or beside new ones."""
+    """New names, the number of rows used for them, and of rows left out: of known names, or beside new ones."""
 
     workloads: tuple[str, ...]
     platforms: tuple[str, ...]
@@ -92,7 +92,7 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
 def noise_of(model: Model) -> float:
     """Return the robust deviation of the calibration rows' logarithms around their predictions."""
     residuals = np.concatenate([pool.residuals for pool in model.pools.values()])
-    return max(_LEAST_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
+    return max(_MIN_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
 
 
 def _grown(
@@ -103,9 +103,8 @@ def _grown(
     others: list[_Embedding],
 ) -> Model:
     """Return the model with new names behind the old ones; their difficulty is that of the average."""
-    difficulty = model.difficulty
     w, p = [part[0] for part in parts], [part[0] for part in others]
-    zeros = np.zeros(len(workloads))
+    more = {"workload": len(workloads), "platform": len(platforms), "interferer": len(workloads)}
     return replace(
         model,
         workloads=Names.of((*model.workloads.names, *workloads)),
@@ -114,16 +113,12 @@ def _grown(
         baseline_platform=np.append(model.baseline_platform, [part[1] for part in others]),
         members=_with(model.members, w, p, 0),
         quantiles=_with(model.quantiles, w, p, len(model.members)),
-        difficulty=Difficulty(
-            np.append(difficulty.workload, zeros),
-            np.append(difficulty.platform, np.zeros(len(platforms))),
-            np.append(difficulty.interferer, zeros),
-        ),
+        difficulty=Difficulty(**{k: np.append(getattr(model.difficulty, k), np.zeros(n)) for k, n in more.items()}),
     )
 
 
 def _with(members: Members, workloads: list[Singles], platforms: list[Singles], first: int) -> Members:
-    """Return members with the embeddings of new names, of which those from `first` on are theirs."""
+    """Return members with the embeddings of new names, whose members from `first` on are used."""
     here = slice(first, first + len(members))
     return Members(
         members.shape,

@@ -1,4 +1,4 @@
-"""The test cluster: machines at random, drawn again until enough of the quota is on them and they are not unlike.
+"""The test cluster: machines at random, drawn again until they cover enough of the quota and resemble the fleet.
 
 Source: WSMeter, section 5.2.2: "randomly pick a fixed number of machines", use the jobs with enough instances there,
 "re-select the machines until the coverage becomes satisfactory". Where the machines' present values are known, a draw
@@ -33,7 +33,7 @@ class DrawOptions:
     # machines, also the share of its own weight whose jobs have there what it wants.
     min_coverage: float = 0.8
     max_imbalance: float = 2.0  # largest difference of the present metric from the whole fleet's, in standard errors
-    max_draws: int = 1000  # give up after so many
+    max_draws: int = 1000  # then give up
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,7 @@ class Drawn:
             "fleet_machines": self.fleet_machines,
             "share": len(self.machines) / self.fleet_machines,
             "seed": seed,
-            "draws": self.draws,
-            "coverage": self.coverage,
-            "imbalance": self.imbalance,
+            **{name: getattr(self, name) for name in ("draws", "coverage", "imbalance")},
             "planned_jobs": len(self.planned),
             "planned_jobs_met": len(met),
             "jobs": jobs,
@@ -82,13 +80,13 @@ def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = N
     (jobs,), job = group(rows.observed.job)
     weight = rows.weights.weight[np.searchsorted(rows.weights.job, jobs)]
     if len(names) <= _MIN_MACHINES:
-        raise InputError(f"of a fleet of {len(names)} machines none can be drawn; at least {_MIN_MACHINES + 1}")
+        raise InputError(f"a fleet of {len(names)} machines is too small to draw from; at least {_MIN_MACHINES + 1}")
     if options.machines is not None and not _MIN_MACHINES <= options.machines < len(names):
         raise InputError(
             f"--machines: must be {_MIN_MACHINES} to {len(names) - 1}, the fleet less one (value {options.machines})"
         )
     if options.machines is None and not planned:
-        raise InputError("say how many machines: --machines N, or --plan PLAN.json")
+        raise InputError("the number of machines is needed: --machines N, or --plan PLAN.json")
     fleet = _Fleet(machine, job, weight, len(names), options)
     wanted = _wanted(jobs, planned)
     best, why = 0.0, ""
@@ -110,16 +108,9 @@ def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = N
         if imbalance is not None and abs(imbalance) > options.max_imbalance:
             why = why or f"the present metric is off by more than {options.max_imbalance:g} standard errors"
             continue
-        heaviest = np.argsort(-weight, kind="stable")
-        return Drawn(
-            machines=tuple(sorted(str(name) for name in names[is_drawn])),
-            fleet_machines=len(names),
-            draws=number,
-            coverage=coverage,
-            imbalance=imbalance,
-            instances={str(jobs[k]): int(count[k]) for k in heaviest},
-            planned=dict(planned),
-        )
+        machines = tuple(sorted(str(name) for name in names[is_drawn]))
+        instances = {str(jobs[k]): int(count[k]) for k in np.argsort(-weight, kind="stable")}
+        return Drawn(machines, len(names), number, coverage, imbalance, instances, dict(planned))
     raise InputError(
         f"{options.max_draws} draws, none good enough: {why}; draw more --machines, or allow less --min-coverage or "
         "more --max-imbalance"
@@ -139,7 +130,7 @@ def _wanted(jobs: Column, planned: Mapping[str, int]) -> Ints:
 
 
 class _Fleet:
-    """The rows of a fleet by numbers, and what is covered by some of its machines."""
+    """The rows of a fleet by numbers, and the share of the weight that some of its machines cover."""
 
     def __init__(self, machine: Ints, job: Ints, weight: Column, machines: int, options: DrawOptions) -> None:
         self._machine, self._job, self._weight = machine, job, weight

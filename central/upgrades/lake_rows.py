@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ class NoTaskError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Which samples of the lake a side is."""
+    """The samples of the lake that a side consists of."""
 
     text: str  # as it was given
     hosts: tuple[str, ...] | None = None  # only these, if any are named
@@ -64,18 +64,18 @@ def metrics() -> tuple[str, ...]:
 def parse_side(text: str) -> Side:
     """Parse a side that stands alone; "" is all samples.
 
-    Raises InputError if the text is no side, or a file of hosts cannot be read.
+    Raises InputError if the text is not a side, or a file of hosts cannot be read.
     """
     if not text:
         return Side(text)
     parts = _parsed(text)
     if "rest" in parts:
-        raise InputError(f"side '{text}': rest is of two sides; there is one")
+        raise InputError(f"side '{text}': rest needs two sides; there is one")
     return _side(text, parts, ())
 
 
 def parse_sides(current: str, new: str) -> tuple[Side, Side]:
-    """Parse two sides. Raises InputError if a text is no side, or a file of hosts cannot be read."""
+    """Parse two sides. Raises InputError if a text is not a side, or a file of hosts cannot be read."""
     found = [_parsed(text) for text in (current, new)]
     sides = []
     for text, parts, other in zip((current, new), found, reversed(found), strict=True):
@@ -85,7 +85,7 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
                 raise InputError(f"side '{text}': rest is for the hosts that the other side's file does not name")
             not_hosts = tuple(read_machines(Path(other["hosts"])))
         sides.append(_side(text, parts, not_hosts))
-    if sides[0] == Side(**{name: getattr(sides[1], name) for name in Side.__slots__} | {"text": sides[0].text}):
+    if sides[0] == replace(sides[1], text=sides[0].text):
         raise InputError(f"sides '{current}' and '{new}' are the same samples")
     return sides[0], sides[1]
 
@@ -128,9 +128,8 @@ def read_places(
 
     Raises LakeError if the lake is damaged or newer than this program.
     """
-    table = _queried(
-        lake, side, memory_limit_mib, threads, lambda samples: samples[["machine", "host", "platform"]].distinct()
-    )
+    names = ["machine", "host", "platform"]
+    table = _queried(lake, side, memory_limit_mib, threads, lambda samples: samples[names].distinct())
     columns = {name: {str(each) for each in table[name].to_pylist() if each} for name in table.column_names}
     return frozenset(columns["machine"] | columns["host"]), tuple(sorted(columns["platform"]))
 
@@ -155,23 +154,17 @@ def _queried(
 
 
 def _filtered(samples: ir.Table, side: Side) -> ir.Table:
+    def is_one_of(hosts: Sequence[str]) -> Any:
+        """A host's samples have its name in both columns; an imported trace's machines are in one."""
+        return samples.machine.isin(hosts) | samples.host.isin(hosts)
+
     wanted: list[Any] = [samples.duration_ns > 0]
-    if side.hosts is not None:
-        wanted.append(_is_one_of(samples, side.hosts))
-    if side.not_hosts:
-        wanted.append(~_is_one_of(samples, side.not_hosts))
-    if side.platform is not None:
-        wanted.append(samples.platform == side.platform)
-    if side.from_ns is not None:
-        wanted.append(samples.start_unix_ns >= side.from_ns)
-    if side.until_ns is not None:
-        wanted.append(samples.start_unix_ns < side.until_ns)
+    wanted += [] if side.hosts is None else [is_one_of(side.hosts)]
+    wanted += [~is_one_of(side.not_hosts)] if side.not_hosts else []
+    wanted += [] if side.platform is None else [samples.platform == side.platform]
+    wanted += [] if side.from_ns is None else [samples.start_unix_ns >= side.from_ns]
+    wanted += [] if side.until_ns is None else [samples.start_unix_ns < side.until_ns]
     return samples.filter(*wanted)
-
-
-def _is_one_of(samples: ir.Table, hosts: Sequence[str]) -> Any:
-    """A host's samples have its name in both columns; an imported trace's machines are in one."""
-    return samples.machine.isin(hosts) | samples.host.isin(hosts)
 
 
 def _tasks(samples: ir.Table, metric: str) -> ir.Table:
@@ -219,7 +212,7 @@ def _unix_ns(side: str, text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InputError(f"side '{side}': no time: {text}; such as 2026-11-21 or 2026-11-21T12:00Z") from error
+        raise InputError(f"side '{side}': invalid time {text}; such as 2026-11-21 or 2026-11-21T12:00Z") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

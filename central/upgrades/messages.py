@@ -30,9 +30,7 @@ def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.Pla
     Raises InputError if the side is of hosts: jobs are planned on a whole fleet or platform.
     """
     if side.hosts is not None:
-        raise InputError(
-            f"side '{side.text}': a plan is of platform=, from= and until=, of all hosts; leave hosts= away"
-        )
+        raise InputError(f"side '{side.text}': a plan is of platform=, from= and until=, of all hosts; omit hosts=")
     return fleet_pb2.PlanObservationRequest(
         margin_percent=options.margin_percent,
         t=options.t,
@@ -49,39 +47,25 @@ def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.Pla
 
 def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
     """Return the jobs that a plan observes, with the cost of one instance."""
-    jobs = answer.jobs
-    return Jobs(
-        np.array([job.job for job in jobs], dtype=str),
-        np.array([job.weight for job in jobs]),
-        np.array([job.mean for job in jobs]),
-        np.array([job.std for job in jobs]),
-        np.array([job.instances for job in jobs], dtype=np.int64),
-        np.array([job.cost / job.observe for job in jobs]),
-    )
+    names = ("job", "weight", "mean", "std", "instances")
+    columns = {name: np.array([getattr(job, name) for job in answer.jobs]) for name in names}
+    return Jobs(**columns, cost=np.array([job.cost / job.observe for job in answer.jobs]))
 
 
 def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return central's plan, or with what an earlier plan led to, the plan made again here on central's jobs.
+    """Return central's plan; with the instances `observed` under an earlier plan, a new plan made on central's jobs.
 
     Raises InputError if not even all instances suffice for what was observed.
     """
     jobs = jobs_of_plan(answer)
     if observed is not None:
-        # Which jobs, central has chosen already.
+        # Central has chosen the jobs already.
         made = make_plan(jobs, replace(options, top=None, coverage=None), observed)
         return replace(made, options=options, coverage=answer.coverage, left_out=None, too_few=answer.jobs_too_few)
     observe = np.array([job.observe for job in answer.jobs], dtype=np.int64)
     error = answer.expected_margin_percent / 100.0 * answer.metric_mean / options.t
     found = CheapestPlan(observe, answer.cost, answer.lower_bound, answer.is_optimal, error**2)
-    return Plan(
-        options=options,
-        jobs=jobs,
-        solution=found,
-        metric_mean=answer.metric_mean,
-        coverage=answer.coverage,
-        left_out=None,
-        too_few=answer.jobs_too_few,
-    )
+    return Plan(options, jobs, found, answer.metric_mean, answer.coverage, left_out=None, too_few=answer.jobs_too_few)
 
 
 def comparison_request(
@@ -111,6 +95,7 @@ def comparison_request(
 
 def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
     """Return central's comparison; of its jobs as many as the answer holds."""
+    same = ("job", "weight", "current", "new", "p", "adjusted_p", "verdict")
     has_baseline = answer.HasField("baseline_percent")
     return Comparison(
         current=_interval(answer.current),
@@ -124,15 +109,9 @@ def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
         instances=(answer.current_instances, answer.new_instances),
         jobs=tuple(
             JobDifference(
-                job=job.job,
-                weight=job.weight,
-                current=job.current,
-                new=job.new,
+                **{name: getattr(job, name) for name in same},
                 instances=(job.current_instances, job.new_instances),
                 difference=_interval(job.difference_percent, 100.0),
-                p=job.p,
-                adjusted_p=job.adjusted_p,
-                verdict=job.verdict,
             )
             for job in answer.jobs
         ),
@@ -147,5 +126,5 @@ def _interval(estimate: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
 
 
 def _unix_ns(time_ns: int | None) -> int:
-    """Return a time of a request, in which 0 is none."""
+    """Return a time of a request, in which 0 means no time."""
     return 0 if time_ns is None else min(max(time_ns, 1), _MAX_INT64)

@@ -24,20 +24,20 @@ class PlanOptions:
     margin_percent: float  # half width of the interval, of the weighted mean
     t: float = 2.0  # standard errors in it; 2 is about 95 %
     min_instances: int = MIN_INSTANCES  # of each job; those with fewer are left out
-    top: int | None = None  # only so many of the heaviest jobs
-    coverage: float | None = None  # only so many of the heaviest that they have this share of the weight
-    design_effect: float = 1.0  # by what variances are multiplied because instances of a machine are not independent
+    top: int | None = None  # only this number of the heaviest jobs
+    coverage: float | None = None  # only the heaviest jobs that together have this share of the weight
+    design_effect: float = 1.0  # multiplies variances, as instances of a machine are not independent
     # of machines' mean values; decides how many machines the paper's baseline needs.
     machine_std_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """What has been observed, held against the plan's target."""
+    """The observed instances, compared with the plan's target."""
 
     is_met: bool  # whether the margin is reached on all planned jobs
-    margin_percent: float | None  # t standard errors, by machines, of the planned jobs that were observed often enough
-    independent_margin_percent: float | None  # the same if instances were independent
+    margin_percent: float  # t standard errors, by machines, of the planned jobs that were observed often enough
+    independent_margin_percent: float  # the same if instances were independent
     design_effect: float | None  # ratio of these variances
     coverage: float  # share of the planned weight that was observed often enough
     instances: Ints  # observed of each planned job, in the plan's order
@@ -74,18 +74,14 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return {"jobs": [{"job": ..., "observe": N, ...}], "cost": ..., "is_optimal": ..., ...}."""
+        columns = (self.jobs.job, self.solution.observe, self.jobs.weight, self.jobs.cost)
         jobs = [
             {"job": str(job), "observe": int(n), "weight": float(weight), "cost": float(cost * n)}
-            for job, n, weight, cost in zip(
-                self.jobs.job, self.solution.observe, self.jobs.weight, self.jobs.cost, strict=True
-            )
+            for job, n, weight, cost in zip(*columns, strict=True)
         ]
         summary: dict[str, Any] = {
             "jobs": jobs,
-            "cost": self.solution.cost,
-            "is_optimal": self.solution.is_optimal,
-            "lower_bound": self.solution.lower_bound,
-            "gap_ratio": self.solution.gap_ratio,
+            **{name: getattr(self.solution, name) for name in ("cost", "is_optimal", "lower_bound", "gap_ratio")},
             "instances": int(self.solution.observe.sum()),
             "margin_percent": self.options.margin_percent,
             "t": self.options.t,
@@ -98,16 +94,12 @@ class Plan:
             "baseline_machines": self.baseline_machines,
         }
         if self.fidelity is not None:
-            found = self.fidelity
-            for row, observed, more in zip(jobs, found.instances, self.more, strict=True):
+            for row, observed, more in zip(jobs, self.fidelity.instances, self.more, strict=True):
                 row |= {"observed": int(observed), "more": int(more)}
+            names = ("is_met", "margin_percent", "independent_margin_percent", "design_effect", "coverage")
             summary["observed"] = {
-                "is_met": found.is_met,
-                "margin_percent": found.margin_percent,
-                "independent_margin_percent": found.independent_margin_percent,
-                "design_effect": found.design_effect,
-                "coverage": found.coverage,
-                "larger_std": list(found.larger),
+                **{name: getattr(self.fidelity, name) for name in names},
+                "larger_std": list(self.fidelity.larger),
                 "more_instances": int(self.more.sum()),
                 "more_cost": float(self.jobs.cost @ self.more),
             }
@@ -117,8 +109,8 @@ class Plan:
 def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None) -> Plan:
     """Return the cheapest plan for a margin. Raises InputError if no job is left, or not even all instances suffice.
 
-    `observed` is what an earlier plan led to. It counts; where a job's new standard deviation is larger, it is planned
-    with; and the design effect is that of the observed, if larger.
+    `observed` has the instances observed under an earlier plan, which count. Of planned and observed standard
+    deviations, and design effects, the larger one is used.
     """
     chosen, left_out = _chosen(jobs, options)
     weight = jobs.weight[chosen] / jobs.weight[chosen].sum()
@@ -141,17 +133,9 @@ def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None
     more = np.zeros(len(chosen), dtype=np.int64)
     if fidelity is not None and not fidelity.is_met:
         more = np.maximum(solution.observe - fidelity.instances, 0)
-    return Plan(
-        options=options,
-        jobs=Jobs(jobs.job[chosen], weight, jobs.mean[chosen], std, instances, jobs.cost[chosen]),
-        solution=solution,
-        metric_mean=mean,
-        coverage=float(jobs.weight[chosen].sum() / jobs.weight.sum()),
-        left_out=left_out,
-        too_few=len(left_out),
-        fidelity=fidelity,
-        more=more,
-    )
+    planned = Jobs(jobs.job[chosen], weight, jobs.mean[chosen], std, instances, jobs.cost[chosen])
+    coverage = float(jobs.weight[chosen].sum() / jobs.weight.sum())
+    return Plan(options, planned, solution, mean, coverage, left_out, len(left_out), fidelity, more)
 
 
 def _chosen(jobs: Jobs, options: PlanOptions) -> tuple[Ints, tuple[str, ...]]:
@@ -166,11 +150,8 @@ def _chosen(jobs: Jobs, options: PlanOptions) -> tuple[Ints, tuple[str, ...]]:
         reached = np.cumsum(jobs.weight[order]) / jobs.weight.sum()
         enough = np.flatnonzero(reached >= options.coverage - 1e-12)
         if not len(enough):
-            raise FieldError(
-                "coverage",
-                f"{options.coverage:g}: jobs with {options.min_instances} instances have only "
-                f"{reached[-1]:.3g} of the weight",
-            )
+            have = f"jobs with {options.min_instances} instances have only {reached[-1]:.3g} of the weight"
+            raise FieldError("coverage", f"{options.coverage:g}: {have}")
         order = order[: int(enough[0]) + 1]
     return order[: options.top], left_out
 

@@ -10,24 +10,18 @@ from central.plotting.figures import new_figure, save_figure
 from central.upgrades.plan import Plan
 
 _SHOWN = 40  # jobs in a figure
-_NAMED = 12  # so few jobs have their names in the figure of a plan, on plain axes
+_NAMED = 12  # up to this number, jobs have their names in the figure of a plan, on linear axes
 _COLOURS = {"gain": "tab:green", "loss": "tab:red", "unclear": "tab:blue"}
 
 
 def plot_comparison(path: Path, found: Comparison, metric: str) -> None:
     """Write a PNG: the difference of the fleet and of its heaviest jobs. Raises what `save_figure` does."""
-    jobs = found.jobs[:_SHOWN]
     rows = [("fleet", found.difference, "black"), ("fleet, instances independent", found.independent, "gray")]
     if found.baseline is not None:
         rows.append(("fleet, by machines alone", found.baseline, "gray"))
-    rows += [
-        (
-            f"{job.job} ({100 * job.weight:.1f} %, n {job.instances[0]:,}/{job.instances[1]:,})",
-            job.difference,
-            _COLOURS[job.verdict],
-        )
-        for job in jobs
-    ]
+    for job in found.jobs[:_SHOWN]:
+        name = f"{job.job} ({100 * job.weight:.1f} %, n {job.instances[0]:,}/{job.instances[1]:,})"
+        rows.append((name, job.difference, _COLOURS[job.verdict]))
     figure, axes = new_figure((7.5, 1.6 + 0.22 * len(rows)))
     for place, (_, interval, colour) in enumerate(rows):
         axes.plot([100 * interval.low, 100 * interval.high], [place, place], color=colour, linewidth=1.4)

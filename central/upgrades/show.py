@@ -50,15 +50,10 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "left_out": found.left_out,
         "jobs": [
             {
-                "job": job.job,
-                "weight": job.weight,
-                "current": job.current,
-                "new": job.new,
+                **{name: getattr(job, name) for name in ("job", "weight", "current", "new")},
                 "instances": {"current": job.instances[0], "new": job.instances[1]},
                 "difference_percent": _percent_json(job.difference),
-                "p": job.p,
-                "adjusted_p": job.adjusted_p,
-                "verdict": job.verdict,
+                **{name: getattr(job, name) for name in ("p", "adjusted_p", "verdict")},
             }
             for job in found.jobs
         ],
@@ -132,17 +127,15 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
     _say(f"were instances independent: {_range(found.independent)}")
     if found.baseline is not None:
         _say(f"machine granularity: {_percents(found.baseline.value)} % ({_range(found.baseline)})")
-    sides = [
-        f"{_counted(found.machines[i], 'machine')} with {_counted(found.instances[i], 'instance')}" for i in (0, 1)
-    ]
-    _say(f"{sides[0]} against {sides[1]}")
+    sides = zip(found.machines, found.instances, strict=True)
+    _say(" against ".join(f"{_counted(n, 'machine')} with {_counted(rows, 'instance')}" for n, rows in sides))
     _say(f"{_counted(len(found.jobs), 'job')} with {found.coverage:.1%} of CURRENT's weight")
     verdicts = [job.verdict for job in found.jobs]
     counts = f"{_counted(verdicts.count('gain'), 'job')} up, {verdicts.count('loss'):,} down"
     false = f"at most {100 - 100 * found.confidence:.3g} % of these are expected to be false"
     _say(f"{counts} ({false}), {verdicts.count('unclear'):,} unclear")
     if found.left_out:
-        _say("left out: jobs " + ", ".join(f"{n:,} {_REASONS[why]}" for why, n in found.left_out.items()))
+        _say(f"left out: jobs {', '.join(f'{n:,} {_REASONS[why]}' for why, n in found.left_out.items())}")
 
 
 def show_drawn(drawn: Drawn, out: Path | None) -> None:
@@ -160,7 +153,7 @@ def show_drawn(drawn: Drawn, out: Path | None) -> None:
 
 
 def _proof(made: Plan) -> str:
-    """Say how good a plan is; a tiny gap is not shown as 0.00 %."""
+    """Return how good a plan is; a tiny gap is not shown as 0.00 %."""
     if made.solution.is_optimal:
         return "the integer optimum"
     gap = made.solution.gap_ratio

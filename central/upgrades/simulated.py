@@ -4,10 +4,10 @@ Its settings are those of the paper's fleets; none is fitted to an estimator's r
 
 * Share of quota of the job of rank r: (r + offset)^-exponent, so that clusters of 25 and 50 machines have four
   instances of jobs with about 79 and 85 % of the quota (the paper: 82 and 87 %). Every job has an instance.
-* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. What the paper reports of
+* Value of an instance = mean of its job * luck of its machine * its own luck, all log-normal. The paper reports of
   variance: a machine's mean varies by 15 % (13 %); 50 (400) machines give +-1.6 % (+-0.45 %) at t = 2 if instances are
-  taken as independent, on 87 % (91 %) of the quota; and these margins are too narrow by 20 %, which is what the
-  machines' shared luck has to add. So the three spreads follow.
+  taken as independent, on 87 % (91 %) of the quota; and these margins are too narrow by 20 %, which the machines'
+  shared luck has to add. So the three spreads follow.
 * Half of the variance of either luck is of the machine's or instance's own and stays, half is new at each measurement.
 * A job's instances are spread: no machine has two before all have one.
 """
@@ -23,11 +23,11 @@ from central.models.wsmeter import Observed, Shares
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is like, and what the upgrade does. Shares and spreads are ratios."""
+    """The fleet and the upgrade's effect. Shares and spreads are ratios."""
 
-    machines: int = 6_000  # number of them
-    jobs: int = 1_200  # number of them
-    instances: int = 180_000  # about so many, over all jobs
+    machines: int = 6_000
+    jobs: int = 1_200
+    instances: int = 180_000  # of all jobs, about
     quota_exponent: float = 1.9  # of the jobs' shares of quota
     quota_offset: float = 6.0  # the same
     instance_quota_spread: float = 0.7  # of the logarithm of an instance's quota, over jobs
@@ -99,13 +99,12 @@ def simulate_fleet(settings: FleetSettings, seed: int) -> Fleet:
     stays, comes = math.sqrt(settings.lasting), math.sqrt(1.0 - settings.lasting)
     lasting = np.log(mean)[job] + rng.standard_normal(len(job)) * spread[job] * stays
     lasting += rng.standard_normal(settings.machines)[machine] * machine_spread * stays
-    new = np.exp(((spread * comes) ** 2 + (machine_spread * comes) ** 2) / 2.0)
+    spreads = (machine_spread * comes, spread * comes)
+    new = np.exp((spreads[1] ** 2 + spreads[0] ** 2) / 2.0)
     expected = sums(job, np.exp(lasting), settings.jobs) / count * new
     effect = settings.effect_spread * rng.standard_normal(settings.jobs)
     effect += settings.effect - (weight * expected) @ effect / (weight @ expected)
-    return Fleet(
-        machine, job, weight, expected, effect, lasting, machine_spread * comes, spread * comes, settings.machines
-    )
+    return Fleet(machine, job, weight, expected, effect, lasting, *spreads, settings.machines)
 
 
 def _values(

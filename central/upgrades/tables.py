@@ -47,7 +47,7 @@ class Rows:
 
 
 def _positive(file: UserTable, column: str) -> Floats:
-    """Return a column as numbers, all above 0 and such that one can reckon with them."""
+    """Return a column as numbers above 0, of a size whose squares stay finite and above 0."""
     values = file.numbers(column, above=True)
     wrong = np.flatnonzero((values < _SMALLEST) | (values > _LARGEST))
     if len(wrong):
@@ -100,7 +100,7 @@ def _shares(path: Path, job: Column, values: Floats, is_the_jobs: bool) -> Share
         row = int(other[0])
         raise InputError(
             f"{path}: job {job[row]} has weights {values[row]:g} and {weight[number[row]]:g}; weight is the job's, the "
-            "same in all of its rows; an instance's own belongs into a column quota"
+            "same in all of its rows; an instance's own belongs in a column quota"
         )
     return Shares(names, weight)
 
@@ -137,7 +137,7 @@ def read_machines(path: Path) -> list[str]:
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: is no UTF-8 text (byte {error.start + 1})") from error
+            raise InputError(f"{path}: is not UTF-8 text (byte {error.start + 1})") from error
     names: list[str] = lines
     if not lines or "machine" in [name.strip() for name in lines[0].replace('"', "").split(",")]:
         file = UserTable(path)

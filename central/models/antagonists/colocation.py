@@ -1,7 +1,7 @@
 """Who ran beside whom: per machine, usage of jobs times CPI of latency-sensitive jobs, summed over slots.
 
 There are many more pairs of jobs that share a machine slot than rows, so pairs are never listed: per machine, users
-and victims are dense matrices (slots x jobs), whose product is what is wanted.
+and victims are dense matrices (slots x jobs), whose product has the sums.
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def pair_sums(slots: TaskSlots) -> PairSums:
         left.append(np.repeat(i, len(j)))
         right.append(np.tile(j, len(i)))
     together = np.concatenate(shares)
-    # Jobs of one machine that never shared a slot are no pair; one whose usage is 0 adds nothing.
+    # Jobs of one machine that never shared a slot are not a pair; one whose usage is 0 adds nothing.
     met = together != 0
     i, j = np.concatenate(left)[met], np.concatenate(right)[met]
     n = len(users.machine)

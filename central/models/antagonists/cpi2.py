@@ -66,5 +66,4 @@ def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Float
     c, u = victim_cpi[known], usage[:, known]
     weight = np.where(c > threshold, 1 - threshold / c, c / threshold - 1)
     total = u.sum(axis=1)
-    scores: Floats = np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)
-    return scores
+    return np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)  # type: ignore[no-any-return]

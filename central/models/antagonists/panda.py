@@ -143,12 +143,11 @@ class PairState:
 
     def coefficients(self) -> Coefficients:
         """Equation (3), equal to two passes over all the rows."""
-        found = find((self.job,), (self.pair_job,))
         share = _shares(self.statistics(), self.pair_sensitive_job, self.pair_platform, self.usage_cpi, self.usage)
-        uy = sums(found, share, len(self.job))
+        uy = sums(find((self.job,), (self.pair_job,)), share, len(self.job))
         has = self.sum_usage_squared > 0
-        value = uy[has] / self.sum_usage_squared[has]
-        return Coefficients(self.job[has], value, self.samples[has], self.sum_usage_squared[has])
+        squares = self.sum_usage_squared[has]
+        return Coefficients(self.job[has], uy[has] / squares, self.samples[has], squares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ SAMPLED_RATIO = 0.5
 
 
 def representative(values: Floats, rng: np.random.Generator) -> Ints:
-    """Draw half of `values`, again until its categories are those of the whole; return sorted positions.
+    """Draw half of `values`, again until its categories match the whole's; return sorted positions.
 
     The categories are terciles; the statistic is sum (drawn - expected)^2 / expected. After `MAX_DRAWS` draws the one
     with the least statistic counts.
@@ -60,5 +60,4 @@ def suspect_scores(victim_cpi: Floats, usage: Floats, rng: np.random.Generator) 
     u = usage[:, drawn] - usage[:, drawn].mean(axis=1, keepdims=True)
     scale = np.sqrt((c @ c) * (u * u).sum(axis=1))
     floor = 1e-12 * np.abs(usage[:, drawn]).sum(axis=1) * np.abs(victim_cpi[drawn]).sum()
-    scores: Floats = np.divide(u @ c, scale, out=np.zeros(len(usage)), where=scale > floor)
-    return scores
+    return np.divide(u @ c, scale, out=np.zeros(len(usage)), where=scale > floor)  # type: ignore[no-any-return]

@@ -25,12 +25,8 @@ class RobustScales:
 def over_days(job: Column, platform: Column, samples: Ints, location: Floats, scale: Floats) -> RobustScales:
     """Return the weighted medians over days of locations and scales, per job and platform.
 
-    Args:
-        job: of each row, shape (n,); a row is a job on a platform on a day.
-        platform: CPU model.
-        samples: task slots of the day, at least 1: the row's weight.
-        location: median of ln CPI on the day.
-        scale: its interquartile range / 1.349.
+    Columns have shape (n,), a row per job, platform (CPU model) and day: `samples`, its task slots, at least 1, is its
+    weight; `location` the median of ln CPI on that day; `scale` its interquartile range / 1.349.
     """
     keys, code = group(job, platform)
     return RobustScales(*keys, *(_weighted_medians(code, samples, each, len(keys[0])) for each in (location, scale)))

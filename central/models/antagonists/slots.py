@@ -1,4 +1,4 @@
-"""Task slots as columns: what every method learns from. One row is one task in one slot of its machine."""
+"""Task slots as columns, from which every method learns. One row is one task in one slot of its machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class TaskSlots:
 
     machine: Column  # where the task ran; any sortable values, as are `task`, `job` and `platform`
     slot: Ints  # floor(start / 300 s)
-    task: Column  # which task; unlike tasks of one machine have unlike values, also those of unlike jobs
-    job: Column  # what the task is one of
+    task: Column  # distinguishes the tasks of one machine, also across jobs
+    job: Column  # the task's job
     platform: Column  # CPU model of the machine
     latency_sensitive: npt.NDArray[np.bool_]  # whether the task's CPI enters mnCPI; the others may be suspects
     usage: Floats  # CPU usage over the slot, in cores or normalised units; NaN where not known

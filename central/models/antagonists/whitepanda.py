@@ -164,28 +164,18 @@ class WhitepandaState:
         # Rows sqrt(n_m) * mean: their products are the regression on means of machines.
         root = np.sqrt(self.slots)
         rows = (m, k, usage / root[m], len(root))
-        count = max(len(self.machine) - 1, 1)
         usage_sum = sums(k, usage, len(jobs))
         y_sum = float(self.sum_y.sum())
         one = (np.zeros(len(jobs), np.int64), np.arange(len(jobs)), usage_sum / np.sqrt(max(slots, 1)), 1)
+        n = len(jobs)
+        between = self.job_between_days[has] - machine_products
+        machines = machine_products - usage_sum * y_sum / max(slots, 1)
+        days, count = max(machine_days - len(self.machine), 1), max(len(self.machine) - 1, 1)
+        pairs = ((i, j, self.within[both]), (i, j, self.between_days[both]))
         return [
-            Level(len(jobs), self.job_within[has], within_y, max(slots - machine_days, 1), (i, j, self.within[both])),
-            Level(
-                len(jobs),
-                self.job_between_days[has] - machine_products,
-                between_y - machine_y,
-                max(machine_days - len(self.machine), 1),
-                (i, j, self.between_days[both]),
-                less=rows,
-            ),
-            Level(
-                len(jobs),
-                machine_products - usage_sum * y_sum / max(slots, 1),
-                machine_y - y_sum**2 / max(slots, 1),
-                count,
-                more=rows,
-                less=one,
-            ),
+            Level(n, self.job_within[has], within_y, max(slots - machine_days, 1), pairs[0]),
+            Level(n, between, between_y - machine_y, days, pairs[1], less=rows),
+            Level(n, machines, machine_y - y_sum**2 / max(slots, 1), count, more=rows, less=one),
         ]
 
 
@@ -223,23 +213,14 @@ def _state_of(machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, 
         day_sums[d] = [n, own, total_y**2 / n, total_y, float(y_d @ y_d)]
     job = cells.keys[0]
     pairs = {"pair_job": job[np.concatenate(left)], "pair_other": job[np.concatenate(right)]}
-    job_with_y, job_totals, samples, squares, machine_usage, machine_product = job_sums
+    job_with_y, job_totals, samples, squares, usages, products = job_sums
+    by_job = {"job_within": job_with_y, "job_between_days": job_totals, "samples": samples.astype(np.int64)}
+    keys = {"machine_key": machine_of_day[cells.machine], "machine_job": job}
     slots, within_y, between_y, sum_y, sum_y_squared = day_sums.T
     return WhitepandaState(
         **sum_by(pairs, {"within": np.concatenate(within), "between_days": np.concatenate(between_days)}),
-        **sum_by(
-            {"job": job},
-            {
-                "job_within": job_with_y,
-                "job_between_days": job_totals,
-                "samples": samples.astype(np.int64),
-                "sum_usage_squared": squares,
-            },
-        ),
-        **sum_by(
-            {"machine_key": machine_of_day[cells.machine], "machine_job": job},
-            {"machine_usage": machine_usage, "machine_product": machine_product},
-        ),
+        **sum_by({"job": job}, by_job | {"sum_usage_squared": squares}),
+        **sum_by(keys, {"machine_usage": usages, "machine_product": products}),
         **sum_by({"machine": machine_of_day}, {"slots": slots, "sum_y": sum_y, "sum_y_squared": sum_y_squared}),
         total=np.array([slots.sum(), days, within_y.sum(), between_y.sum()]),
     )

@@ -15,13 +15,13 @@ from central.models.groups import Floats, Ints, sums
 RIDGE_SLOTS = 10.0
 #: An estimate of t standard errors is multiplied by t^2 / (t^2 + this).
 EVIDENCE = 10.0
-#: The other levels weigh at most so much: what quasi-differences leave of a mean, (1 - 0.6)^2.
+#: Largest weight of the other levels: quasi-differences leave this share of a mean, (1 - 0.6)^2.
 MAX_WEIGHT = 0.16
 #: Variance of an estimate relative to what independent rows would give it.
 DESIGN_EFFECT = 3.0
-#: Up to so many jobs the normal equations are one dense matrix; beyond, conjugate gradients.
+#: Up to this number of jobs the normal equations are one dense matrix; beyond, conjugate gradients.
 MAX_DENSE_JOBS = 5000
-#: In `are_reversed` what |t| has above this counts; so large a share of it, and so much, has to be negative.
+#: In `are_reversed` the evidence of |t| above this counts, of which this share, and this much, has to be negative.
 _SURE_T = 3.0
 _REVERSED_SHARE = 0.8
 _REVERSED_EVIDENCE = 100.0
@@ -125,7 +125,7 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
 
 
 def are_reversed(estimate: Floats, error: Floats) -> bool:
-    """Say whether jobs seem to help each other: then their usage follows contention, and does not cause it.
+    """Return whether jobs seem to help each other: then their usage follows contention, and does not cause it.
 
     A job does not make others faster. Where nearly all certain estimates are negative (sum of t^2 - 9 over |t| > 3),
     every job uses less while all are slowed down, by throttling or because they wait. Then differences in time show
@@ -144,7 +144,7 @@ def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Float
         b: per job, sum of usage * y.
         diagonal: per job, sum of usage^2; above 0.
         yy: sum of y^2.
-        freedom: how many of the rows count as independent.
+        freedom: number of rows that count as independent.
     """
     estimate = b / diagonal
     rss = np.maximum(yy - b * estimate, 0.0)

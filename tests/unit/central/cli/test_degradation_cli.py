@@ -342,7 +342,7 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
         ({"--group-by": "phase"}, "at least 20 are needed (of 384 rows: 240 without a baseline of their group)", 3),
         ({"--where": "1=0"}, "no usable row of 384 (384 not wanted (--where))", 3),
         ({"--methods": "oracle"}, "--methods: no method oracle; known: gamma-inverse", 3),
-        ({"--where": "at_s < 13 AND scenario = 'disk'"}, "4 usable rows that are no baselines are too few", 3),
+        ({"--where": "at_s < 13 AND scenario = 'disk'"}, "4 usable rows other than baselines are too few", 3),
         ({"--scenario": "host"}, "no column host (wanted by --scenario)", 3),
         ({"--out": "/nowhere/model.json"}, "/nowhere/model.json: cannot write: there is no folder /nowhere", 3),
     ],
@@ -381,7 +381,7 @@ def test_files_that_are_no_runs_are_told_apart(tmp_path, capsys, monkeypatch, fi
             "the target p95_latency_s must be positive (row 5: 0; 1 such rows)",
         ),
     }
-    cases = [("/dev/null", "is no regular file"), (tmp_path, "is a folder; give the name of a CSV")]
+    cases = [("/dev/null", "is not a regular file"), (tmp_path, "is a folder; give the name of a CSV")]
     for name, (text, why) in texts.items():
         (tmp_path / name).write_text(text)
         cases.append((tmp_path / name, why))
@@ -407,7 +407,7 @@ def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, 
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     cases = [
-        (("predict", runs, "--model", bad, "--out", tmp_path / "o.csv"), "is no JSON"),
+        (("predict", runs, "--model", bad, "--out", tmp_path / "o.csv"), "invalid JSON"),
         (("predict", runs, "--model", tmp_path / "no.json", "--out", tmp_path / "o.csv"), "cannot be read"),
         (("predict", runs, "--model", model, "--out", runs), "is ROWS itself"),
         (("predict", runs, "--model", model, "--out", model), "--out is --model itself"),

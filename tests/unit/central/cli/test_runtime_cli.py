@@ -437,9 +437,9 @@ def header(arrays, **changes):
         (lambda a: a.update(header=header(a, members=0)), "members must be whole numbers of 1 to 1024 (value 0)"),
         (lambda a: a.update(header=header(a, platforms=["p1", "p1"])), "platforms must be named, each once"),
         (lambda a: a.update(header=header(a, leak=2.0)), "leak must be 0 to 1 (value 2.0)"),
-        (lambda a: a.update(header=a["header"][:-3]), "is no model of runtimes"),
+        (lambda a: a.update(header=a["header"][:-3]), "is not a model of runtimes"),
         (lambda a: a.update(header=np.array([{}], dtype=object)), "an array in it is not of plain numbers"),
-        (lambda a: a.update(header=np.frombuffer(b"[1]", dtype=np.uint8)), "its header is no JSON object"),
+        (lambda a: a.update(header=np.frombuffer(b"[1]", dtype=np.uint8)), "its header is not a JSON object"),
     ],
 )  # fmt: skip
 def test_a_broken_model_file_is_refused_in_one_line(change, said, model, tmp_path):
@@ -450,7 +450,7 @@ def test_a_broken_model_file_is_refused_in_one_line(change, said, model, tmp_pat
     with pytest.raises(InputError) as error:
         read_model(tmp_path / "broken")
     assert said in str(error.value)
-    assert "write it anew with `whitepanda runtime fit`" in str(error.value)
+    assert "write it again with `whitepanda runtime fit`" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -471,5 +471,5 @@ def test_a_smaller_share_has_no_lower_bound_in_any_order(study, model):
 @pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut"])
 def test_a_file_that_is_no_archive_is_refused(content, tmp_path):
     (tmp_path / "other").write_bytes(content)
-    with pytest.raises(InputError, match=r"is no model of runtimes: (it is no archive of arrays|.*zip)"):
+    with pytest.raises(InputError, match=r"is not a model of runtimes: (it is not an archive of arrays|.*zip)"):
         read_model(tmp_path / "other")

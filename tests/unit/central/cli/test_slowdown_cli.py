@@ -137,7 +137,7 @@ def test_jobs_may_come_through_a_pipe():
     path, end = piped("job,cpu,gib,host\na,0.5,3,\n")
     asked = read_vms(Path(path), ["gib"])
     os.close(end)
-    assert (asked.jobs.names, asked.resources, asked.amounts.tolist()) == (("a",), ("cpu",), [[3.0]])
+    assert (asked.jobs.names, asked.jobs.resources, asked.amounts.tolist()) == (("a",), ("cpu",), [[3.0]])
 
 
 def test_arrivals_without_times_alone_are_refused(written):
@@ -168,7 +168,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("cpu=inf", "--units cpu=inf: must be above 0"),
         ("cpu=0.5", "--units cpu: must be 1 or more (value 0.5)"),
         ("cpu=2,cpu=3", "--units cpu=3: cpu is given twice"),
-        ("gpu=2", "--units gpu: is no resource of the file; they are cpu, other"),
+        ("gpu=2", "--units gpu: is not a resource of the file; they are cpu, other"),
     ],
 )
 def test_faults_of_units(written, units, line):

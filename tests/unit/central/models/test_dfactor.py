@@ -91,7 +91,7 @@ def test_n_copies_have_two_mirrored_roots():
             assert dilation == pytest.approx(1 + (copies - 1) * (p**2 + (1 - p) ** 2), rel=1e-14)
             assert dfactor.n_copies_roots(dilation, copies) == pytest.approx((1 - p, p), abs=1e-7)
     assert dfactor.n_copies_roots(2.0, 3) == (0.5, 0.5)
-    with pytest.raises(ValueError, match=r"^3 copies with a dilation of 1.9 are no busy job .* at least 2$"):
+    with pytest.raises(ValueError, match=r"^3 busy copies of two resources dilate to 2 or more, not 1.9$"):
         dfactor.n_copies_roots(1.9, 3)
 
 

@@ -73,7 +73,7 @@ def test_predictions_are_the_equations(is_dense, seed, size, most):
     rows = Rows(random.integers(0, 5, size), random.integers(0, 4, size), random.integers(ALONE, 5, (size, most)))
     members = members_of(seed, Shape(3, 2, 2), 5, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pitot, "_MOST_PAIRS", 1_000_000 if is_dense else 0)
+        patch.setattr(pitot, "_MAX_PAIRS", 1_000_000 if is_dense else 0)
         found = log_runtimes(members, rows)
     assert found == pytest.approx(by_hand(members, rows), rel=1e-4, abs=1e-4)
 

@@ -201,7 +201,7 @@ def test_a_batch_takes_what_was_placed_before_into_account(files):
     words = files("job,cpu,disk\nx,1,0\ny,1,0\nz,0,1\n", "host\na\nb\n")
     found = placed(*words)
     assert [row["host"] for row in found["placements"]] == ["a", "b", "a"]
-    assert found["placements"][2]["why"] == "a: nothing there wants what it wants; ties with b; the first in the file"
+    assert found["placements"][2]["why"] == "a: no VM there uses its resources; ties with b; the first in the file"
     shown = run(*words, "--compare").stdout
     assert "3 of 3 placed; added dilation 0 (over 1" in shown
     assert "least-loaded" in shown and "graham" not in shown
@@ -235,8 +235,8 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         (
             {"vms": "job,cpu,memory_gib\na,1,8\n"},
             (
-                "FOLDER/vms.csv: column memory_gib must be numbers from 0 to 1 (row 1: 8); if it is no share of time "
-                "but has to fit, add --fit memory_gib=ROOM"
+                "FOLDER/vms.csv: column memory_gib must be numbers from 0 to 1 (row 1: 8); if it is not a share of "
+                "time but has to fit, add --fit memory_gib=ROOM"
             ),
         ),
         (
@@ -247,13 +247,13 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         ({"words": ["--loading", "cpu=1"]}, "--loading: is for the live fleet; the VMs are those of VMS.csv"),
         ({"words": ["--rule", "best"]}, "--rule best: must be one of dfactor, graham, first-fit, least-loaded"),
         ({"words": ["--order", "any"]}, "--order any: must be given or largest"),
-        ({"words": ["--limit", "gpu=1"]}, "--limit gpu: is no resource of the VMs; they are cpu, disk"),
+        ({"words": ["--limit", "gpu=1"]}, "--limit gpu: is not a resource of the VMs; they are cpu, disk"),
         (
             {"words": ["--fit", "gib=1"]},
             "FOLDER/vms.csv: has no column gib; it has job, cpu, disk, tau_s, start_s, host",
         ),
         ({"hosts": "name\na\n"}, "FOLDER/hosts.csv: has no column host; it has name"),
-        ({"hosts": "host\na\n"}, "FOLDER/vms.csv: W1 runs on machine-1, which is no host of the other file"),
+        ({"hosts": "host\na\n"}, "FOLDER/vms.csv: W1 runs on machine-1, which is not a host of the other file"),
         ({"hosts": "host\na\na\n"}, "FOLDER/hosts.csv: host a is there twice; each must be once"),
         (
             {"hosts": "host,units.cpu\na,0\n"},
@@ -262,7 +262,7 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         (
             {"hosts": "host,gpu\na,1\n"},
             (
-                "FOLDER/hosts.csv: column gpu: is no resource of the VMs (cpu, disk), no --fit, and not host, "
+                "FOLDER/hosts.csv: column gpu: is not a resource of the VMs (cpu, disk), --fit, host, "
                 "units.NAME or limit.NAME"
             ),
         ),

@@ -96,7 +96,7 @@ def test_copies_give_two_candidates(written):
         pytest.approx({"resource-1": 0.9, "resource-2": 0.1}, rel=1e-8),
         pytest.approx({"resource-1": 0.1, "resource-2": 0.9}, rel=1e-8),
     ]
-    assert job["notes"] == ["the model cannot tell which of the two it is; say --larger and --rest"]
+    assert job["notes"] == ["the model cannot distinguish the two vectors; give --larger and --rest"]
     told = profiled(path, "--larger", "disk", "--rest", "cpu")["jobs"][0]
     assert told["loading"] == pytest.approx({"disk": 0.9, "cpu": 0.1}, rel=1e-8)
     shown = run("profile", path).stdout
@@ -107,7 +107,7 @@ def test_copies_that_are_no_busy_job_of_two_resources(written):
     path = written("job,copies,time_s\nidle,1,100\nidle,3,160\nworse,1,100\nworse,2,230\n")
     result = CliRunner().invoke(app, ["profile", str(path), "--json"])
     idle, worse = json.loads(result.stdout)["jobs"]
-    assert (idle["candidates"], idle["notes"]) == ([], ["|p|^2 0.3 is below 0.5: no busy job of two resources"])
+    assert (idle["candidates"], idle["notes"]) == ([], ["|p|^2 0.3 is below 0.5: not a busy job of two resources"])
     assert worse["notes"] == ["|p|^2 1.3 is above 1: more than jobs of one resource would suffer"]
 
 
@@ -174,11 +174,11 @@ def test_profiles_of_simulated_runs_come_back():
     [
         ("job,time_s\na,1\n", [], "FILE: has no column of a resource beside job, time_s"),
         ("job,copies\na,1\n", [], "FILE: has no column time_s; it has job, copies"),
-        ("job,cpu,time_s\na,1,5\n", [], "FILE: job a: 1 runs cannot tell 2 unknowns (time alone, and 1 shares)"),
+        ("job,cpu,time_s\na,1,5\n", [], "FILE: job a: 1 runs cannot show 2 unknowns (time alone, and 1 shares)"),
         (
             "job,cpu,time_s\na,1,5\na,1,6\n",
             [],
-            "FILE: job a: the runs do not tell the shares apart: what ran beside must vary by itself",
+            "FILE: job a: the runs do not distinguish the shares: what ran beside must vary by itself",
         ),
         (
             "job,cpu,time_s\na,1,1\na,2,10\n",
@@ -205,14 +205,14 @@ def test_profiles_of_simulated_runs_come_back():
             ["--out", "loadings.csv"],
             (
                 "--out loadings.csv: job a has no loading vector: "
-                "the model cannot tell which of the two it is; say --larger and --rest"
+                "the model cannot distinguish the two vectors; give --larger and --rest"
             ),
         ),
         ("job,cpu\na,1\n", ["--out", "/proc/no/file"], "/proc/no/file: cannot write: there is no folder /proc/no"),
         (
             "job,cpu,tau_s\na,0.5,10\n",
             [],
-            "FILE: has a column tau_s, as what `slowdown estimate` reads; leave it out of shares of time",
+            "FILE: has a column tau_s, which `slowdown estimate` reads; omit it from shares of time",
         ),
     ],
 )
@@ -236,7 +236,7 @@ def test_times_of_any_size_give_the_same_shares(unit):
 def test_times_of_one_job_that_cannot_belong_together_are_refused():
     with pytest.raises(ValueError, match=r"its times are too different for one job \(1e-200 to 2 s\)"):
         fit_runs([1e-200, 2.0, 1.0], [[0], [1], [2]])
-    with pytest.raises(ValueError, match=r"what ran beside|do not tell the shares apart"):
+    with pytest.raises(ValueError, match=r"what ran beside|do not distinguish the shares"):
         fit_runs([1.0, 2.0, 3.0], [[0], [1e300], [2e300]])
 
 

@@ -117,7 +117,7 @@ def test_a_map_keeps_clusters_apart_and_is_the_same_again(tmp_path):
     assert (project(part, 5) == places).all()
     plot_maps(tmp_path / "map.png", [Map("one", places, [f"g{place}" for place in range(30)])])
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match="--plot: 3 platforms are too few for a map; at least 4 are needed"):
+    with pytest.raises(InputError, match="--plot: 3 platforms are too few for a map; 4 are needed"):
         project(Embedded("platform", ("a", "b", "c"), np.zeros((3, 1))), 0)
 
 

@@ -88,7 +88,7 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_model(tmp_path, monkeypatch)
         trainers = Trainers(monkeypatch)
         fitted(checkpoint, **change)
         assert len(trainers.trained) == 3
-        assert said.pop().endswith("is of a fit to other rows or with other options; this fit begins anew")
+        assert said.pop().endswith("is of a fit to other rows or with other options; this fit starts over")
     checkpoint.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_ours_is_left_alone(content, tmp_path):
     checkpoint.remove()
     assert (tmp_path / "m.partial").read_bytes() == content
     assert [line.partition("partial: ")[2] for line in said] == [
-        "is no whitepanda checkpoint and left alone; this fit cannot be resumed"
+        "not a whitepanda checkpoint, left as is; this fit cannot be resumed"
     ]
 
 

@@ -78,7 +78,7 @@ async def test_what_central_refuses_and_what_is_not_asked(ask, served, lake, tmp
         ((*plan, "until=1969-01-01"), 3, "nothing was measured from 1970-01-01 00:00 UTC"),
         ((*plan, ALL, "--name", "host-1"), 4, "only operators may ask"),
         ((*plan, hosts), 3, f"side '{hosts}': a plan is of platform=, from= and until=, of all hosts"),
-        ((*plan, "rest"), 3, "side 'rest': rest is of two sides; there is one"),
+        ((*plan, "rest"), 3, "side 'rest': rest needs two sides; there is one"),
         (("compare", "rest", hosts, "--lake", lake), 3, "--lake: is read here, --central is asked for its own"),
         (("compare", hosts, hosts), 3, "are the same samples"),
     ):
@@ -105,5 +105,5 @@ def test_what_is_0_in_a_request_is_said_otherwise():
         ["h1"], False, [], True,
     )  # fmt: skip
     assert (asked.current_since_unix_ns, asked.new_since_unix_ns) == (1, 0)
-    with pytest.raises(InputError, match="rest is of two sides"):
+    with pytest.raises(InputError, match="rest needs two sides"):
         parse_side("rest")

@@ -129,7 +129,7 @@ def test_sides_that_are_none_get_one_line(run, lake) -> None:
     for current, new, code, message in (
         ("x", "from=1970-01-02", 3, "side 'x': must be hosts=..."),
         ("rest", "from=1970-01-02", 3, "side 'rest': rest is for the hosts that the other side's file does not name"),
-        ("from=yesterday", "rest", 3, "no time: yesterday; such as"),
+        ("from=yesterday", "rest", 3, "invalid time yesterday; such as"),
         ("hosts", hosts, 3, "side 'hosts': hosts needs a value"),
         ("rest=1", hosts, 3, "side 'rest=1': rest takes no value"),
         ("platform=", hosts, 3, "platform needs a value"),

@@ -29,7 +29,7 @@ def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) ->
     assert "5 draws, none good enough: at most" in err
     for arguments, message in (
         (("--machines", 200), "--machines: must be 2 to 199"),
-        ((), "say how many machines: --machines N, or --plan PLAN.json"),
+        ((), "the number of machines is needed: --machines N, or --plan PLAN.json"),
         (("--plan", write(tmp_path / "p.json", "{}")), "p.json: is no plan"),
         (("--plan", write(tmp_path / "q.json", '{"jobs": [{"job": "z", "observe": 4}]}')), "job z has no instance"),
     ):
@@ -37,7 +37,7 @@ def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) ->
         assert (code, message in err) == (3, True)
     two = write(tmp_path / "two.csv", "machine,job,ipc\na,x,1\nb,x,2\n")
     code, _, err = run("draw", two, "--machines", 2)
-    assert (code, "of a fleet of 2 machines none can be drawn; at least 3" in err) == (3, True)
+    assert (code, "a fleet of 2 machines is too small to draw from; at least 3" in err) == (3, True)
 
 
 def test_a_plan_says_how_many_machines(run, tmp_path) -> None:
