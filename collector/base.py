@@ -1,4 +1,4 @@
-"""What every source of the host says, and how.
+"""The samples that sources of the host return, and the interface of a source.
 
 A source gives raw cumulative counters with both clocks; `agent.sampling.rates` makes rates of them. An unknown value is
 absent and has a `Reason`; it is never a zero. Only the standard library is needed here: bare guests are sampled too.
@@ -18,7 +18,7 @@ from whitepanda.common.texts import clean_name
 NS_PER_S = 1_000_000_000
 #: The largest process or thread id (the kernel's PID_MAX_LIMIT).
 MAX_PID = 1 << 22
-#: What perf can count, by our names. Every group begins with the first two.
+#: The events that perf can count, by whitepanda's names. Every group begins with the first two.
 PERF_EVENTS = (
     "cycles",
     "instructions",
@@ -129,11 +129,11 @@ class VmIdentity:
 
     `epoch` changes with every start, restore and incoming migration: no delta crosses it. `vcpu_tids` are in the order
     of the vCPU numbers. `facts` are strings for the job rules (such as `nova:flavor`, `nova:project`, `title`).
-    `manager` is who runs it: libvirt, nova (OpenStack, by libvirt), proxmox or qemu (nobody). `vfio`: it has devices
-    passed through.
+    `manager` is libvirt, nova (OpenStack, by libvirt), proxmox or qemu (no manager). `vfio`: it has devices passed
+    through.
 
-    Whoever starts a VM chooses its texts: those that are shown, logged and sent are made valid, printable and of
-    bounded length here (`clean_name`), whatever the source.
+    Users choose the texts of their VMs: shown, logged and sent ones are made valid, printable and of bounded length
+    here (`clean_name`), whatever the source.
     """
 
     uuid: str
@@ -297,8 +297,8 @@ class RdtDomain:
 class RdtCounters:
     """One VM's monitoring group. `opened` numbers the assignment: counters of another one are another epoch.
 
-    `domains` are by the kernel's name less its prefix ("00" of mon_L3_00). `owner` is "whitepanda", or who else's
-    group the VM is read in.
+    `domains` are by the kernel's name less its prefix ("00" of mon_L3_00). `owner` is "whitepanda", or
+    the other groups that the VM is read in.
     """
 
     opened: int
@@ -343,7 +343,7 @@ class VmSample:
 
 
 def vm_sample(epoch: str, stamps: Mapping[str, Stamp] | None = None, **parts: Any) -> VmSample:
-    """Make a VM's sample of its parts, of which those that are a `Reason` are absent."""
+    """Make a VM's sample of its parts; a part that is a `Reason` is absent."""
     absent = {name: part for name, part in parts.items() if isinstance(part, Reason)}
     known = {name: part for name, part in parts.items() if name not in absent}
     return VmSample(epoch, absent=absent, stamps=stamps or {}, **known)

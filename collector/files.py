@@ -25,7 +25,7 @@ Sharer = Literal["perf", "resctrl", "procfs", "cgroup"]
 # domain (AMD's hosts have up to 32), cgroup up to 5 and procfs 2. Without descriptors perf is silent and resctrl
 # expensive; the other two are only slower.
 _EIGHTHS: dict[Sharer, int] = {"perf": 4, "resctrl": 2, "procfs": 1, "cgroup": 1}
-# For all else: libvirt, QMP and OVSDB sockets, the local API, /metrics, the spool, gRPC, files that are not kept.
+# For the rest: libvirt, QMP and OVSDB sockets, the local API, /metrics, the spool, gRPC, files that are not kept.
 _RESERVE, _RESERVE_PART = 128, 8
 _UNLIMITED = 1 << 20
 
@@ -76,7 +76,7 @@ class KeptFiles:
         return KeptFile(path, None)
 
     def close(self, *files: KeptFile | None) -> None:
-        """Close files; those that are closed and None are let be."""
+        """Close files; closed ones and None are skipped."""
         for file in files:
             if file is not None and file.fd is not None:
                 os.close(file.fd)

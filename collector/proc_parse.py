@@ -19,7 +19,7 @@ _IO_WORDS = 12
 
 @dataclass(frozen=True, slots=True)
 class TaskStat:
-    """What is used of /proc/PID/stat or /proc/PID/task/TID/stat. Times are cumulative, in clock ticks."""
+    """The used fields of /proc/PID/stat or /proc/PID/task/TID/stat. Times are cumulative, in clock ticks."""
 
     comm: str
     state: str
@@ -135,8 +135,7 @@ def parse_pressure(text: bytes) -> Pressure:
 
 def parse_flat(text: bytes) -> dict[bytes, int]:
     """Parse lines of a name and a number, such as a control group's cpu.stat. Raises ValueError."""
-    pairs = (line.split() for line in text.splitlines())
-    return {name: int(value) for name, value in pairs}
+    return {name: int(value) for name, value in map(bytes.split, text.splitlines())}
 
 
 def parse_process_io(text: bytes) -> tuple[int, int]:
@@ -148,10 +147,7 @@ def parse_process_io(text: bytes) -> tuple[int, int]:
 
 
 def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
-    """Return (read, written) bytes by device ("8:0") from a control group's io.stat.
-
-    Raises ValueError if the text is not that file's.
-    """
+    """Return (read, written) bytes by device ("8:0") from a control group's io.stat. Raises ValueError."""
     devices = {}
     for line in text.splitlines():
         device, *rest = line.split()

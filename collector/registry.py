@@ -6,9 +6,8 @@ source's own settings), because the collector does not know the agent. A source'
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from collector.base import Source
 from collector.inventory.inventory import Finder, Inventory
@@ -17,8 +16,7 @@ from collector.inventory.inventory import Finder, Inventory
 Factory = Callable[[Any, Inventory], Source]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSpec:
+class SourceSpec(NamedTuple):
     """A source's name, which is also its section's in the configuration, its factory, and what it measures."""
 
     name: str
@@ -31,10 +29,8 @@ def _source(path: str, *settings: str) -> Factory:
 
     def make(section: Any, inventory: Inventory) -> Source:
         module, _, name = path.partition(":")
-        source: Source = getattr(importlib.import_module(module), name)(
-            inventory=inventory, **{setting: getattr(section, setting) for setting in settings}
-        )
-        return source
+        make_source: Callable[..., Source] = getattr(importlib.import_module(module), name)
+        return make_source(inventory=inventory, **{setting: getattr(section, setting) for setting in settings})
 
     return make
 

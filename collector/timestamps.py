@@ -1,4 +1,4 @@
-"""When counters were read, by us or by a daemon that answers us. No I/O; all but `clocks_now` is pure."""
+"""When counters were read, by the agent or by a daemon that answers it; deadlines."""
 
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -11,9 +11,9 @@ from collector.base import VM_PARTS, Stamp, VmIdentity, VmSample
 # own would cost: the sample of a sleeping VM could not be reused.
 _LATE_NS = 20_000_000
 
-_MOST_UNCERTAIN = 0.2
-_MOST_WAIT_NS = 200_000_000  # the same share of the usual tick
-_SURE_NS = 20_000_000  # so little is never too much: who samples faster than ten times a second has such noise anyway
+_MAX_UNCERTAIN = 0.2
+_MAX_WAIT_NS = 200_000_000  # the same share of the usual tick
+_SURE_NS = 20_000_000  # always accepted: sampling more than ten times a second has this noise anyway
 
 
 def clocks_now() -> Stamp:
@@ -21,13 +21,21 @@ def clocks_now() -> Stamp:
     return Stamp(time.monotonic_ns(), time.time_ns())
 
 
+def seconds_left(deadline_s: float) -> float:
+    """Return the time until a moment of `time.monotonic`, for a socket. Raises TimeoutError once it has passed."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
 class Moments:
     """Per VM, when its counters were last read, and whether the next moment is known well enough for a rate.
 
     A daemon that is busy or stopped usually reads the counters right before it answers, so the moment is the answer's
-    arrival. If it waited after reading them, the moment is wrong by up to the whole time since we asked. A reading is
-    therefore rejected if that time exceeds 0.2 s, or if for it or the one before it exceeds both 20 ms and a fifth of
-    the time between them. The next reading then makes its rate over the longer time.
+    arrival. If it waited after reading them, the moment is wrong by up to the whole time since the request. A reading
+    is therefore rejected if that time exceeds 0.2 s, or if for it or the one before it exceeds both 20 ms and a fifth
+    of the time between them. The next reading then makes its rate over the longer time.
     """
 
     def __init__(self) -> None:
@@ -36,13 +44,11 @@ class Moments:
     def accept(self, uuid: str, asked_ns: int, answered_ns: int) -> bool:
         """Note a reading that was asked for and arrived at these moments; False: do not use it."""
         wait_ns = answered_ns - asked_ns
-        if wait_ns > _MOST_WAIT_NS:
+        if wait_ns > _MAX_WAIT_NS:
             return False
         last = self._read.get(uuid)
-        if last is not None:
-            most_ns = max(_SURE_NS, _MOST_UNCERTAIN * (answered_ns - last[1]))
-            if max(wait_ns, last[0]) > most_ns:
-                return False
+        if last and max(wait_ns, last[0]) > max(_SURE_NS, _MAX_UNCERTAIN * (answered_ns - last[1])):
+            return False
         self._read[uuid] = wait_ns, answered_ns
         return True
 

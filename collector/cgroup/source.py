@@ -33,7 +33,7 @@ from collector.timestamps import clocks_now, read_in_turn
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
-_FIND_ANEW_NS = 60_000_000_000  # how often, beside when the VM's process moved, a group is checked for other processes
+_FIND_AGAIN_NS = 60_000_000_000  # how often a group is checked for other processes, unless the VM's process moved
 _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
 _NO_PRESSURE = Pressure()
@@ -48,7 +48,7 @@ class Quota(NamedTuple):
 
 @dataclass(slots=True)
 class _PressureFile:
-    """A file of pressures with what it said last; None: this kernel or hierarchy has none."""
+    """A file of pressures with its last content; None: this kernel or hierarchy does not have it."""
 
     file: KeptFile | None = None
     text: bytes = b""
@@ -150,12 +150,8 @@ class CgroupSource:
             return Probe(available=False, detail=detail, reason=Reason.NOT_PRESENT)
         kinds = " and ".join(["v2"] * bool(v2) + ["v1"] * v1)
         psi = v2 and Path(self._inventory.proc_root, "pressure/cpu").exists()
-        why = (
-            "the kernel keeps none, add psi=1 to its command line"
-            if v2
-            else "they are in v2 only, which is not mounted"
-        )
-        hint = "" if psi else f"; no pressures: {why}"
+        off, no_v2 = "the kernel keeps none, add psi=1 to its command line", "they are in v2 only, which is not mounted"
+        hint = "" if psi else f"; no pressures: {off if v2 else no_v2}"
         return Probe(available=True, detail=f"control groups {kinds} in {self._root}{hint}")
 
     def open(self) -> None:
@@ -229,7 +225,7 @@ class CgroupSource:
     def _find_group(self, vm: _Vm, identity: VmIdentity, now_ns: int) -> None:
         known = vm.group.groups if isinstance(vm.group, _Group) else None
         membership = self._tree.membership(identity.pid)
-        if membership == vm.membership and now_ns - vm.found_ns < _FIND_ANEW_NS:
+        if membership == vm.membership and now_ns - vm.found_ns < _FIND_AGAIN_NS:
             if known is None:
                 return  # the same reason holds
             groups = known
@@ -250,7 +246,7 @@ class CgroupSource:
         vm.group = self._open_group(groups, quota, cpu)
 
     def _vcpu_groups(self, vm: _Vm, folder: str) -> tuple[str, ...]:
-        """Return libvirt's groups per vCPU; listed anew when groups were made or removed, and with the group."""
+        """Return libvirt's groups per vCPU; listed again when groups were made or removed, and with the group."""
         key = (folder, vm.found_ns, _links(folder), _links(f"{folder}/libvirt"))
         # One made and another removed leave as many links as there were.
         if vm.vcpu_groups is None or vm.vcpu_groups[0] != key or -1 in map(_links, vm.vcpu_groups[1]):
@@ -272,9 +268,7 @@ class CgroupSource:
             elif groups.v2 is not None:
                 group.charged = self._try_open(f"{groups.v2}/memory.current")
             for folder in quota.groups:
-                file = self._try_open(f"{folder}/cpu.stat")
-                if file is not None:
-                    group.throttled.append(file)
+                group.throttled += filter(None, [self._try_open(f"{folder}/cpu.stat")])
         except BaseException:
             self._files.close(*group.files())
             raise
@@ -361,7 +355,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _links(folder: str) -> int:
-    """How many links a group has, of which the kernel makes one per group in it; -1 where there is none."""
+    """Return a group's link count, which the kernel raises by one per group in it; -1 without the group."""
     try:
         return os.stat(folder).st_nlink  # noqa: PTH116 - as in _names
     except OSError:

@@ -75,10 +75,8 @@ class CgroupTree:
         folders: dict[str, str] = {}
         paths = parse_cgroups(text)
         for mount in self._mounts or self.mounts():
-            kind = next((kind for kind in ("cpu", "memory") if kind in mount.controllers), "")
-            if mount.controllers and not kind:
-                continue
-            path = paths.get(kind)
+            kinds = mount.controllers & {"cpu", "memory"} if mount.controllers else {""}
+            path = next((paths[kind] for kind in sorted(kinds) if kind in paths), None)
             if path is None:
                 continue
             group = _SUBDIVISION.sub("", path) or "/"
@@ -88,8 +86,7 @@ class CgroupTree:
             if not _VM_NAME.search(group) and (group == "/" or not _only(folder, pid)):
                 reason = Reason.SHARED
                 continue
-            for name in mount.controllers & {"cpu", "memory"} or {""}:
-                folders[name] = folder
+            folders |= dict.fromkeys(kinds, folder)
         return VmGroups(folders.get(""), folders.get("cpu"), folders.get("memory"), reason)
 
 
@@ -111,12 +108,8 @@ def parse_mounts(text: bytes) -> list[Mount]:
 
 def parse_cgroups(text: bytes) -> dict[str, str]:
     """Return the group by controller from /proc/PID/cgroup; the controller of v2 is "". Raises ValueError."""
-    groups = {}
-    for line in text.decode("utf-8", "surrogateescape").splitlines():
-        _number, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            groups[controller] = path
-    return groups
+    rows = [line.split(":", 2) for line in text.decode("utf-8", "surrogateescape").splitlines()]
+    return {controller: path for _number, controllers, path in rows for controller in controllers.split(",")}
 
 
 def _folder(mount: Mount, group: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Which VMs run here: libvirt's, from its own status files, and those that other finders know.
+"""Which VMs run here: libvirt's, from its own status files, and VMs that other finders know.
 
 libvirt keeps `<state_dir>/NAME.xml` per running VM with the QEMU process, the vCPU threads and the whole domain
 definition, and replaces it (by rename) at each change. The files are there while libvirtd hangs or is dead. A file is
@@ -11,6 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,57 +35,45 @@ _PATIENCE_S = 0.5
 _MAX_HUNG = 16
 _MAX_STATUS_BYTES = 2 << 20  # of a VM with a thousand disks: 1 MB; to parse it takes up to 40 times its size
 _MAX_ARGUMENTS_BYTES = 1 << 20
-# Opening something that is no status file: a folder, a pipe, a ring of links, too large.
+# Opening something that is not a status file: a folder, a pipe, a ring of links, too large.
 _NO_STATUS = frozenset({errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.EFBIG})
 
 
-class _Arguments:
-    """The command line of a process, read in a thread: reading a wedged process's may hang forever."""
+def _read_in_thread(path: Path) -> Future[bytes]:
+    """Read a process's command line, which hangs while the process is wedged. Raises RuntimeError without a thread."""
+    text: Future[bytes] = Future()
 
-    def __init__(self, path: Path, start: bytes) -> None:
-        self.start = start
-        self._path = path
-        self._text = b""
-        self._error: OSError | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._read, name="cmdline", daemon=True).start()
-
-    def read(self, wait_s: float) -> bytes | None:
-        """Return the text; None: not read yet. Raises OSError."""
-        if not self._done.wait(wait_s):
-            return None
-        if self._error is not None:
-            raise self._error
-        return self._text
-
-    def _read(self) -> None:
+    def read() -> None:
         try:
-            with self._path.open("rb") as file:
-                self._text = file.read(_MAX_ARGUMENTS_BYTES)
+            with path.open("rb") as file:
+                found = file.read(_MAX_ARGUMENTS_BYTES)
+            text.set_result(found)
         except OSError as error:
-            self._error = error
-        self._done.set()
+            text.set_exception(error)
+
+    threading.Thread(target=read, name="cmdline", daemon=True).start()
+    return text
 
 
 @dataclass(slots=True)
 class _Entry:
     """A status file as last seen. `identity` is reused while file and process stay the same.
 
-    `start` is of the process that its arguments have shown to be this VM's; `arguments` are being read. `watch` is of
-    that process too, from before it was checked.
+    `start` is the start of the process that its arguments have shown to be this VM's. `arguments` are being read, of a
+    process with this start. `watch` is of the VM's process, from before it was checked.
     """
 
     stamp: tuple[int, int, int]
     status: VmStatus | None
     stat_path: str
     start: bytes = b""
-    arguments: _Arguments | None = None
+    arguments: tuple[bytes, Future[bytes]] | None = None
     identity: VmIdentity | None = None
     watch: int | None = None
 
 
 class Finder(Protocol):
-    """Finds VMs beside those of libvirt's status files."""
+    """Finds VMs that libvirt's status files do not have."""
 
     def probe(self) -> Probe:
         """Say whether it can find VMs, why not, and the remedy. Has no side effects and never raises."""
@@ -179,13 +169,8 @@ class Inventory:
         twins = {vm.pid for vm in others if vm.uuid in taken}
         for vm in others:
             if vm.pid in twins - self._twins:
-                _log.warning(
-                    "process %d: QEMU %s has the UUID %s of libvirt's VM %s and is not measured; give it its own -uuid",
-                    vm.pid,
-                    vm.name,
-                    vm.uuid,
-                    taken[vm.uuid].name,
-                )
+                why = f"QEMU {vm.name} has the UUID {vm.uuid} of libvirt's VM {taken[vm.uuid].name}"
+                _log.warning("process %d: %s and is not measured; give it its own -uuid", vm.pid, why)
         self._twins = twins
         return (*vms, *(vm for vm in others if vm.pid not in twins))
 
@@ -195,12 +180,12 @@ class Inventory:
         The mtime is trusted only if it was a second old at the scan, because the file system's clock has ticks; and for
         ten seconds, because only libvirt always renames.
         """
-        mtime_ns = _mtime_ns(self._state_dir)
-        if mtime_ns is not None and mtime_ns == self._folder_mtime_ns and now_ns - self._scanned_ns < _RESCAN_NS:
+        changed_ns = mtime_ns(self._state_dir)
+        if changed_ns is not None and changed_ns == self._folder_mtime_ns and now_ns - self._scanned_ns < _RESCAN_NS:
             return True
         self._scanned_ns = now_ns
-        is_quiet = mtime_ns is not None and time.time_ns() - mtime_ns > NS_PER_S
-        self._folder_mtime_ns = mtime_ns if is_quiet else None
+        is_quiet = changed_ns is not None and time.time_ns() - changed_ns > NS_PER_S
+        self._folder_mtime_ns = changed_ns if is_quiet else None
         return False
 
     def _state_files(self) -> list[Path]:
@@ -290,7 +275,7 @@ class Inventory:
                 return entry.identity if is_alive else None
             folder = self._proc / str(status.pid)
             if start != entry.start:
-                # The process id of a stale file may be someone else's now; QEMU's arguments hold the UUID.
+                # The process id of a stale file may be another process's now; QEMU's arguments hold the UUID.
                 text = self._arguments(name, entry, start, folder / "cmdline")
                 if text is None or status.uuid.encode() not in text:
                     return None
@@ -311,29 +296,26 @@ class Inventory:
     def _arguments(self, name: str, entry: _Entry, start: bytes, path: Path) -> bytes | None:
         """Return the arguments of an entry's process; None: reading them hangs, which costs only this VM."""
         wait_s = 0.0
-        arguments = entry.arguments
-        is_new = arguments is None or arguments.start != start
-        if arguments is None or is_new:
+        is_new = entry.arguments is None or entry.arguments[0] != start
+        if entry.arguments is None or is_new:
             if sum(other.arguments is not None for other in self._entries.values()) >= _MAX_HUNG:
                 self._warn(name, f"{path}: not read, because reading others hangs; this VM is not measured")
                 return None
             try:
-                arguments = entry.arguments = _Arguments(path, start)
+                entry.arguments = start, _read_in_thread(path)
             except RuntimeError as error:
                 self._warn(name, f"{path}: {error}; raise the agent's TasksMax; this VM is not measured")
                 return None
             wait_s = max(self._patient_until_ns - time.monotonic_ns(), 0) / NS_PER_S
-        try:
-            text = arguments.read(wait_s)
-        except OSError:
-            entry.arguments = None
-            raise
-        if text is None and not is_new:
-            self._warn(name, f"{path}: reading it hangs; this VM is not measured until it goes on")
-        elif text is not None:
-            entry.arguments = None
-            self._warned.pop(name, None)
-        return text
+        text = entry.arguments[1]
+        if not futures.wait([text], wait_s).done:
+            if not is_new:
+                self._warn(name, f"{path}: reading it hangs; this VM is not measured until it continues")
+            return None
+        entry.arguments = None
+        arguments = text.result()
+        self._warned.pop(name, None)
+        return arguments
 
     def _make(self, status: VmStatus, start_ticks: int, folder: Path) -> VmIdentity:
         if not self._boot:
@@ -372,14 +354,12 @@ def epoch_of(boot: str, start_ticks: int) -> str:
 def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
     """Return the accelerator by the name that QEMU gives its vCPU threads ("CPU 0/TCG")."""
     for tid in tids[:1]:
-        try:
-            return "tcg" if (folder / "task" / str(tid) / "comm").read_text().rstrip().endswith("/TCG") else "kvm"
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            return "tcg" if (folder / f"task/{tid}/comm").read_text().rstrip().endswith("/TCG") else "kvm"
     return "kvm"
 
 
-def _mtime_ns(folder: Path) -> int | None:
+def mtime_ns(folder: Path) -> int | None:
     """Return when a folder changed last; None where that is unknown."""
     try:
         return folder.stat().st_mtime_ns

@@ -6,6 +6,7 @@ each other's cache suspects. Nodes that share a cache are one domain (sub-NUMA c
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -59,14 +60,11 @@ class Numa:
 
     def _vcpus(self, pid: int, tids: Iterable[int]) -> dict[int, int]:
         """Count the vCPU threads by the node of the CPU that each ran on last."""
-        counts: dict[int, int] = {}
-        for tid in tids:
-            cpu = parse_task_stat(read_once(f"{self._proc}/{pid}/task/{tid}/stat")).last_cpu
-            node = self._node_of.get(cpu)
-            if node is None:
-                raise ValueError(f"CPU {cpu} is on no node")
-            counts[node] = counts.get(node, 0) + 1
-        return counts
+        stats = (parse_task_stat(read_once(f"{self._proc}/{pid}/task/{tid}/stat")) for tid in tids)
+        counts = Counter(self._node_of.get(stat.last_cpu) for stat in stats)
+        if None in counts:
+            raise ValueError("a vCPU's last CPU is not on a known node")
+        return {node: count for node, count in counts.items() if node is not None}
 
 
 def node_cpus(sys_root: str) -> Iterator[tuple[int, list[int] | None]]:
@@ -84,31 +82,24 @@ def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
 
     Raises ValueError if there is neither.
     """
-    lines = [line for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))]
-    return _sum_nodes(lines, 1)
+    return _some(_sum_nodes((line, 1) for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))))
 
 
 def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
     """Return memory in bytes by node, with page cache, of a v1 memory.numa_stat. Raises ValueError without a total."""
     lines = text.splitlines()
-    total = [line for line in lines if line.startswith(b"hierarchical_total=")]
-    return _sum_nodes(total or [line for line in lines if line.startswith(b"total=")], _PAGE_BYTES)
+    for name in (b"hierarchical_total=", b"total="):
+        if total := [line for line in lines if line.startswith(name)]:
+            break
+    return _some(_sum_nodes((line, _PAGE_BYTES) for line in total))
 
 
 def parse_numa_maps(text: bytes) -> dict[int, int]:
     """Return resident memory in bytes by node from /proc/PID/numa_maps. Raises ValueError if no line has a node."""
-    memory: dict[int, int] = {}
-    seen = False
-    for line in text.splitlines():
-        page = _PAGE_KB.search(line)
-        if page is None:
-            continue
-        seen = True
-        for node, pages in _NODE.findall(line):
-            memory[int(node)] = memory.get(int(node), 0) + int(pages) * int(page[1]) * 1024
-    if not seen:
+    sized = [(line, page) for line in text.splitlines() if (page := _PAGE_KB.search(line))]
+    if not sized:
         raise ValueError("no mapping has a node")
-    return memory
+    return _sum_nodes((line, int(page[1]) * 1024) for line, page in sized)
 
 
 def read_whole(path: str) -> bytes:
@@ -136,11 +127,16 @@ def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
     return None
 
 
-def _sum_nodes(lines: Iterable[bytes], unit_bytes: int) -> dict[int, int]:
-    memory: dict[int, int] = {}
-    for line in lines:
+def _sum_nodes(lines: Iterable[tuple[bytes, int]]) -> dict[int, int]:
+    """Sum the amounts by node of lines, each with its unit in bytes."""
+    memory: Counter[int] = Counter()
+    for line, unit_bytes in lines:
         for node, amount in _NODE.findall(line):
-            memory[int(node)] = memory.get(int(node), 0) + int(amount) * unit_bytes
+            memory[int(node)] += int(amount) * unit_bytes
+    return dict(memory)
+
+
+def _some(memory: dict[int, int]) -> dict[int, int]:
     if not memory:
         raise ValueError("no memory by node")
     return memory
@@ -151,12 +147,10 @@ def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
 
     Empty where some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
     """
-    nodes: dict[int, list[int]] = {}
-    for number, cpus in node_cpus(sys_root):
-        if cpus is None:
-            return {}
-        if cpus:
-            nodes[number] = cpus
+    found = dict(node_cpus(sys_root))
+    if None in found.values():
+        return {}
+    nodes = {node: cpus for node, cpus in found.items() if cpus}
     domain = {node: node for node in nodes}
     node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
     seen: set[int] = set()

@@ -8,8 +8,8 @@ import os
 import resource
 import select
 
-_SHARE = 16  # of the limit of file descriptors, at most one part in so many is used for this
-_MOST = 1 << 16
+_SHARE = 16  # at most one in 16 of the limit of file descriptors is used for this
+_MAX_WATCHES = 1 << 16
 
 
 class ProcessWatch:
@@ -17,7 +17,7 @@ class ProcessWatch:
 
     def __init__(self, proc_root: str = "/proc") -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = min(limit // _SHARE, _MOST) if limit != resource.RLIM_INFINITY else _MOST
+        self._most = _MAX_WATCHES if limit == resource.RLIM_INFINITY else min(limit // _SHARE, _MAX_WATCHES)
         self._epoll: select.epoll | None = None
         self._works = proc_root == "/proc" and hasattr(os, "pidfd_open")
         self._count = 0

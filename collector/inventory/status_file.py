@@ -11,13 +11,13 @@ _ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
 # Devices of these kinds are passed through with VFIO; USB and SCSI ones are not.
 _VFIO_KINDS = {"pci", "mdev"}
 _DRIVES = {"cdrom", "floppy"}
-# Whoever may define VMs writes the metadata: what is kept of it is bounded.
+# Users who may define VMs write the metadata: only a bounded part of it is kept.
 _MAX_FACT, _MAX_KEY, _MAX_META_FACTS = 512, 64, 32
-_MAX_PCI = (0xFFFF_FFFF, 0xFF, 0x1F, 7)
+_MAX_PCI = {"domain": 0xFFFF_FFFF, "bus": 0xFF, "slot": 0x1F, "function": 7}
 
 
 class StatusError(ValueError):
-    """A status file is not what libvirt writes."""
+    """Not a status file of libvirt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def parse_status(text: bytes) -> VmStatus:
     """Parse a status file of libvirt's QEMU driver (`<domstatus>`). Raises StatusError."""
     try:
         root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
-    except (ET.ParseError, ValueError, LookupError) as error:  # the last two: of an encoding that is not known
+    except (ET.ParseError, ValueError, LookupError) as error:  # the last two: an unknown encoding
         raise StatusError(f"not XML: {error}") from error
     domain = root.find("domain")
     if root.tag != "domstatus" or domain is None:
@@ -61,7 +61,7 @@ def parse_status(text: bytes) -> VmStatus:
         raise StatusError(f"a process or vCPU number is not a number: {error}") from error
     strange = [number for number in (pid, *(tid for _, tid in vcpus)) if not 0 <= number <= MAX_PID]
     if pid == 0 or strange:
-        raise StatusError(f"process or thread id {str(strange[0] if strange else pid)[:40]} is none")
+        raise StatusError(f"process or thread id {str(strange[0] if strange else pid)[:40]} is invalid")
     interfaces = tuple(_interface(element) for element in domain.findall("devices/interface"))
     passed = {element.get("type", "") for element in domain.findall("devices/hostdev")}
     return VmStatus(
@@ -100,13 +100,11 @@ def _disks(domain: ET.Element) -> Iterator[DiskDevice]:
 def _passed(domain: ET.Element) -> Iterator[str]:
     for address in domain.findall("devices/hostdev[@type='pci']/source/address"):
         try:
-            domain_, bus, slot, function = (
-                int(address.get(key, "0"), 0) for key in ("domain", "bus", "slot", "function")
-            )
+            numbers = [int(address.get(key, "0"), 0) for key in _MAX_PCI]
         except ValueError:
             continue
-        if all(0 <= value <= most for value, most in zip((domain_, bus, slot, function), _MAX_PCI, strict=True)):
-            yield f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
+        if all(0 <= number <= most for number, most in zip(numbers, _MAX_PCI.values(), strict=True)):
+            yield "{:04x}:{:02x}:{:02x}.{:x}".format(*numbers)
 
 
 def _interface(element: ET.Element) -> InterfaceDevice:

@@ -1,4 +1,4 @@
-"""The connection to libvirt: read-only, with keep-alive and life-cycle events, made anew when it broke.
+"""The connection to libvirt: read-only, with keep-alive and life-cycle events, replaced when it broke.
 
 libvirt may block indefinitely (a stopped daemon, a lock held by a migration). Keep-alive messages, answered by the
 daemon and watched by libvirt's event loop in a thread of its own, free a call to a silent daemon after 4 s and also
@@ -10,6 +10,7 @@ import importlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from collector.base import Reason, SourceError, Stamp
@@ -96,21 +97,15 @@ class Connection:
         self._domains = {}  # each holds the connection
         if raw is None:
             return
-        for callback in callbacks:
+        forget = [partial(raw.domainEventDeregisterAny, callback) for callback in callbacks]
+        for step in (*forget, raw.unregisterCloseCallback, raw.close):
             with contextlib.suppress(self.module.libvirtError):
-                raw.domainEventDeregisterAny(callback)
-        with contextlib.suppress(self.module.libvirtError):
-            raw.unregisterCloseCallback()
-        with contextlib.suppress(self.module.libvirtError):
-            raw.close()
+                step()
 
     def touched(self) -> set[str]:
         """Return the UUIDs of VMs that began, ended, paused, moved or changed their devices since the last call."""
-        found = set()
-        with contextlib.suppress(IndexError):
-            while True:
-                found.add(self._touched.popleft())
-        return found
+        # libvirt's thread only appends: the elements that are there now stay in front.
+        return {self._touched.popleft() for _ in range(len(self._touched))}
 
     def running(self) -> int:
         """Return how many domains run. Raises SourceError."""
@@ -162,7 +157,7 @@ class Connection:
         return [self._domains[uuid] for uuid in uuids if uuid in self._domains]
 
     def _ask(self, call: Callable[[Any], _T]) -> _T:
-        """Call libvirt; where the connection had ended, connect anew and call once more.
+        """Call libvirt; where the connection had ended, reconnect and call once more.
 
         Raises SourceError if libvirt cannot be reached, libvirtError if the call failed on a living connection.
         """
@@ -230,7 +225,7 @@ class Connection:
         elif opening:
             remedy, reason = "is sources.libvirt.uri right?", Reason.SOURCE_FAILED
         else:
-            remedy, reason = "connecting anew at the next tick", Reason.SOURCE_FAILED
+            remedy, reason = "reconnecting at the next tick", Reason.SOURCE_FAILED
         return SourceError(f"{self._uri}: {text}; {remedy}", reason)
 
 

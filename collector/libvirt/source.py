@@ -36,7 +36,7 @@ _UNKNOWN_SAMPLES = 3
 # A reading older than this many polls (and these nanoseconds) is no longer repeated.
 _STALE_POLLS = 2.5
 _STALE_NS = 5_000_000_000
-_PAUSED_PERIODS = 10  # a paused VM's disks are polled in one of so many periods
+_PAUSED_PERIODS = 10  # a paused VM's disks are polled in one of this many periods
 # The part of the deadline that polling disks may take in one sampling; the rest is due at the next.
 _DISK_SHARE = 0.25
 # Kinds of interfaces that the host's kernel counts, and of disks that QEMU does not count. "" is unknown.
@@ -173,18 +173,14 @@ class LibvirtSource:
         except SourceError as error:
             return error.as_probe()
         vms = self._inventory.probe()
-        if not vms.available:
-            return vms
-        return Probe(available=True, detail=f"{self._uri}, libvirt {version}")
+        return Probe(True, f"{self._uri}, libvirt {version}") if vms.available else vms
 
     def _check_known(self, mine: list[VmIdentity]) -> None:
         domains = 0 if mine else self._connection.running()
         self._unknown = self._unknown + 1 if domains else 0
         if self._unknown >= _UNKNOWN_SAMPLES:
-            raise SourceError(
-                f"{self._uri} runs {domains} VMs, but their status files were not found; "
-                "set sources.libvirt.state_dir to the folder with libvirt's NAME.xml of running VMs"
-            )
+            remedy = "set sources.libvirt.state_dir to the folder with libvirt's NAME.xml of running VMs"
+            raise SourceError(f"{self._uri} runs {domains} VMs, but their status files were not found; {remedy}")
 
     def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Answer | None]:
         """Read the interfaces of all VMs that no other source covers and the host can count."""
@@ -259,7 +255,7 @@ class LibvirtSource:
             missing = {device.target for device in vm.disks} - disks.keys() if disks else set()
             if missing:
                 poll.disks, poll.reason = None, Reason.NOT_PRESENT
-                said = f"libvirt tells nothing of {', '.join(sorted(missing))}"
+                said = f"libvirt reports nothing of {', '.join(sorted(missing))}"
             elif disks or (record is not None and record.get("block.count") == 0):
                 poll.take(disks, stamp, self._stale_ns)
                 poll.paused_ns = stamp.mono_ns if vm.state == "paused" else None
@@ -308,10 +304,8 @@ class LibvirtSource:
     def _make(
         self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_covered: bool
     ) -> VmSample:
-        stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)
-        if vm.disks and not isinstance(disks, Reason):
-            stamps["disks"] = self._polls[vm.uuid].stamp
+        stamps = {"disks": self._polls[vm.uuid].stamp} if vm.disks and not isinstance(disks, Reason) else {}
         interfaces = _interfaces(vm, answers)
         answer = answers.get(vm.uuid)
         if answer is not None and not isinstance(interfaces, Reason):

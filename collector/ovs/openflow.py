@@ -4,17 +4,15 @@ One connection per bridge is kept open; a reading is one request and its replies
 Open vSwitch (1.0 to 1.5) are understood, because a bridge may be restricted to any of them.
 """
 
+import contextlib
 import os
 import socket
 import struct
-import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from collector.base import NS_PER_S, Reason, SourceError
-
-#: The remedy where a socket of Open vSwitch refuses permission.
-ROOTS_OWN = "run the agent as root; where Open vSwitch has a user of its own see docs/operate.md"
+from collector.timestamps import seconds_left
 
 _HEADER = struct.Struct("!BBHI")  # version, type, length, xid
 _HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY = 0, 1, 2, 3
@@ -41,10 +39,14 @@ _MAX_BUFFER = 16 << 20
 _CHUNK = 65536
 
 
+_T = TypeVar("_T")
+_Parser = Callable[[int, bytes], Iterator[tuple[int, _T]]]  # OpenFlow's version, a reply's body
+
+
 class PortStats(NamedTuple):
     """Cumulative counters of a port as the bridge sees it: it receives what the VM transmits.
 
-    None: the port does not count it. `age_ns` is how long the port exists; None before OpenFlow 1.3.
+    None: the port does not count it. `age_ns` is the age of the port; None before OpenFlow 1.3.
     """
 
     rx_packets: int | None
@@ -56,6 +58,12 @@ class PortStats(NamedTuple):
     age_ns: int | None = None
 
 
+def permission_denied(path: str) -> SourceError:
+    """Return the error of a socket of Open vSwitch that refuses permission."""
+    remedy = "run the agent as root; where Open vSwitch has a user of its own see docs/operate.md"
+    return SourceError(f"{path}: permission denied to user {os.geteuid()}; {remedy}", Reason.NO_PERMISSION)
+
+
 class _Lost(Exception):  # noqa: N818 - control flow within this file
     """The connection has ended."""
 
@@ -64,8 +72,8 @@ class BridgeClient:
     """A connection to one bridge. Not safe for use by several threads at once.
 
     `connections` counts them: readings of another one may be of other ports, with other zeros. `path` is the bridge's
-    management socket. Every deadline is a moment of `time.monotonic`. The methods raise SourceError: nobody listens, no
-    answer in time, or not OpenFlow. The next call connects anew.
+    management socket. Every deadline is a moment of `time.monotonic`. The methods raise SourceError: no listener, no
+    answer in time, or not OpenFlow. The next call reconnects.
     """
 
     def __init__(self, path: str) -> None:
@@ -77,20 +85,12 @@ class BridgeClient:
         self.connections = 0
 
     def stats(self, deadline_s: float) -> dict[int, PortStats]:
-        """Return the statistics of all ports but the reserved ones, by number."""
-        bodies = self._ask(_PORT_STATS, deadline_s)
-        try:
-            return {number: stats for body in bodies for number, stats in _parse_stats(self._version, body)}
-        except struct.error as error:
-            raise self._garbage(f"port statistics of a wrong length ({error})") from error
+        """Return the statistics of all ports except the reserved ones, by number."""
+        return self._ask(_PORT_STATS, deadline_s, _parse_stats, "port statistics")
 
     def names(self, deadline_s: float) -> dict[int, str]:
-        """Return the names of all ports but the reserved ones, by number; longer ones are cut at 15 bytes."""
-        bodies = self._ask(_PORT_DESC, deadline_s)
-        try:
-            return {number: name for body in bodies for number, name in _parse_names(self._version, body)}
-        except struct.error as error:
-            raise self._garbage(f"port descriptions of a wrong length ({error})") from error
+        """Return the names of all ports except the reserved ones, by number; longer ones are cut at 15 bytes."""
+        return self._ask(_PORT_DESC, deadline_s, _parse_names, "port descriptions")
 
     def hello(self, deadline_s: float) -> str:
         """Connect if needed and return the common version, such as "1.4"."""
@@ -107,16 +107,20 @@ class BridgeClient:
             self._socket = None
         self._buffer.clear()
 
-    def _ask(self, kind: int, deadline_s: float) -> list[bytes]:
-        """Send a request and return the bodies of its replies; reconnects once if the connection was lost."""
+    def _ask(self, kind: int, deadline_s: float, parse: _Parser[_T], what: str) -> dict[int, _T]:
+        """Send a request and return its parsed replies by port; reconnects once if the connection was lost."""
         try:
+            bodies = None
             if self._socket is not None:
-                try:
-                    return self._exchange(kind, deadline_s)
-                except (_Lost, ConnectionError):
-                    self.close()  # ovs-vswitchd was restarted, or the bridge made anew
-            self._connect(deadline_s)
-            return self._exchange(kind, deadline_s)
+                with contextlib.suppress(_Lost, ConnectionError):
+                    bodies = self._exchange(kind, deadline_s)
+            if bodies is None:
+                self.close()  # ovs-vswitchd was restarted, or the bridge was replaced
+                self._connect(deadline_s)
+                bodies = self._exchange(kind, deadline_s)
+            return {number: value for body in bodies for number, value in parse(self._version, body)}
+        except struct.error as error:
+            raise self._not_openflow(f"{what} of a wrong length ({error})") from error
         except (_Lost, OSError) as error:
             raise self._explain(error) from error
 
@@ -125,10 +129,10 @@ class BridgeClient:
             return
         self._buffer.clear()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(_left_s(deadline_s))
+        self._socket.settimeout(seconds_left(deadline_s))
         self._socket.connect(self._path)
         self.connections += 1
-        self._version = max(_VERSIONS)  # that of our hello
+        self._version = max(_VERSIONS)  # the hello's
         bitmap = sum(1 << version for version in _VERSIONS)
         self._send(_HELLO, 1, struct.pack("!HHI", _HELLO_BITMAP, 8, bitmap), deadline_s)
         while True:
@@ -138,7 +142,9 @@ class BridgeClient:
             if kind == _HELLO:
                 theirs = _hello_versions(version, body)
                 if theirs.isdisjoint(_VERSIONS):
-                    raise self._garbage(f"it speaks no OpenFlow of 1.0 to 1.5, but version bytes {sorted(theirs)}")
+                    raise self._not_openflow(
+                        f"it does not speak OpenFlow 1.0 to 1.5, but version bytes {sorted(theirs)}"
+                    )
                 self._version = max(theirs & _VERSIONS.keys())
                 return
 
@@ -159,23 +165,22 @@ class BridgeClient:
                 raise self._refused(body)
             elif message == reply:
                 if version != self._version or len(body) < part.size:
-                    raise self._garbage(f"a reply of version {version} with {len(body)} bytes")
+                    raise self._not_openflow(f"a reply of version {version} with {len(body)} bytes")
                 found, flags = part.unpack_from(body)
                 if found != kind:
-                    raise self._garbage(f"a reply of kind {found} to a request of kind {kind}")
+                    raise self._not_openflow(f"a reply of kind {found} to a request of kind {kind}")
                 bodies.append(body[part.size :])
                 size += len(body)
                 if not flags & _MORE:
                     return bodies
                 if size > _MAX_BUFFER:
-                    raise self._garbage(f"a reply without end, {size} bytes so far")
+                    raise self._not_openflow(f"a reply without end, {size} bytes so far")
 
     def _send(self, kind: int, xid: int, body: bytes, deadline_s: float) -> None:
         if self._socket is None:
             raise _Lost
-        message = _HEADER.pack(self._version, kind, _HEADER.size + len(body), xid) + body
-        self._socket.settimeout(_left_s(deadline_s))
-        self._socket.sendall(message)
+        self._socket.settimeout(seconds_left(deadline_s))
+        self._socket.sendall(_HEADER.pack(self._version, kind, _HEADER.size + len(body), xid) + body)
 
     def _receive(self, deadline_s: float) -> tuple[int, int, int, bytes]:
         """Return the next message: version, type, xid, body."""
@@ -184,14 +189,14 @@ class BridgeClient:
             if len(buffer) >= _HEADER.size:
                 version, kind, length, xid = _HEADER.unpack_from(buffer)
                 if length < _HEADER.size or not version:
-                    raise self._garbage(f"a message that begins with {bytes(buffer[:8]).hex(' ')}")
+                    raise self._not_openflow(f"a message that begins with {bytes(buffer[:8]).hex(' ')}")
                 if len(buffer) >= length:
                     body = bytes(buffer[_HEADER.size : length])
                     del buffer[:length]
                     return version, kind, xid, body
             if self._socket is None:
                 raise _Lost
-            self._socket.settimeout(_left_s(deadline_s))
+            self._socket.settimeout(seconds_left(deadline_s))
             chunk = self._socket.recv(_CHUNK)
             if not chunk:
                 raise _Lost
@@ -205,7 +210,7 @@ class BridgeClient:
             return SourceError(f"{self._path}: no common version of OpenFlow: {text}; see the bridge's protocols")
         return SourceError(f"{self._path}: the bridge refused with OpenFlow error {kind}, code {code}")
 
-    def _garbage(self, what: str) -> SourceError:
+    def _not_openflow(self, what: str) -> SourceError:
         self.close()
         return SourceError(f"{self._path}: not OpenFlow: {what}; is it a bridge's management socket?")
 
@@ -213,23 +218,13 @@ class BridgeClient:
         self.close()
         path = self._path
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-            remedy = "is ovs-vswitchd running? else set sources.ovs.run_dir"
-            return SourceError(f"{path}: {error.strerror}; {remedy}", Reason.SOURCE_FAILED)
+            return SourceError(f"{path}: {error.strerror}; is ovs-vswitchd running? else set sources.ovs.run_dir")
         if isinstance(error, PermissionError):
-            text = f"{path}: permission denied to user {os.geteuid()}; {ROOTS_OWN}"
-            return SourceError(text, Reason.NO_PERMISSION)
+            return permission_denied(path)
         if isinstance(error, TimeoutError | BlockingIOError):
             return SourceError(f"{path}: no answer in time; is ovs-vswitchd hung or stopped?", Reason.STUCK)
         why = "closed the connection" if isinstance(error, _Lost) else str(error)
-        return SourceError(f"{path}: {why}; connecting anew at the next tick", Reason.SOURCE_FAILED)
-
-
-def _left_s(deadline_s: float) -> float:
-    """Return the time left, for a socket: 0 would mean that it never waits."""
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s
+        return SourceError(f"{path}: {why}; reconnecting at the next tick")
 
 
 def _hello_versions(version: int, body: bytes) -> set[int]:
@@ -265,9 +260,8 @@ def _parse_stats(version: int, body: bytes) -> Iterator[tuple[int, PortStats]]:
 
 
 def _stats(values: list[int], age_ns: int | None) -> PortStats:
-    if _UNKNOWN in values:
-        return PortStats._make([*(None if value == _UNKNOWN else value for value in values), age_ns])
-    return PortStats._make([*values, age_ns])
+    known = [None if value == _UNKNOWN else value for value in values] if _UNKNOWN in values else values
+    return PortStats._make([*known, age_ns])
 
 
 def _parse_names(version: int, body: bytes) -> Iterator[tuple[int, str]]:

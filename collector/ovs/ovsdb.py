@@ -1,21 +1,21 @@
 """The ports of Open vSwitch's bridges, replicated from OVSDB by the official library (package `ovs`).
 
-Only names, numbers and external_ids are monitored, so that the server wakes us when ports change and not, as with
-`statistics`, every five seconds. While ovsdb-server is away there are no ports: ovs-vswitchd does not answer without
+Only names, numbers and external_ids are monitored, so that the server wakes the client when ports change and not every
+five seconds, as with `statistics`. While ovsdb-server is away there are no ports: ovs-vswitchd does not answer without
 its database (seen with 3.1).
 """
 
 import contextlib
 import importlib
-import os
 import socket
 import time
 from collections import Counter
 from typing import Any
 
 from collector.base import Reason, SourceError
-from collector.ovs.openflow import ROOTS_OWN
+from collector.ovs.openflow import permission_denied
 from collector.ovs.ports import Port
+from collector.timestamps import seconds_left
 
 _NO_LIBRARY = (
     "this Python has no library `ovs`; install whitepanda's extra `host` into its environment "
@@ -75,26 +75,20 @@ class PortsDatabase:
         idl = None
         try:
             idl = self._make(library)
-            answers = self._wait(idl)
+            self._wait(idl)
         except SourceError:
             raise
         except Exception as error:
-            # Such as a TypeError for an address with TLS, because the library does not know the files.
             if idl is not None:
                 with contextlib.suppress(Exception):
                     idl.close()
-            message = (
-                f"sources.ovs.database {self._remote!r}: the library `ovs` cannot connect to it "
-                f"({type(error).__name__}: {error}); set unix:/PATH or tcp:ADDRESS:PORT"
-            )
-            raise SourceError(message, Reason.SOURCE_FAILED) from error
-        if not answers:
-            idl.close()
-            raise SourceError(
-                f"{self._remote}: no answer within {self._deadline_s:g} s; is ovsdb-server hung, or is it another "
-                "database than Open_vSwitch?",
-                Reason.STUCK,
-            )
+            if isinstance(error, TimeoutError):
+                why = f"{self._remote}: no answer within {self._deadline_s:g} s"
+                remedy = "is ovsdb-server hung, or is it another database than Open_vSwitch?"
+                raise SourceError(f"{why}; {remedy}", Reason.STUCK) from None
+            # Such as a TypeError for an address with TLS, because the library does not know the files.
+            why = f"sources.ovs.database {self._remote!r}: the library `ovs` cannot connect to it"
+            raise SourceError(f"{why} ({type(error).__name__}: {error}); set unix:/PATH or tcp:ADDRESS:PORT") from error
         self._idl = idl
         self._seen = -1
 
@@ -134,33 +128,26 @@ class PortsDatabase:
         if hasattr(old, "ofport"):  # `old` has the columns that changed
             self._renewed[str(row.uuid)] += 1
 
-    def _wait(self, idl: Any) -> bool:
-        """Run the replica until it has the contents. False: the deadline passed."""
+    def _wait(self, idl: Any) -> None:
+        """Run the replica until it has the contents. Raises TimeoutError."""
         poller_module = _import("ovs.poller")
-        end = time.monotonic() + self._deadline_s
+        deadline_s = time.monotonic() + self._deadline_s
         idl.run()
         while not idl.has_ever_connected():
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return False
+            left_s = seconds_left(deadline_s)
             poller = poller_module.Poller()
             idl.wait(poller)
             poller.timer_wait(max(1, round(left_s * 1000)))
             poller.block()
             idl.run()
-        return True
 
     def _rebuild(self) -> None:
         tables = self._idl.tables
         found = []
         bridges = sorted(tables["Bridge"].rows.values(), key=lambda row: str(row.name))
         for bridge in bridges:
-            for port in bridge.ports:
-                found += [
-                    self._port(str(bridge.name), interface)
-                    for interface in port.interfaces
-                    if interface.ofport and interface.ofport[0] > 0
-                ]
+            interfaces = (interface for port in bridge.ports for interface in port.interfaces)
+            found += [self._port(str(bridge.name), each) for each in interfaces if each.ofport and each.ofport[0] > 0]
         self._bridges = tuple(str(bridge.name) for bridge in bridges)
         self._ports = tuple(sorted(found, key=lambda port: (port.bridge, port.number)))
         present = {str(row) for row in tables["Interface"].rows}
@@ -202,12 +189,10 @@ def _check_socket(remote: str, deadline_s: float) -> None:
         message = f"no {path}: Open vSwitch does not run here; else set sources.ovs.database"
         raise SourceError(message, Reason.NOT_PRESENT) from error
     except ConnectionRefusedError as error:
-        raise SourceError(f"{path}: nobody listens; is ovsdb-server running?", Reason.SOURCE_FAILED) from error
+        raise SourceError(f"{path}: connection refused; is ovsdb-server running?") from error
     except PermissionError as error:
-        message = f"{path}: permission denied to user {os.geteuid()}; {ROOTS_OWN}"
-        raise SourceError(message, Reason.NO_PERMISSION) from error
+        raise permission_denied(path) from error
     except BlockingIOError as error:
         raise SourceError(f"{path}: its queue is full; is ovsdb-server hung?", Reason.STUCK) from error
     except OSError as error:
-        message = f"{path}: {error.strerror or error}; set sources.ovs.database"
-        raise SourceError(message, Reason.SOURCE_FAILED) from error
+        raise SourceError(f"{path}: {error.strerror or error}; set sources.ovs.database") from error

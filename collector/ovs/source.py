@@ -148,7 +148,7 @@ class OvsSource:
         return BridgeClient(f"{self._run_dir}/{bridge}.mgmt")
 
     def _plan(self) -> None:
-        """Match VMs and ports anew where either changed."""
+        """Match VMs and ports again where either changed."""
         ports = self._database.ports()
         identities = self._inventory.vms()
         if ports is self._ports and identities == self._identities:
@@ -216,7 +216,7 @@ class OvsSource:
     ) -> InterfaceCounters | None:
         """Turn the bridge's view into the guest's; the same object while nothing moves, None as `_guests`.
 
-        Devices are numbered: a port that was made anew counts from another zero.
+        Devices are numbered: a port that was replaced counts from another zero.
         """
         known, age_ns = self._devices.get(device), stats.age_ns
         if (
@@ -244,7 +244,7 @@ def _read_bridge(bridge: _Bridge, end_s: float) -> _Answer:
     if bridge.named_on != connection:
         bridge.names = bridge.client.names(end_s)
         if bridge.client.connections != connection:
-            raise SourceError("ovs-vswitchd was restarted just now; reading anew at the next tick")
+            raise SourceError("ovs-vswitchd was restarted just now; reading again at the next tick")
         bridge.named_on = connection
     return _Answer(stats, asked_ns, stamp)
 

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from collector.base import PERF_EVENTS, Reason, SourceError
+from collector.files import NO_FD
 from collector.perf.encoding import Event
 
 _SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241}
 
-FORMAT_TOTAL_TIME_ENABLED = 1
-FORMAT_TOTAL_TIME_RUNNING = 2
-FORMAT_ID = 4
-FORMAT_GROUP = 8
-READ_FORMAT = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING | FORMAT_ID | FORMAT_GROUP
+READ_FORMAT = 1 | 2 | 4 | 8  # total time enabled, total time running, ids, the whole group
 
 FLAG_PID_CGROUP = 4
 FLAG_FD_CLOEXEC = 8
@@ -76,9 +73,8 @@ class EventAttr:
     def unpack(cls, data: bytes) -> "EventAttr":
         """Undo `pack`; the event has no name."""
         kind, _, config, _, _, _, flags, _, _, config1, config2 = _ATTR.unpack(data)
-        return cls(
-            Event("", kind, config, config1, config2), **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()}
-        )
+        bits = {name: bool(flags >> bit & 1) for name, bit in _BITS.items()}
+        return cls(Event("", kind, config, config1, config2), **bits)
 
 
 class Kernel:
@@ -113,8 +109,7 @@ class Kernel:
 
     def event_id(self, fd: int) -> int:
         """Return the kernel's id of an event, by which group readings name their values."""
-        answer = fcntl.ioctl(fd, IOC_ID, bytes(8))
-        return int.from_bytes(answer, "little")
+        return int.from_bytes(fcntl.ioctl(fd, IOC_ID, bytes(8)), "little")
 
     def read(self, fd: int, size_bytes: int) -> bytes:
         """Read an event or group."""
@@ -133,16 +128,12 @@ class PerfError(SourceError):
         self.errno = number
 
 
+# No such event in the CPU, or in the hypervisor below it.
+_NO_EVENT = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO, errno.ENOSYS)
 _REASONS = {
-    errno.ENOENT: Reason.NO_PMU,  # the CPU (or the hypervisor below us) has no such event
-    errno.ENODEV: Reason.NO_PMU,
-    errno.EOPNOTSUPP: Reason.NO_PMU,
-    errno.ENXIO: Reason.NO_PMU,
-    errno.ENOSYS: Reason.NO_PMU,
-    errno.EACCES: Reason.NO_PERMISSION,
-    errno.EPERM: Reason.NO_PERMISSION,
-    errno.EMFILE: Reason.FD_LIMIT,
-    errno.ENFILE: Reason.FD_LIMIT,
+    **dict.fromkeys(_NO_EVENT, Reason.NO_PMU),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), Reason.NO_PERMISSION),
+    **dict.fromkeys(NO_FD, Reason.FD_LIMIT),
     errno.EBUSY: Reason.VPMU_CONFLICT,  # another exclusive owner: KVM's mediated PMU, on x86
     errno.ESRCH: Reason.NOT_PRESENT,  # the thread has ended
 }
@@ -196,9 +187,7 @@ def open_group(
             kernel.enable(fds[0])
     except OSError as error:
         name = events[min(len(fds), len(events) - 1)].name
-        for fd in fds:
-            with contextlib.suppress(OSError):
-                kernel.close(fd)
+        close_group(Group(tuple(fds), ()), kernel=kernel)
         number = error.errno or 0
         where = f"control group, CPU {cpu}" if flags & FLAG_PID_CGROUP else f"thread {pid}"
         what = f"{error.strerror} ({errno.errorcode.get(number, number)})"

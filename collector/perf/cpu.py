@@ -1,6 +1,7 @@
 """This host's CPUs (/proc/cpuinfo), and what the kernel shows of their PMU (sysfs)."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ DEVICES = "bus/event_source/devices"
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A CPU model. Of Arm: `vendor` is the implementer ("0x41"), `family` the architecture (8), `model` the part."""
+    """A CPU model. On Arm `vendor` is the implementer ("0x41"), `family` the architecture (8), `model` the part."""
 
     vendor: str
     family: int
@@ -30,10 +31,9 @@ class CorePmu:
 
     def alias(self, name: str) -> str:
         """Return an event of the kernel's own table, such as "event=0x2e,umask=0x41"; "" where it has none."""
-        try:
+        with suppress(OSError):
             return (self.folder / "events" / name).read_text().strip()
-        except OSError:
-            return ""
+        return ""
 
 
 def parse_cpuinfo(text: str) -> frozenset[Cpu]:
@@ -42,14 +42,12 @@ def parse_cpuinfo(text: str) -> frozenset[Cpu]:
     for block in text.split("\n\n"):
         rows = (line.partition(":") for line in block.splitlines())
         values = {name.strip(): value.strip() for name, _, value in rows}
-        try:
+        with suppress(KeyError, ValueError):
             if "vendor_id" in values:
                 found.add(Cpu(values["vendor_id"], int(values["cpu family"]), int(values["model"])))
             elif "CPU implementer" in values:
                 part = int(values["CPU part"], 16)
                 found.add(Cpu(values["CPU implementer"].lower(), int(values["CPU architecture"]), part))
-        except (KeyError, ValueError):
-            continue
     return frozenset(found)
 
 
@@ -62,23 +60,17 @@ def core_pmus(sys_root: str = "/sys") -> list[CorePmu]:
     found = []
     for folder in folders:
         if folder.name in ("cpu", "cpu_core", "cpu_atom", "cpu_lowpower") or folder.name.startswith("armv"):
-            try:
+            with suppress(OSError, ValueError):
                 number = int((folder / "type").read_text())
-            except (OSError, ValueError):
-                continue
-            found.append(CorePmu(folder.name, number, _formats(folder / "format"), folder))
+                found.append(CorePmu(folder.name, number, _formats(folder / "format"), folder))
     return found
 
 
 def _formats(folder: Path) -> dict[str, Field]:
     """Read the fields, without malformed ones: an event that needs such a field is not counted."""
     formats = {}
-    try:
+    with suppress(OSError):
         for path in folder.iterdir():
-            try:
+            with suppress(ValueError):
                 formats[path.name] = parse_field(path.read_text())
-            except ValueError:
-                continue
-    except OSError:
-        pass
     return formats

@@ -86,7 +86,7 @@ def fit_plan(catalog: Catalog, most_beside: int, attempt: Callable[[Sequence[Eve
     missing = dict(catalog.missing)
     events: dict[str, Event] = {}
     for name, event in catalog.events.items():
-        if attempt((event,)) is Trial.REFUSED:  # by a hypervisor below us that offers only some, for example
+        if attempt((event,)) is Trial.REFUSED:  # such as by a hypervisor that offers only some
             missing[name] = Reason.NO_EVENT
         else:
             events[name] = event
@@ -99,11 +99,8 @@ def fit_plan(catalog: Catalog, most_beside: int, attempt: Callable[[Sequence[Eve
         return found is Trial.RUNS or (found is Trial.WAITS and waiting)
 
     def fitted(fixed: frozenset[str]) -> Plan | None:
-        for beside in range(min(most_beside, len(events)), 0, -1):
-            plan = make_plan(events, beside, fixed)
-            if all(fits(group) for group in plan.groups):
-                return plan
-        return None
+        plans = (make_plan(events, beside, fixed) for beside in range(min(most_beside, len(events)), 0, -1))
+        return next((plan for plan in plans if all(map(fits, plan.groups))), None)
 
     fixed = catalog.fixed & events.keys()
     plan = fitted(fixed)

@@ -1,4 +1,4 @@
-"""What counters are bound to: a VM's vCPU threads, or its control group on each CPU. A VM has a target per key."""
+"""Scopes of counters: a VM's vCPU threads, or its control group on each CPU. A VM has a target per key."""
 
 import contextlib
 import errno
@@ -94,12 +94,6 @@ class ThreadScope:
         """Nothing is kept."""
 
 
-@dataclass(slots=True)
-class _Folder:
-    fd: int
-    path: str
-
-
 class CgroupScope:
     """A group per VM's control group (v2) and online CPU: QEMU's other threads count too."""
 
@@ -109,7 +103,7 @@ class CgroupScope:
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
         self._tree = CgroupTree(proc_root, "/")
         self._online = Path(sys_root) / "devices/system/cpu/online"
-        self._folders: dict[str, _Folder] = {}
+        self._folders: dict[str, tuple[int, str]] = {}  # file descriptor and path by UUID
         self._cpus: tuple[int, ...] = ()
 
     def check(self) -> None:
@@ -145,8 +139,8 @@ class CgroupScope:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
                 raise SourceError(f"perf: {path}: {error.strerror}", reason_for(error.errno or 0)) from error
-            folder = self._folders[vm.uuid] = _Folder(fd, path)
-        return Target(opener(folder.fd, key, FLAG_PID_CGROUP))
+            folder = self._folders[vm.uuid] = fd, path
+        return Target(opener(folder[0], key, FLAG_PID_CGROUP))
 
     def ended(self, target: Target) -> bool:
         """Never: a group that does not run on this CPU now may do so later."""
@@ -156,14 +150,14 @@ class CgroupScope:
     def moved(self, vm: VmIdentity) -> bool:
         """Whether the VM is in another control group than when it was opened. Raises SourceError if others are too."""
         folder = self._folders.get(vm.uuid)
-        return folder is not None and self._path_of(vm) != folder.path
+        return folder is not None and self._path_of(vm) != folder[1]
 
     def forget(self, uuid: str) -> None:
         """Close the folder."""
         folder = self._folders.pop(uuid, None)
         if folder is not None:
             with contextlib.suppress(OSError):
-                os.close(folder.fd)
+                os.close(folder[0])
 
     def _path_of(self, vm: VmIdentity) -> str:
         try:

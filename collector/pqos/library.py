@@ -1,4 +1,4 @@
-"""Intel's libpqos: how it is loaded, what it needs, what it makes in resctrl, and what it leaves there."""
+"""Intel's libpqos: loading it, its requirements, and the groups that it makes and leaves in resctrl."""
 
 import contextlib
 import logging
@@ -37,7 +37,7 @@ class Library(NamedTuple):
 def load() -> Library:
     """Load the package and the library, without starting it. Raises SourceError with the remedy if one is missing."""
     try:
-        from pqos import Pqos  # noqa: PLC0415 - only who wants this source needs the package
+        from pqos import Pqos  # noqa: PLC0415 - only this source needs the package
         from pqos.capability import PqosCap  # noqa: PLC0415 - the same
         from pqos.error import PqosError, PqosErrorBusy, PqosErrorParam  # noqa: PLC0415 - the same
         from pqos.monitoring import PqosMon  # noqa: PLC0415 - the same
@@ -45,11 +45,9 @@ def load() -> Library:
         message = f"the Python package pqos is missing ({error}); {how_to_install('host')}"
         raise SourceError(message, Reason.NO_RDT) from error
     try:
-        pqos, monitor = Pqos(), PqosMon()
+        return Library(Pqos(), PqosMon(), PqosCap, PqosError, PqosErrorBusy, PqosErrorParam)
     except OSError as error:
-        message = f"{error}; install libpqos 4 (Debian 12: intel-cmt-cat)"
-        raise SourceError(message, Reason.NO_RDT) from error
-    return Library(pqos, monitor, PqosCap, PqosError, PqosErrorBusy, PqosErrorParam)
+        raise SourceError(f"{error}; install libpqos 4 (Debian 12: intel-cmt-cat)", Reason.NO_RDT) from error
 
 
 def monitored(library: Library) -> tuple[str, ...]:
@@ -86,8 +84,8 @@ class Leftovers:
                     found.update(dict.fromkeys(self._tree.tasks(place), place))
         return found
 
-    def remove_ours(self) -> None:
-        """Remove this process's groups, and the control groups made since `note` that nobody uses."""
+    def remove_own(self) -> None:
+        """Remove this process's groups, and the unused control groups made since `note`."""
         for place in self._places():
             if _maker(place) == os.getpid():
                 self._remove(place)
@@ -98,10 +96,7 @@ class Leftovers:
         self._before = None
 
     def remove_stale(self, pids: Iterable[int]) -> None:
-        """Remove the groups of a killed agent: their maker is dead, and all their threads are our VMs'.
-
-        A killed user of libpqos may have made such a group too; nobody would ever use it again.
-        """
+        """Remove the groups of a killed agent (or other user of libpqos) that have no threads except the VMs'."""
         threads: set[int] = set()
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -123,12 +118,10 @@ class Leftovers:
         return Path(self._tree.path(place), "cpus_list").read_text().strip()
 
     def _in_use(self, control_group: Place) -> bool:
-        try:
-            if self._tree.tasks(control_group) or self._cpus(control_group):
-                return True
-            return any(Path(self._tree.path(control_group), "mon_groups").iterdir())
-        except OSError:
-            return True  # unknown
+        with contextlib.suppress(OSError):
+            groups = Path(self._tree.path(control_group), "mon_groups").iterdir()
+            return bool(self._tree.tasks(control_group) or self._cpus(control_group) or any(groups))
+        return True  # unknown
 
     def _remove(self, place: Place) -> None:
         path = self._tree.path(place)
@@ -139,7 +132,7 @@ class Leftovers:
 
 
 def _maker(place: Place) -> int:
-    """Return the process whose libpqos made a monitoring group; 0: none did."""
+    """Return the process whose libpqos made a monitoring group; 0: another program made it."""
     found = _GROUP.fullmatch(place.mon)
     return int(found[1]) if found else 0
 
@@ -147,7 +140,7 @@ def _maker(place: Place) -> int:
 def check_host(tree: Tree, leftovers: Leftovers | None, proc_root: str, lock: str, msr: str) -> str:
     """Describe the host; raises SourceError where the library would not work, or would do harm.
 
-    Without `leftovers` the library is to use the registers, of which `msr` is one CPU's; `lock` is its lock file.
+    Without `leftovers` the library is to use the registers (`msr`: one CPU's); `lock` is its lock file.
     """
     if os.geteuid() != 0:
         raise SourceError("libpqos works for root only; run the agent by its unit", Reason.NO_PERMISSION)
@@ -177,12 +170,10 @@ def check_host(tree: Tree, leftovers: Leftovers | None, proc_root: str, lock: st
 
 
 def _capable(proc_root: str) -> bool:
-    """Whether this process has the capabilities that the library expects of root."""
-    try:
+    with contextlib.suppress(OSError):
         found = parse_capabilities(Path(proc_root, "self/status").read_text())
-    except OSError:
-        return True
-    return found is None or found & _CAPABILITIES == _CAPABILITIES
+        return found is None or found & _CAPABILITIES == _CAPABILITIES
+    return True
 
 
 def _check_registers(tree: Tree, msr: str) -> str:

@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -44,13 +45,13 @@ _log = logging.getLogger("whitepanda.pqos")
 
 #: libpqos adds up all cache domains.
 _DOMAIN = "all"
-_UNREAD = (1 << 64) - 1  # no counter's value; one that is still there was not read
+_UNREAD = (1 << 64) - 1  # not a counter's value: while it is there, the counter was not read
 _LOCK = "/var/lock/libpqos"
 #: A thread may end and another begin between two checks of their number, so all are listed this often.
 _LIST_NS = 5 * NS_PER_S
 #: How long no monitoring id is requested after none was free.
 _BACK_OFF_NS = 10 * NS_PER_S
-#: After this many samples with a counter behind its former value the group is made anew.
+#: After this many samples with a counter behind its former value the group is replaced.
 _MAX_BEHIND = 5
 
 
@@ -103,7 +104,7 @@ class PqosSource:
         self._affinity = affinity
         self._clock = clock
         self._opened = itertools.count(1)
-        self._warned: dict[str, set[str]] = {}  # what was said of a VM, by UUID
+        self._warned: dict[str, set[str]] = {}  # logged messages by UUID
         self._library: Library | None = None
         self._log_file: IO[str] | None = None
         self._events: tuple[str, ...] = ()
@@ -122,7 +123,7 @@ class PqosSource:
             return error.as_probe()
 
     def open(self) -> None:
-        """Start the library. Raises SourceError if it is missing, or says no."""
+        """Start the library. Raises SourceError if it is missing or does not start."""
         self.close()
         library = load()
         # Without its registers the library would end the process.
@@ -134,7 +135,6 @@ class PqosSource:
             library.pqos.init("OS" if self._os else "MSR", log_file=self._log_file, verbose="silent")
         except library.error as error:
             self._clean_up()
-            self._close_log()
             message = f"libpqos does not start: {error}; `pqos -s` on this host says why"
             raise SourceError(message, Reason.NO_RDT) from error
         self._library = library
@@ -168,13 +168,10 @@ class PqosSource:
             with contextlib.suppress(library.error):
                 library.pqos.fini()
             self._clean_up()
-        self._close_log()
 
     def _clean_up(self) -> None:
         if self._leftovers is not None:
-            self._leftovers.remove_ours()
-
-    def _close_log(self) -> None:
+            self._leftovers.remove_own()
         if self._log_file is not None:
             self._log_file.close()
             self._log_file = None
@@ -211,9 +208,11 @@ class PqosSource:
                 continue
             vm = self._vms.get(uuid)
             if vm is None:
-                reason = self._no_start(identity, now_ns)
-                if reason is not None:
-                    absent[uuid] = reason
+                if self._left_alone.get(uuid) == identity.epoch:
+                    absent[uuid] = Reason.RDT_UNAVAILABLE
+                    continue
+                if not self._may_start(now_ns):
+                    absent[uuid] = Reason.NO_RMID
                     continue
             elif self._in_step(vm, wanted.get(uuid), list_all=list_all):
                 continue
@@ -235,11 +234,6 @@ class PqosSource:
     def _may_start(self, now_ns: int) -> bool:
         return len(self._vms) < self._max_groups and now_ns >= self._start_at_ns
 
-    def _no_start(self, identity: VmIdentity, now_ns: int) -> Reason | None:
-        if self._left_alone.get(identity.uuid) == identity.epoch:
-            return Reason.RDT_UNAVAILABLE
-        return None if self._may_start(now_ns) else Reason.NO_RMID
-
     @staticmethod
     def _in_step(vm: _Vm, cpus: frozenset[int] | None, *, list_all: bool) -> bool:
         """Whether a VM's threads, or CPUs, are still the group's."""
@@ -259,14 +253,14 @@ class PqosSource:
         if library is None:
             return Reason.SOURCE_FAILED
         try:
-            if vm is None:
-                return self._start(library, identity, cpus, foreign, now_ns)
-            if vm.threads is None:
+            if vm is not None and vm.threads is not None:
+                self._move(vm, vm.threads.tids, foreign)
+                return None
+            if vm is not None:
                 self._drop(identity.uuid)  # on other CPUs now
-                return self._start(library, identity, cpus, foreign, now_ns)
-            self._move(vm, vm.threads.tids, foreign)
+            return self._start(library, identity, cpus, foreign, now_ns)
         except library.parameter:
-            reason = Reason.VM_STARTING  # a thread ended while it was looked at
+            reason = Reason.VM_STARTING  # a thread ended meanwhile
         except library.busy:
             self._start_at_ns = now_ns + _BACK_OFF_NS
             reason = Reason.NO_RMID
@@ -275,8 +269,6 @@ class PqosSource:
             reason = Reason.RDT_UNAVAILABLE
         except OSError:
             reason = Reason.VM_STARTING
-        else:
-            return None
         if identity.uuid in self._vms:  # in a failed change the library lost the group
             self._drop(identity.uuid)
         return reason
@@ -301,7 +293,7 @@ class PqosSource:
             if place is not None:
                 threads.close()
                 self._left_alone[identity.uuid] = identity.epoch
-                self._warn(identity, f"{place.name} of somebody else monitors it; use [sources.resctrl]")
+                self._warn(identity, f"{place.name} of another program monitors it; use [sources.resctrl]")
                 return Reason.RDT_UNAVAILABLE
             group = library.monitor.start_pids([identity.pid], list(self._events))
         except BaseException:
@@ -323,34 +315,23 @@ class PqosSource:
     def _exclusive_cpus(self, inventory: Iterable[VmIdentity], absent: dict[str, Reason]) -> dict[str, frozenset[int]]:
         """Return the CPUs of VMs that share them with no other VM; the others go to `absent`."""
         cpus: dict[str, frozenset[int]] = {}
-        users: dict[int, int] = {}
         for identity in inventory:
-            try:
-                found = frozenset(cpu for tid in identity.vcpu_tids for cpu in self._affinity(tid))
-            except OSError:
-                found = frozenset()
-            if not found:
+            with contextlib.suppress(OSError):
+                cpus[identity.uuid] = frozenset(cpu for tid in identity.vcpu_tids for cpu in self._affinity(tid))
+            if not cpus.get(identity.uuid):
                 absent[identity.uuid] = Reason.VM_STARTING
-                continue
-            cpus[identity.uuid] = found
-            for cpu in found:
-                users[cpu] = users.get(cpu, 0) + 1
-        for uuid, found in list(cpus.items()):
-            if any(users[cpu] > 1 for cpu in found):
-                absent[uuid] = Reason.SHARED
-                del cpus[uuid]
-        return cpus
+        users = Counter(itertools.chain.from_iterable(cpus.values()))
+        absent |= {uuid: Reason.SHARED for uuid, found in cpus.items() if any(users[cpu] > 1 for cpu in found)}
+        return {uuid: found for uuid, found in cpus.items() if uuid not in absent}
 
     # --- reading ---
 
     def _sample_vm(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
         vm = self._vms.get(identity.uuid)
-        rdt: RdtCounters | Reason
         if vm is None or identity.uuid in absent:
-            rdt = absent.get(identity.uuid, Reason.VM_STARTING)
-        else:
-            found = self._read(identity.uuid, vm, now_ns)
-            rdt = found if isinstance(found, Reason) else RdtCounters(vm.opened, {_DOMAIN: found})
+            return vm_sample(identity.epoch, rdt=absent.get(identity.uuid, Reason.VM_STARTING))
+        found = self._read(identity.uuid, vm, now_ns)
+        rdt = found if isinstance(found, Reason) else RdtCounters(vm.opened, {_DOMAIN: found})
         return vm_sample(identity.epoch, rdt=rdt)
 
     def _read(self, uuid: str, vm: _Vm, now_ns: int) -> RdtDomain | Reason:
@@ -373,7 +354,7 @@ class PqosSource:
             return Reason.RDT_UNAVAILABLE
         if not self._count(vm, found):
             if vm.behind >= _MAX_BEHIND:
-                self._drop(uuid)  # somebody removed the group: begun anew at the next tick
+                self._drop(uuid)  # another program removed the group: it is made again at the next tick
             return Reason.RDT_UNAVAILABLE
         return self._domain(vm, found, settling=now_ns < vm.settled_ns)
 

@@ -13,7 +13,7 @@ _psutil_root = threading.Lock()
 
 
 class HostTotals:
-    """Adds to the host's counters what is not in /proc/stat. What the kernel does not know stays None."""
+    """Adds the values that /proc/stat lacks to the host's counters. Unknown ones stay None."""
 
     def __init__(self, root: str, files: KeptFiles) -> None:
         self._root = root

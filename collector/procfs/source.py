@@ -39,7 +39,7 @@ from collector.timestamps import clocks_now, read_in_turn
 
 _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
 _STATE_BYTES = 128  # its number, name and state have at most 80
-_MOST_LOOKS = 400  # states read per sampling, 5 to 7 us each: 0.2 to 0.3 % of a core at one sampling a second
+_MAX_LOOKS = 400  # states read per sampling, 5 to 7 us each: 0.2 to 0.3 % of a core at one sampling a second
 _HOST_CHUNK_BYTES = 64 * 1024
 # Reasons for unknown storage bytes that may be gone at the next reading.
 _PASSING = {Reason.FD_LIMIT, Reason.NOT_PRESENT, Reason.VM_STARTING}
@@ -110,9 +110,7 @@ class ProcfsSource:
         except SourceError as error:
             return error.as_probe()
         vms = self._inventory.probe()
-        if not vms.available:
-            return vms
-        return Probe(available=True, detail=f"{self._root} of {host.cpus} CPUs; {vms.detail}")
+        return Probe(True, f"{self._root} of {host.cpus} CPUs; {vms.detail}") if vms.available else vms
 
     def open(self) -> None:
         """Check that the host's file can be read; the threads' are opened as VMs are sampled."""
@@ -126,7 +124,7 @@ class ProcfsSource:
             self._forget({vm.uuid: vm for vm in inventory})
             self._listed = inventory
         # With too many threads that may run, VMs take turns.
-        turns = max(1, -(-self._may_run // _MOST_LOOKS))
+        turns = max(1, -(-self._may_run // _MAX_LOOKS))
         self._samplings += 1
         self._may_run = 0
         numbers = count(self._samplings)
@@ -201,7 +199,7 @@ class ProcfsSource:
             if threads:
                 return threads
             reason = Reason.NOT_PRESENT
-        # A sum over some of its vCPUs would look like a slower VM. Begin anew next time; others may use its files.
+        # A sum over some of its vCPUs would look like a slower VM. Open it again next time; others may use its files.
         self._close_threads(vm, list(vm.threads))
         return reason
 
@@ -229,7 +227,7 @@ class ProcfsSource:
             except OSError as error:
                 if error.errno not in GONE:
                     raise
-                # A vCPU was unplugged or the VM stopped. If the number comes back, it is opened anew.
+                # A vCPU was unplugged or the VM stopped. If the number comes back, it is opened again.
                 self._close_threads(vm, [tid] if tid in threads else [])
         self._may_run += len(may_run)
         vm.running = self._count_running(may_run) if look or not may_run else None
@@ -265,8 +263,7 @@ class ProcfsSource:
         except BaseException:
             self._files.close(file)
             raise
-        precise = file.path != stat_path
-        return _Thread(folder, stat.start_ticks, file, precise, may_run=stat.state == "R")
+        return _Thread(folder, stat.start_ticks, file, file.path != stat_path, may_run=stat.state == "R")
 
     def _parse_thread(self, thread: _Thread, text: bytes, *, tcg: bool) -> ThreadCounters:
         if thread.precise:
@@ -294,8 +291,8 @@ class ProcfsSource:
                     vm.stat = self._files.open(f"{self._root}/{identity.pid}/stat")
                 text = vm.stat.read(_TASK_BYTES)
                 if stat is None or text != vm.text:
-                    stat, vm.text = parse_task_stat(text), text
-                    vm.parsed = stat
+                    stat = vm.parsed = parse_task_stat(text)
+                    vm.text = text
             if vm.storage is None:
                 vm.storage = StorageBytes(str(self._root), self._files, identity)
             read_bytes, write_bytes, reason = vm.storage.read(identity)

@@ -8,6 +8,7 @@ The process may move to another group, and other processes may enter its group, 
 the group changes, one reading is left out so that no rate is made of two groups' bytes.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from collector.base import Reason, VmIdentity
@@ -17,7 +18,7 @@ from collector.proc_parse import parse_io_stat, parse_process_io
 
 _KINDS = {"file", "block", ""}
 _READ_BYTES = 64 * 1024
-# In readings, usually one a second: how often to check whether the process is in another group, and who else is in it.
+# In readings, usually one a second: how often to check which group the process is in, and that it is there alone.
 _LOOK_EACH, _FIND_EACH = 10, 60
 
 
@@ -76,7 +77,7 @@ class StorageBytes:
         except OSError as error:
             if error.errno in NO_FD:
                 return None, None, Reason.FD_LIMIT
-            # The process or its group has ended: what stood there before is no answer.
+            # The process or its group has ended: the last text is no longer true.
             if self._of_group:
                 self.close()
                 self._of_group, self._reason, self._again = False, Reason.NOT_PRESENT, True
@@ -120,7 +121,7 @@ class StorageBytes:
         file = None
         try:
             file = self._files.open(f"{self._proc_root}/{pid}/io")
-            file.read()  # a process of our own user can be opened and not be read
+            file.read()  # a process of the agent's own user may be opened but not read
         except PermissionError:
             self._reason = Reason.NO_PERMISSION
         except OSError as error:  # NOT_PRESENT: a kernel without CONFIG_TASK_IO_ACCOUNTING
@@ -161,12 +162,9 @@ def devices_below(device: str, sys_block: str) -> frozenset[str]:
     except OSError:
         return frozenset()
     for slave in slaves:
-        try:
+        with suppress(OSError):
             folder = slave.resolve()
-            if (folder / "partition").exists():  # counted as its disk
-                folder = folder.parent
-            below = (folder / "dev").read_text().strip()
-        except OSError:
-            continue
-        found |= {below} | devices_below(below, sys_block)
+            disk = folder.parent if (folder / "partition").exists() else folder  # a partition is counted as its disk
+            below = (disk / "dev").read_text().strip()
+            found |= {below} | devices_below(below, sys_block)
     return frozenset(found)

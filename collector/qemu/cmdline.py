@@ -14,7 +14,7 @@ _PROGRAM = re.compile(rb"(?:.*/)?(?:qemu-system-[\w.-]+|qemu-kvm|kvm)")
 # Only libvirt starts QEMU with these: a VM's secret, its folder, the socket of a query of QEMU's capabilities.
 _LIBVIRT = (b"/master-key.aes", b"/libvirt/qemu/domain-", b"/libvirt/qemu/qmp-")
 _YES = {"on", "yes", "true", "y"}
-# Bounds on JSON, which anybody may write: characters, depth of nesting, characters of a nested key. QEMU has far less.
+# Bounds on JSON, which any user may write: characters, depth of nesting, characters of a nested key. QEMU has far less.
 _MAX_JSON, _MAX_DEPTH, _MAX_KEY = 1 << 16, 32, 256
 _NIL = uuid.UUID(int=0)
 
@@ -25,8 +25,9 @@ _READ = {
     "device", "netdev", "nic", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom", "readconfig",
 }  # fmt: skip
 _NETWORK_DRIVERS = {"rbd", "nbd", "iscsi", "ssh", "http", "https", "ftp", "ftps", "gluster", "nfs", "sheepdog"}
+_DRIVER_KINDS = {"file": "file", "host_device": "block", "nvme": "nvme", "virtio-blk-vhost-user": "vhostuser"}
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+._-]*):")
-# Network back-ends that are no interface of their own, or none at all.
+# Network back-ends that are not interfaces.
 _NO_NETDEV = {"nic", "none", "hubport"}
 # With one of these QEMU adds no default network.
 _NO_DEFAULT_NETWORK = {"nodefaults", "netdev", "nic", "net"}
@@ -76,7 +77,7 @@ class CommandLine:
 
 def is_qemu(text: bytes) -> bool:
     """Whether /proc/PID/cmdline is a system emulator's, by the program's name."""
-    return _PROGRAM.fullmatch(text[: text.find(b"\0")] if b"\0" in text else text) is not None
+    return _PROGRAM.fullmatch(text.partition(b"\0")[0]) is not None
 
 
 def is_libvirts(text: bytes) -> bool:
@@ -85,7 +86,7 @@ def is_libvirts(text: bytes) -> bool:
 
 
 def parse_command_line(text: bytes) -> CommandLine:
-    """Parse /proc/PID/cmdline. What is not understood is left out: QEMU itself accepted it."""
+    """Parse /proc/PID/cmdline. Unknown options are left out: QEMU itself accepted them."""
     program, *arguments = text.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
     options: dict[str, list[str]] = {}
     flags: set[str] = set()
@@ -151,7 +152,7 @@ def disk_kind(filename: str) -> str:
 
 
 def _json_options(text: str) -> dict[str, str]:
-    """Flatten a JSON object; empty where it is none, or beyond the bounds."""
+    """Flatten a JSON object; empty for other JSON, or beyond the bounds."""
     try:
         found = json.loads(text) if len(text) <= _MAX_JSON else None
         return dict(_flat(found)) if isinstance(found, dict) else {}
@@ -177,11 +178,8 @@ def _flat(value: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, s
 
 def _merged(options: Mapping[str, list[str]], implied: str, *names: str) -> dict[str, str]:
     """Merge repetitions of an option; the last one wins, as in QEMU."""
-    found: dict[str, str] = {}
-    for name in names:
-        for repetition in _each(options, name, implied):
-            found.update(repetition)
-    return found
+    repetitions = (each for name in names for each in _each(options, name, implied))
+    return {key: value for repetition in repetitions for key, value in repetition.items()}
 
 
 def _uuid(options: Mapping[str, list[str]]) -> str:
@@ -263,18 +261,13 @@ def _driver_kind(options: Mapping[str, str], nodes: Mapping[str, Mapping[str, st
         else:
             break
     driver = options.get(f"{prefix}driver", "")
-    if driver in _NETWORK_DRIVERS:
-        return "network"
-    kinds = {"file": "file", "host_device": "block", "nvme": "nvme", "virtio-blk-vhost-user": "vhostuser"}
-    return kinds.get(driver, "")
+    return "network" if driver in _NETWORK_DRIVERS else _DRIVER_KINDS.get(driver, "")
 
 
 def _passed(devices: list[dict[str, str]]) -> Iterator[str]:
-    for device in devices:
-        if device.get("driver") == "vfio-pci":
-            address = device.get("host") or device.get("sysfsdev", "").rpartition("/")[2]
-            if _PCI.fullmatch(address):
-                yield address
+    passed = (device for device in devices if device.get("driver") == "vfio-pci")
+    addresses = (device.get("host") or device.get("sysfsdev", "").rpartition("/")[2] for device in passed)
+    yield from filter(_PCI.fullmatch, addresses)
 
 
 def _netdevs(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[Netdev]:

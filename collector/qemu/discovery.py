@@ -1,7 +1,7 @@
 """Finds the QEMUs that libvirt does not manage: Proxmox' by its run directory, any other by looking at processes.
 
 New processes are looked for every two seconds and Proxmox' at once, in a thread of its own: reading the
-/proc/PID/cmdline of a wedged process may hang forever. A look that hangs is given up and the next one skips that
+/proc/PID/cmdline of a wedged process may hang indefinitely. A look that hangs is given up and the next one skips that
 process. A process is examined three times (it may become QEMU by exec meanwhile) and again once a minute, so that a
 tick costs one small file per known VM.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from collector.base import MAX_PID, Probe, Reason, VmIdentity
 from collector.files import NO_FD, read_once
-from collector.inventory.inventory import boot_of, epoch_of
+from collector.inventory.inventory import boot_of, epoch_of, mtime_ns
 from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, taps_of
@@ -46,7 +46,7 @@ _SCANS_PER_ROUND = 30
 _MIN_THREADS = 3
 # libvirt writes a VM's status file while QEMU starts, and a replaced one may be missed once.
 _GRACE_NS = 10_000_000_000
-# A look that reads one process for so long hangs; with so many hung ones there are no more looks.
+# A look that reads one process for this long hangs; with this many hung ones there are no more looks.
 _HANG_NS = 5_000_000_000
 _MAX_HUNG = 4
 # How long to wait for the first look: a list without it would show no VMs.
@@ -109,9 +109,9 @@ class QemuFinder:
         self._processes: dict[int, Process] = {}
         self._libvirt_ns: dict[int, int] = {}  # when libvirt last had a process
         self._strange_ns: dict[int, int] = {}  # since when a libvirt's QEMU without status file is known
-        self._failed: dict[int, int] = {}  # processes whose failed examination was logged
+        self._failed: set[int] = set()  # processes whose failed examination was logged
         self._scanned_ns = self._checked_ns = -_SCAN_NS
-        self._run_dir_mtime_ns = -1
+        self._run_dir_mtime_ns: int | None = None
         self._warned = ""
 
     def probe(self) -> Probe:
@@ -142,7 +142,7 @@ class QemuFinder:
             return ""
         which = ", ".join(map(str, pids))
         lost = "no new VM is seen" if len(pids) >= _MAX_HUNG else "a VM there is not seen"
-        return f"reading {self._proc}/PID/cmdline hangs for process {which}: {lost} until it goes on or ends"
+        return f"reading {self._proc}/PID/cmdline hangs for process {which}: {lost} until it continues or ends"
 
     def vms(self, libvirt_pids: Collection[int]) -> list[VmIdentity]:
         """Return the living VMs of the last look, without libvirt's, by process id."""
@@ -191,9 +191,10 @@ class QemuFinder:
         return next(matches, None)
 
     def _warn(self, message: str) -> None:
-        if self._warned != message:
-            self._warned = message
+        """Log a message ("" is silent) unless it is the last one."""
+        if message and self._warned != message:
             _log.warning("%s", message)
+        self._warned = message
 
     # --- processes ---
 
@@ -231,13 +232,13 @@ class QemuFinder:
             _log.warning("%s/%d/cmdline: reading it hangs; known VMs are measured", self._proc, current.pid)
         if len(self._hung) >= _MAX_HUNG:
             return None
-        mtime_ns = _mtime_ns(self._run_dir)
+        run_dir_mtime_ns = mtime_ns(self._run_dir)
         full = now_ns - self._scanned_ns >= _SCAN_NS
         if full:
             self._scanned_ns = now_ns
-        elif mtime_ns == self._run_dir_mtime_ns:
+        elif run_dir_mtime_ns == self._run_dir_mtime_ns:
             return None
-        self._run_dir_mtime_ns = mtime_ns
+        self._run_dir_mtime_ns = run_dir_mtime_ns
         self._current = _Look(full, now_ns)
         return self._current
 
@@ -264,10 +265,7 @@ class QemuFinder:
                 self._hung.pop(look.pid, None)
                 return
             self._current = None
-            if said:
-                self._warn(said)
-            else:
-                self._warned = ""
+            self._warn(said)
         self._first.set()
 
     def _scan(self, look: _Look) -> None:
@@ -279,7 +277,8 @@ class QemuFinder:
             return
         pids = {int(name) for name in listed(self._proc) if name.isdecimal()}
         with self._lock:
-            for seen in (self._looked, self._libvirt_ns, self._strange_ns, self._failed):
+            self._failed &= pids
+            for seen in (self._looked, self._libvirt_ns, self._strange_ns):
                 for pid in seen.keys() - pids:
                     del seen[pid]
             due = len(self._looked) // _SCANS_PER_ROUND + 1
@@ -310,11 +309,11 @@ class QemuFinder:
             try:
                 pid = int(read_bounded(path, _PIDFILE_BYTES))
             except (OSError, ValueError):
-                continue  # being written, removed, or no file
+                continue  # being written, removed, or not a file
             if not 0 < pid <= MAX_PID:
                 continue
             with self._lock:
-                self._looked[pid] = _LOOKS  # in place of whoever had the number
+                self._looked[pid] = _LOOKS  # in place of the former process of that number
             yield pid
 
     def _look_at(self, look: _Look, pids: Collection[int]) -> None:
@@ -330,7 +329,7 @@ class QemuFinder:
 
     @contextlib.contextmanager
     def _alone(self, pid: int) -> Iterator[None]:
-        """Limit an error to its process: anybody may have started it, in any way."""
+        """Limit an error to its process: any user may have started it, in any way."""
         try:
             yield
         except _GivenUpError:
@@ -341,9 +340,8 @@ class QemuFinder:
             if isinstance(error, OSError) and error.errno in _SHORTAGES:
                 raise
             if pid not in self._failed:
-                self._failed[pid] = 1
-                why = f"{type(error).__name__}: {error}"
-                _log.warning("process %d: looking at it failed: %s; if it is a VM, please report this", pid, why)
+                self._failed.add(pid)
+                _log.warning("process %d: examining it failed: %r; if it is a VM, please report this", pid, error)
 
     def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"
@@ -411,17 +409,7 @@ class QemuFinder:
         if made and made not in {process.uuid for process in self._processes.values()}:
             return made
         if made:
-            _log.warning(
-                "process %d: another VM here has its UUID %s too; it is measured under a UUID of its own",
-                launch.pid,
-                made,
-            )
+            message = "process %d: another VM here has its UUID %s too; it is measured under a UUID of its own"
+            _log.warning(message, launch.pid, made)
         words = f"{self._boot} {launch.pid} {launch.start_ticks} {text.decode('utf-8', 'replace')}"
         return str(uuid.uuid5(_NAMESPACE, words))
-
-
-def _mtime_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return -1

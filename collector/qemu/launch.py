@@ -1,5 +1,6 @@
 """How a QEMU was started, as far as its source needs it, from its command line and its folder in /proc."""
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -61,14 +62,11 @@ def taps_of(command: CommandLine, folder: str) -> tuple[str, ...]:
 def _tun_names(folder: str) -> dict[int, str]:
     """Return the tap devices that a process has open, by file descriptor; empty where these cannot be read."""
     found = {}
-    try:
+    with contextlib.suppress(OSError, ValueError):
         for name in listed(f"{folder}/fdinfo"):
-            text = read_once(f"{folder}/fdinfo/{name}", 4096)
-            match = re.search(rb"^iff:\s*(\S+)", text, re.MULTILINE)
+            match = re.search(rb"^iff:\s*(\S+)", read_once(f"{folder}/fdinfo/{name}"), re.MULTILINE)
             if match:
                 found[int(name)] = match[1].decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return found
     return found
 
 

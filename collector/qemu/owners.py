@@ -1,4 +1,4 @@
-"""Whose QEMUs are VMs of this host: anybody may start a program of that name with any VM's name and UUID."""
+"""Which users' QEMUs are VMs of this host: any user may start such a program with any VM's name and UUID."""
 
 import logging
 import pwd
@@ -31,10 +31,7 @@ class Owners:
 
 
 def real_uid(status: bytes) -> int:
-    """Return the real user id of /proc/PID/status; /proc/PID is owned by root if tracing is forbidden.
-
-    Raises ValueError.
-    """
+    """Return the real user id of a /proc/PID/status (root may own /proc/PID itself). Raises ValueError."""
     match = _UID.search(status)
     if match is None:
         raise ValueError(f"no line Uid: {status[:60]!r}")

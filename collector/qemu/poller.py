@@ -61,7 +61,7 @@ class _Vm:
 
 
 class Poller:
-    """Keeps the latest disk counters per VM, and gives the finder all else that it learns.
+    """Keeps the latest disk counters per VM, and gives the finder the other results.
 
     Each VM is polled every `poll_ns` and may take `deadline_s` to answer. `asker` is `qmp.ask`, or a fake.
     """
@@ -167,10 +167,9 @@ class Poller:
             self._ask_disks(vm, launch, now)
         except QmpError as error:
             self._fail(vm, launch, error, now)
-        except Exception as error:  # noqa: BLE001 - whatever a VM answers costs that VM alone, in one line
+        except Exception as error:  # noqa: BLE001 - a VM's answer affects that VM alone, in one line
             why = f"asking it failed: {error!r}"[:_MAX_WHY]
-            defect = QmpError(f"{why}; please report this", Reason.SOURCE_FAILED)
-            self._fail(vm, launch, defect, now, is_defect=True)
+            self._fail(vm, launch, QmpError(f"{why}; please report this"), now, is_defect=True)
         else:
             if vm.said:
                 _log.info("VM %s: QMP answers again", vm.name)
@@ -183,11 +182,9 @@ class Poller:
 
     def _ask_disks(self, vm: _Vm, launch: Launch, now: Stamp) -> None:
         if launch.command.libvirt:
-            message = (
-                "of a libvirt that has no status file here (a session's, a container's): measured without its "
-                "disk counters and state, because only that libvirt may use its QMP socket"
-            )
-            raise QmpError(message, Reason.NOT_VISIBLE)
+            owner = "of a libvirt that has no status file here (a session's, a container's)"
+            why = "measured without its disk counters and state, because only that libvirt may use its QMP socket"
+            raise QmpError(f"{owner}: {why}", Reason.NOT_VISIBLE)
         if not launch.qmp:
             message = "no QMP socket, so no disk counters; start it with -qmp unix:/run/NAME.qmp,server=on,wait=off"
             raise QmpError(message, Reason.NOT_VISIBLE)
@@ -219,12 +216,9 @@ class Poller:
         )
         if slow:
             vm.slow_due_ns = now.mono_ns + _SLOW_NS
-        if hidden:  # a sum without them would look like a quieter VM
-            vm.reading, vm.reason = None, Reason.NOT_VISIBLE
-        elif disks:
-            vm.reading, vm.reason = DiskReading(stamp, disks), Reason.UNSPECIFIED
-        else:
-            vm.reading, vm.reason = None, Reason.NOT_PRESENT
+        vm.reading = DiskReading(stamp, disks) if disks and not hidden else None
+        # A sum without hidden ones would look like a quieter VM.
+        vm.reason = Reason.NOT_VISIBLE if hidden else Reason.UNSPECIFIED if disks else Reason.NOT_PRESENT
 
     def _fail(self, vm: _Vm, launch: Launch, error: QmpError, now: Stamp, *, is_defect: bool = False) -> None:
         vm.reason = error.reason
@@ -238,7 +232,7 @@ class Poller:
             _log.warning("VM %s (process %d): %s", vm.name, launch.pid, text)
 
     def _stopped(self, pid: int) -> bool:
-        """Whether a signal stopped the process: it would accept no connection, and ours would block others'."""
+        """Whether a signal stopped the process: it would accept no connection, and the agent's would block others'."""
         try:
             return parse_task_stat(read_once(f"{self._proc}/{pid}/stat")).state in {"T", "t"}
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A QEMU process that is a VM: what is known of it, and the identity made of that."""
+"""A QEMU process that is a VM: its launch, the later results, and the identity made of both."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is learned of a VM later: by QMP, and from Proxmox' configuration. Empty or None: unknown."""
+    """Later results about a VM: by QMP, and from Proxmox' configuration. Empty or None: unknown."""
 
     state: str = "running"
     name: str = ""
@@ -53,8 +53,7 @@ class Process:
                 name = read_once(f"{folder}/{tid}/comm", 64).decode("utf-8", "replace").strip()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            match = _VCPU.fullmatch(name)
-            if match:
+            if match := _VCPU.fullmatch(name):
                 vcpus[tid] = (int(match[1] or 0), match[2])
         self.others = (self.seen & tids) - vcpus.keys()
         self.seen = tids

@@ -1,7 +1,7 @@
 """A QMP client (QEMU's machine protocol): connect, send read-only commands, disconnect.
 
-A QMP socket serves one client at a time, so we never stay connected. The library `qemu.qmp` is built on asyncio, for
-clients that stay; for four commands every ten seconds its event loop would cost more than this client.
+A QMP socket serves one client at a time, so this one never stays connected. The library `qemu.qmp` is built on asyncio,
+for clients that stay; for four commands every ten seconds its event loop would cost more than this client.
 """
 
 import errno
@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from collector.base import MAX_PID, DiskCounters, DiskDevice, Reason
+from collector.base import MAX_PID, DiskCounters, DiskDevice, Reason, SourceError
+from collector.files import NO_FD
 from collector.qemu.cmdline import disk_kind
+from collector.timestamps import seconds_left
 
 #: The only commands that are ever sent, beside the handshake: none changes a VM.
 ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "query-block"})
@@ -36,12 +38,8 @@ _STATES = {
 }
 
 
-class QmpError(Exception):
-    """A VM could not be asked. One line: what, where, the value, the remedy."""
-
-    def __init__(self, message: str, reason: Reason) -> None:
-        super().__init__(message)
-        self.reason = reason
+class QmpError(SourceError):
+    """A VM could not be asked."""
 
 
 def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
@@ -49,8 +47,8 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
 
     `path` is the socket ("\0..." is an abstract one), `commands` are of `ALLOWED`. Answers of another process than
     `pid` are refused. A socket of another user than `uid` or root, or behind a symbolic link, is not connected to.
-    Raises QmpError if nobody is there, nobody answers in `deadline_s` (another client holds the socket, QEMU hangs), or
-    what answers is not that QEMU's QMP.
+    Raises QmpError if no process listens, there is no answer in `deadline_s` (another client holds the socket, QEMU
+    hangs), or the answer is not from that QEMU's QMP.
     """
     wanted = list(commands)
     refused = set(wanted) - ALLOWED
@@ -68,12 +66,12 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
         raise QmpError(message, Reason.STUCK) from error
     except OSError as error:
         raise _explain(error, shown) from error
-    except _GarbageError as error:
+    except _NotQmpError as error:
         raise QmpError(f"{shown}: {error}; is it a QMP socket?", Reason.INVALID_VALUE) from error
 
 
 def check_socket(path: str, uid: int) -> None:
-    """Check by its file alone whether `ask` may connect to a socket. Raises QmpError as `ask` would."""
+    """Check only the file: may `ask` connect to this socket? Raises QmpError as `ask` would."""
     if path.startswith("\0"):
         return  # no file
     try:
@@ -84,8 +82,8 @@ def check_socket(path: str, uid: int) -> None:
         raise _explain(error, path) from error
 
 
-class _GarbageError(Exception):
-    """What came is not QMP."""
+class _NotQmpError(Exception):
+    """The received bytes are not QMP."""
 
 
 class _Talk:
@@ -112,9 +110,9 @@ class _Talk:
 
     def ask(self, commands: list[str]) -> dict[str, Any]:
         if "QMP" not in self._receive():
-            raise _GarbageError("no greeting of QMP")
+            raise _NotQmpError("no greeting of QMP")
         if self._execute("qmp_capabilities") is None:
-            raise _GarbageError("the handshake was refused")
+            raise _NotQmpError("the handshake was refused")
         answers = {command: self._execute(command) for command in commands}
         return {command: answer["return"] for command, answer in answers.items() if answer is not None}
 
@@ -127,7 +125,7 @@ class _Talk:
             if answer.get("id") == command:
                 return answer if "return" in answer else None
             if "event" not in answer:
-                raise _GarbageError(f"neither an event nor the answer to {command}")
+                raise _NotQmpError(f"neither an event nor the answer to {command}")
 
     def _receive(self) -> dict[str, Any]:
         """Return the next message; each is one line."""
@@ -136,30 +134,27 @@ class _Talk:
             chunk = self._connection.recv(_CHUNK_BYTES)
             self._bytes += len(chunk)
             if not chunk:
-                raise _GarbageError("the connection was closed")
+                raise _NotQmpError("the connection was closed")
             if self._bytes > _MAX_BYTES:
-                raise _GarbageError(f"more than {_MAX_BYTES} bytes")
+                raise _NotQmpError(f"more than {_MAX_BYTES} bytes")
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise _GarbageError(f"not JSON: {line[:40]!r}") from error
+            raise _NotQmpError(f"not JSON: {line[:40]!r}") from error
         if not isinstance(message, dict):
-            raise _GarbageError(f"not a message: {line[:40]!r}")
+            raise _NotQmpError(f"not a message: {line[:40]!r}")
         return message
 
     def _wait(self) -> None:
-        left_s = self._until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left_s)
+        self._connection.settimeout(seconds_left(self._until_s))
 
 
 def _check_file(found: os.stat_result, path: str, uid: int) -> None:
-    """Refuse a file that somebody else may have put there for root to connect to."""
+    """Refuse a file that another user may have put there for root to connect to."""
     if not stat.S_ISSOCK(found.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no socket"
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a socket"
         raise QmpError(f"{path}: {kind}; give QEMU the path of the socket itself", Reason.NO_PERMISSION)
     if found.st_uid not in {uid, 0}:
         message = f"{path}: of user {found.st_uid}, neither the QEMU's ({uid}) nor root; not connected to"
@@ -168,27 +163,22 @@ def _check_file(found: os.stat_result, path: str, uid: int) -> None:
 
 def _check_peer(connection: socket.socket, shown: str, pid: int) -> None:
     """Refuse a socket on which another process listens: the VM was restarted, or the path is another's by now."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    peer, _, _ = _UCRED.unpack(found)
+    peer, _, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if peer and peer != pid:
-        message = f"{shown}: process {peer} listens there, not the VM's {pid}"
-        raise QmpError(message, Reason.NOT_PRESENT)
+        raise QmpError(f"{shown}: process {peer} listens there, not the VM's {pid}", Reason.NOT_PRESENT)
 
 
 def _explain(error: OSError, shown: str) -> QmpError:
+    why = f"{shown}: {error.strerror or error}"
     if error.errno == errno.EAGAIN:
-        message = f"{shown}: another client holds this QMP socket and more wait for it"
-        return QmpError(message, Reason.STUCK)
+        return QmpError(f"{shown}: another client holds this QMP socket and more wait for it", Reason.STUCK)
     if error.errno in {errno.EACCES, errno.EPERM}:
-        message = f"{shown}: {error.strerror}; the agent's user needs write access to the socket"
-        return QmpError(message, Reason.NO_PERMISSION)
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
-        message = f"{shown}: no file descriptor is left; raise the agent's LimitNOFILE"
-        return QmpError(message, Reason.FD_LIMIT)
+        return QmpError(f"{why}; the agent's user needs write access to the socket", Reason.NO_PERMISSION)
+    if error.errno in NO_FD:
+        return QmpError(f"{shown}: no file descriptor is left; raise the agent's LimitNOFILE", Reason.FD_LIMIT)
     if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
-        message = f"{shown}: {error.strerror}; is the socket where the agent can see it (not in /tmp or /home)?"
-        return QmpError(message, Reason.NOT_VISIBLE)
-    return QmpError(f"{shown}: {error.strerror or error}", Reason.SOURCE_FAILED)
+        return QmpError(f"{why}; is the socket where the agent can see it (not in /tmp or /home)?", Reason.NOT_VISIBLE)
+    return QmpError(why)
 
 
 def parse_state(answer: Any) -> str:
@@ -221,10 +211,9 @@ def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
 
 
 def _counter(stats: Mapping[str, Any], key: str) -> int:
-    """Return a counter: QEMU's are 64-bit integers that only grow."""
     value = stats[key]
     if type(value) is not int or not 0 <= value <= _MAX_COUNTER:  # type: True is an int
-        raise ValueError(f"query-blockstats: {key} is no counter ({str(value)[:40]!r})")
+        raise ValueError(f"query-blockstats: {key} is not a counter ({str(value)[:40]!r})")
     return value
 
 

@@ -84,8 +84,7 @@ class QemuSource:
             count = sum(vm.manager in _MANAGERS for vm in self._inventory.vms())
         except SourceError as error:
             return error.as_probe()
-        vms = counted(count, "VM")
-        return Probe(available=True, detail=f"{vms} without libvirt now; {self._finder.probe().detail}")
+        return Probe(True, f"{counted(count, 'VM')} without libvirt now; {self._finder.probe().detail}")
 
     def open(self) -> None:
         """Start polling VMs."""
@@ -111,12 +110,10 @@ class QemuSource:
 
     def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: "_Taps") -> VmSample:
         stamps: dict[str, Stamp] = {}
-        parts: dict[str, object] = {}
         reading = self._poller.reading(vm.uuid, vm.epoch, now.mono_ns - self._stale_ns)
+        parts: dict[str, object] = {"disks": reading}
         if isinstance(reading, DiskReading):
-            parts["disks"], stamps["disks"] = reading.disks, reading.stamp
-        else:
-            parts["disks"] = reading
+            stamps["disks"], parts["disks"] = reading
         if not self._inventory.interfaces_covered.covers(vm.uuid, vm.epoch, now.mono_ns):
             passed = any(device.kind == "hostdev" for device in vm.interfaces)
             found = Reason.NOT_VISIBLE if passed else self._interfaces(vm, taps)
@@ -193,8 +190,7 @@ class _Taps:
         if grouped is None:
             grouped = self._proxmox[id(lines)] = {}
             for name in lines:
-                match = _PROXMOX_TAP.fullmatch(name)
-                if match:
+                if match := _PROXMOX_TAP.fullmatch(name):
                     grouped.setdefault(match[1], []).append(name)
         return grouped.get(vmid.encode(), [])
 

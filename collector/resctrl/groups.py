@@ -51,9 +51,7 @@ class GroupReader:
     def close(self) -> None:
         """Close all files."""
         for files in self._files.values():
-            for file in files:
-                if not isinstance(file, Reason):
-                    self._kept.close(file)
+            self._kept.close(*(file for file in files if not isinstance(file, Reason)))
         self._files = {}
 
     def _read(self, files: tuple[KeptFile | Reason, ...], now_ns: int) -> RdtDomain:

@@ -1,5 +1,6 @@
-"""Cache occupancy and memory bandwidth per VM: a monitoring group for each, or the one that others made for it."""
+"""Cache occupancy and memory bandwidth per VM: a monitoring group for each, or another program's group of it."""
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -35,8 +36,8 @@ class ResctrlSource:
     """The resctrl source (`collector.base.Source`). Not safe for use by several threads at once.
 
     A VM's group is made in the control group of its vCPU threads, and all threads of its QEMU there become members. A
-    VM whose vCPUs are in several control groups has one in each, and its values are their sums. vCPUs in somebody
-    else's monitoring group are read in that group.
+    VM whose vCPUs are in several control groups has one in each, and its values are their sums. vCPUs in another
+    program's monitoring group are read in that group.
 
     There are at most `max_groups` groups of whitepanda's (0: no such bound), and never more than monitoring ids, less
     the others' groups and `reserve_rmids`. With more VMs than groups, each keeps its group for `hold_s` before
@@ -111,10 +112,8 @@ class ResctrlSource:
             self._tree.open()
         except OSError as error:
             raise SourceError(f"{self._tree.root}: {error.strerror}", reason_of(error)) from error
-        try:
+        with contextlib.suppress(OSError):  # Linux before 5.7
             self._kernel_knows = read_groups(f"{self._proc}/self") is not None
-        except OSError:
-            self._kernel_knows = False  # Linux before 5.7
 
     def sample(self) -> SourceSample:
         """Update the groups for the VMs, and read them. Raises SourceError."""
@@ -122,7 +121,7 @@ class ResctrlSource:
             self.open()
         inventory = self._inventory.vms()
         now_ns = self._clock()
-        self._forget({vm.uuid: vm for vm in inventory})
+        self._forget({vm.uuid: vm.epoch for vm in inventory})
         try:
             self._follow(inventory, now_ns)
             self._change(now_ns)
@@ -142,10 +141,9 @@ class ResctrlSource:
 
     # --- which VMs there are, and where their threads are ---
 
-    def _forget(self, present: Mapping[str, VmIdentity]) -> None:
+    def _forget(self, present: Mapping[str, str]) -> None:
         for uuid, vm in list(self._vms.items()):
-            identity = present.get(uuid)
-            if identity is None or identity.epoch != vm.identity.epoch:
+            if present.get(uuid) != vm.identity.epoch:
                 self._drop(vm)
         self._absent.clear()
 
@@ -157,9 +155,9 @@ class ResctrlSource:
 
     def _close_readers(self, vm: Vm, *, all_groups: bool) -> None:
         """Stop reading a VM's own groups, or all; its own are removed with the next change."""
-        for place in [place for place in vm.readers if all_groups or place.ours]:
+        for place in [place for place in vm.readers if all_groups or place.own]:
             vm.readers.pop(place).close()
-            if place.ours:
+            if place.own:
                 self._doomed.add(place)
         vm.inside.clear()
         vm.last = {}
@@ -169,7 +167,7 @@ class ResctrlSource:
         survey = now_ns >= self._survey_at_ns
         if survey or (due and not self._kernel_knows):
             with self._tree.locked(exclusive=False) as locked:
-                if not locked:  # somebody is changing the tree: at the next tick
+                if not locked:  # another program is changing the tree: at the next tick
                     for vm in due:
                         vm.look_at_ns = min(vm.look_at_ns, now_ns)
                     return
@@ -213,13 +211,9 @@ class ResctrlSource:
             return {tid: self._where.get(tid, Place("")) for tid in vm.threads.tids}
         found = {}
         for tid in vm.threads.tids:
-            try:
-                place = read_groups(f"{vm.threads.folder}/{tid}")
-            except OSError:
-                continue  # it has ended
-            if place is not None:
-                found[tid] = place
-        return found
+            with contextlib.suppress(OSError):  # it has ended
+                found[tid] = read_groups(f"{vm.threads.folder}/{tid}")
+        return {tid: place for tid, place in found.items() if place is not None}
 
     def _place(self, vm: Vm, now_ns: int) -> None:
         first = not vm.look_at_ns
@@ -228,8 +222,8 @@ class ResctrlSource:
         vm.look_at_ns = now_ns + _SURVEY_NS + spread_ns
         vm.places = self._locate(vm)
         deciding = {vm.places[tid] for tid in vm.watched if tid in vm.places}
-        own = frozenset(place.ctrl for place in deciding if not place.mon or place.ours)
-        foreign = frozenset(place for place in deciding if place.mon and not place.ours)
+        own = frozenset(place.ctrl for place in deciding if not place.mon or place.own)
+        foreign = frozenset(place for place in deciding if place.mon and not place.own)
         if own != vm.own:
             self._close_readers(vm, all_groups=False)
             vm.own = own
@@ -243,7 +237,7 @@ class ResctrlSource:
 
     def _read_foreign(self, vm: Vm, foreign: frozenset[Place]) -> None:
         """Open others' groups that the VM is in; note whether other processes are there too."""
-        for place in [place for place in vm.readers if not place.ours and place not in foreign]:
+        for place in [place for place in vm.readers if not place.own and place not in foreign]:
             vm.readers.pop(place).close()
             vm.opened = next(self._opened)
         vm.foreign = foreign
@@ -252,7 +246,7 @@ class ResctrlSource:
             try:
                 vm.shared |= bool(self._strangers(vm, place))
                 if place not in vm.readers:
-                    vm.readers[place] = GroupReader(self._tree.path(place), self._monitoring.features, self._files)
+                    vm.readers[place] = self._reader(place)
                     vm.opened = next(self._opened)
             except (OSError, GroupGoneError) as error:
                 vm.look_at_ns = 1
@@ -267,15 +261,15 @@ class ResctrlSource:
         """Count others' groups; find whitepanda's unused ones, such as those of a killed agent."""
         self._survey_at_ns = now_ns + _SURVEY_NS
         places = self._tree.places()
-        ours = {place for place in places if place.ours}
-        self._others = len(places) - len(ours)
-        self._stuck &= ours
+        own = {place for place in places if place.own}
+        self._others = len(places) - len(own)
+        self._stuck &= own
         used = {place for vm in self._vms.values() for place in vm.readers}
         if not self._surveyed:
             # Groups that an earlier agent left to a living VM are taken over.
-            used |= {place for place in ours if place.mon.removeprefix(PREFIX) in self._vms}
+            used |= {place for place in own if place.mon.removeprefix(PREFIX) in self._vms}
         self._surveyed = True
-        self._doomed |= ours - used
+        self._doomed |= own - used
 
     # --- changes, under the lock ---
 
@@ -285,7 +279,7 @@ class ResctrlSource:
         return min(self._max_groups, free) if self._max_groups else free
 
     def _change(self, now_ns: int) -> None:
-        """Remove, make and fill groups, if needed and nobody else has the tree locked."""
+        """Remove, make and fill groups, if needed and the tree is not locked."""
         holders = [self._vms[uuid] for uuid in self._turns.holders]
         to_fill = [vm for vm in holders if not self._complete(vm) or vm.to_move()]
         if self._doomed or to_fill or self._turns.next(self._cap, now_ns):
@@ -376,21 +370,19 @@ class ResctrlSource:
         self._turns.postponed(uuid, now_ns + pause_ns)
 
     def _open_group(self, vm: Vm, place: Place) -> bool:
-        """Make a group, or take over the one that is there; returns whether it is new to us."""
+        """Make a group, or take over the one that is there; returns whether this source did not have it."""
         if place in vm.readers:
             return False
-        fresh = True
+        settling = True
         try:
             self._tree.make(place)
         except FileExistsError:
-            fresh = False
-        vm.readers[place] = GroupReader(
-            self._tree.path(place),
-            self._monitoring.features,
-            self._files,
-            settled_ns=self._clock() + SETTLE_NS if fresh or not vm.inside else 0,
-        )
+            settling = not vm.inside
+        vm.readers[place] = self._reader(place, settled_ns=self._clock() + SETTLE_NS if settling else 0)
         return True
+
+    def _reader(self, place: Place, settled_ns: int = 0) -> GroupReader:
+        return GroupReader(self._tree.path(place), self._monitoring.features, self._files, settled_ns=settled_ns)
 
     def _let_go(self) -> None:
         for vm in list(self._vms.values()):
@@ -406,7 +398,7 @@ class ResctrlSource:
                 return
             time.sleep(_CLOSE_PAUSE_S)
         if self._doomed:
-            self._warn(f"{self._tree.root} is locked by somebody else: our groups stay until the next start")
+            self._warn(f"{self._tree.root} is locked by another program: whitepanda's groups stay until the next start")
 
     # --- reading ---
 
@@ -425,7 +417,7 @@ class ResctrlSource:
             try:
                 rdt = self._read(vm, domains, now_ns)
             except GroupGoneError:
-                # Somebody removed a group: it is made or located again at the next tick.
+                # Another program removed a group: it is made or located again at the next tick.
                 self._close_readers(vm, all_groups=True)
                 vm.look_at_ns = 1
                 reason = vm.reason = Reason.VM_STARTING
@@ -441,7 +433,7 @@ class ResctrlSource:
         if not unbroken(vm.last, found, now_ns - vm.last_ns):
             vm.opened = next(self._opened)
         vm.last, vm.last_ns = found, now_ns
-        owners = sorted({"whitepanda" if place.ours else place.name for place in vm.readers})
+        owners = sorted({"whitepanda" if place.own else place.name for place in vm.readers})
         return RdtCounters(vm.opened, found, ", ".join(owners))
 
     def _warn(self, message: str) -> None:

@@ -28,7 +28,7 @@ class Threads:
         self._text: bytes | None = None
 
     def refresh(self, *, force: bool = False) -> bool:
-        """Look for new and ended threads; returns whether there are any."""
+        """Find new and ended threads; returns whether there are any."""
         fd = self._folder.fd
         links = os.stat(self.folder if fd is None else fd).st_nlink  # noqa: PTH116 - an open folder has no path
         if links == self._links and links > _LINKS_OF_EMPTY and not force:

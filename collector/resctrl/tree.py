@@ -1,4 +1,4 @@
-"""The tree that the kernel shows at /sys/fs/resctrl: its groups, and the few changes that we make there."""
+"""The tree that the kernel shows at /sys/fs/resctrl: its groups, and the few changes that whitepanda makes there."""
 
 import contextlib
 import errno
@@ -12,17 +12,16 @@ from typing import NamedTuple
 
 from collector.base import Reason, SourceError
 
-#: Groups of this prefix are ours.
+#: The prefix of whitepanda's groups.
 PREFIX = "whitepanda-"
 #: Folders beside the control groups.
 NO_CONTROL_GROUPS = frozenset({"info", "mon_groups", "mon_data"})
 
 _DOMAIN = "mon_L3_"
 #: Locked by the agent that has groups of `PREFIX`. The kernel's locking rule is about the root only, so this disturbs
-#: nobody; the lock is seen from every sandbox and ends with its holder.
+#: no other program; the lock is seen from every sandbox and ends with its holder.
 _OWNED = "info/L3_MON"
 _OWN_TRIES, _OWN_PAUSE_S = 3, 0.02
-_MOUNT = "mount -t resctrl resctrl"
 
 
 class Place(NamedTuple):
@@ -32,8 +31,8 @@ class Place(NamedTuple):
     mon: str = ""
 
     @property
-    def ours(self) -> bool:
-        """Whether it is a monitoring group of this product."""
+    def own(self) -> bool:
+        """Whether it is one of whitepanda's monitoring groups."""
         return self.mon.startswith(PREFIX)
 
     @property
@@ -79,12 +78,9 @@ class Tree:
                 f"{self.root}/info/L3_MON: {error.strerror}; this CPU cannot monitor cache or memory bandwidth, or "
                 "the kernel was started with rdt=!cmt,!mbmtotal,!mbmlocal"
             )
-        try:
-            listed = (self._proc / "filesystems").read_text().split()
-        except OSError:
-            listed = []
-        if "resctrl" in listed:
-            return f"{self.root}: resctrl is not mounted; {_MOUNT} {self.root}"
+        with contextlib.suppress(OSError):
+            if "resctrl" in (self._proc / "filesystems").read_text().split():
+                return f"{self.root}: resctrl is not mounted; mount -t resctrl resctrl {self.root}"
         return (
             f"{self.root}: this kernel has no resctrl (no Intel RDT, AMD QoS or Arm MPAM in the CPU, or the kernel "
             "is built without CONFIG_X86_CPU_RESCTRL); nothing to be done"
@@ -93,13 +89,12 @@ class Tree:
     @property
     def read_only(self) -> bool:
         """Whether the mount, as this process sees it, is read-only."""
-        try:
+        with contextlib.suppress(OSError):
             return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
-        except OSError:
-            return False
+        return False
 
     def open(self) -> None:
-        """Open the root for locking, and become the one who has groups here until `close`.
+        """Open the root for locking, and become the owner of whitepanda's groups until `close`.
 
         Raises OSError, or SourceError if another process has whitepanda's groups here.
         """
@@ -139,7 +134,7 @@ class Tree:
         return fd
 
     def close(self) -> None:
-        """Let go of the root."""
+        """Close the root, and give up its ownership."""
         for fd in (self._fd, self._owned):
             if fd is not None:
                 os.close(fd)
@@ -147,12 +142,9 @@ class Tree:
 
     def is_current(self) -> bool:
         """Whether what was opened is still what is mounted there."""
-        if self._fd is None:
-            return False
-        try:
-            return os.path.samestat(self.root.stat(), os.fstat(self._fd))
-        except OSError:
-            return False
+        with contextlib.suppress(OSError):
+            return self._fd is not None and os.path.samestat(self.root.stat(), os.fstat(self._fd))
+        return False
 
     @contextlib.contextmanager
     def locked(self, *, exclusive: bool) -> Iterator[bool]:
@@ -193,7 +185,7 @@ class Tree:
         return domains_of(str(self.root))
 
     def tasks(self, place: Place) -> set[int]:
-        """Return the thread ids in a group; of a control group those in its monitoring groups, too."""
+        """Return the thread ids in a group; a control group's include its monitoring groups'."""
         return {int(tid) for tid in Path(self.path(place), "tasks").read_bytes().split()}
 
     def all_tasks(self) -> dict[int, Place]:
@@ -215,8 +207,8 @@ class Tree:
 
         Raises ValueError if the group is another's.
         """
-        if not place.ours:
-            raise ValueError(f"{place.name} is not ours")
+        if not place.own:
+            raise ValueError(f"{place.name} is not whitepanda's")
         folder = Path(self.path(place))
         # On a read-only mount the kernel says so before it looks whether the folder is there.
         with self._writable(place), contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Who has a monitoring group now, where there are more VMs than monitoring ids. Pure: time comes with the call."""
+"""Which VMs have monitoring groups now, if there are more VMs than monitoring ids. Pure: the caller passes the time."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -8,12 +8,12 @@ from collector.base import NS_PER_S
 #: A freed monitoring id is in limbo until its lines left the cache; the kernel looks once a second.
 _FIRST_BACK_OFF_NS = 1 * NS_PER_S
 _LAST_BACK_OFF_NS = 32 * NS_PER_S
-#: How long a found limit of ids is believed. Finding it costs a refused mkdir.
+#: How long a limit of ids is believed that a refused mkdir has shown.
 _LIMIT_NS = 60 * NS_PER_S
 
 
 class Step(NamedTuple):
-    """What to do next: give `grant` its groups, take those of `release`; "" is nobody.
+    """The next change: give `grant` its groups, take away the groups of `release`; "" is no VM.
 
     With both, make the new group first, so that nothing is lost if the kernel refuses it.
     """
@@ -38,16 +38,14 @@ class Turns:
 
     @property
     def holders(self) -> Collection[str]:
-        """Those that hold groups."""
+        """The VMs that hold groups."""
         return self._holders.keys()
 
     def want(self, uuid: str, groups: int, *, first: bool = False) -> None:
-        """Note that a VM needs so many groups. `first`: it has had them already and need not wait."""
-        known = uuid in self._needs
+        """Note how many groups a VM needs. `first`: it has had them already and need not wait."""
+        if uuid not in self._needs:
+            self._waiting = {uuid: None, **self._waiting} if first else {**self._waiting, uuid: None}
         self._needs[uuid] = groups
-        if known:
-            return
-        self._waiting = {uuid: None, **self._waiting} if first else {**self._waiting, uuid: None}
 
     def forget(self, uuid: str) -> None:
         """Note that a VM needs none any more."""
@@ -63,7 +61,8 @@ class Turns:
             cap = min(cap, self._limit)
         if now_ns < self._free_at_ns:
             return None
-        waiter = next((uuid for uuid in self._waiting if self._may(uuid, cap, now_ns)), "")
+        may = (u for u in self._waiting if self._needs[u] <= cap and self._blocked.get(u, now_ns) <= now_ns)
+        waiter = next(may, "")
         if not waiter:
             return None
         if used + self._needs[waiter] <= cap:
@@ -73,9 +72,6 @@ class Turns:
 
     def _used(self) -> int:
         return sum(self._needs[uuid] for uuid in self._holders)
-
-    def _may(self, uuid: str, cap: int, now_ns: int) -> bool:
-        return self._needs[uuid] <= cap and self._blocked.get(uuid, now_ns) <= now_ns
 
     def released(self, uuid: str) -> None:
         """A VM's groups were taken away: it waits again, last."""
@@ -89,7 +85,7 @@ class Turns:
         self._back_off_ns = _FIRST_BACK_OFF_NS
 
     def refused(self, uuid: str, now_ns: int, *, all_taken: bool = False) -> None:
-        """The kernel has no monitoring id now: the VM stays first in the line, and nobody asks for a while.
+        """The kernel has no monitoring id now: the VM stays first in the line, and no VM asks for a while.
 
         `all_taken`: none is in limbo either, so there are fewer ids than was thought (others have some, or the CPU has
         fewer than it says). Then the turns continue among those that are held.

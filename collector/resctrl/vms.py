@@ -1,4 +1,4 @@
-"""What the resctrl source keeps of a VM."""
+"""The resctrl source's state of a VM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +45,6 @@ class Vm:
         """Return the threads to move into the VM's groups, by control group; those in others' groups stay there."""
         found: dict[str, set[int]] = {}
         for tid, place in self.places.items():
-            if place.ctrl in self.own and tid not in self.inside and (place.ours or not place.mon):
+            if place.ctrl in self.own and tid not in self.inside and (place.own or not place.mon):
                 found.setdefault(place.ctrl, set()).add(tid)
         return found

@@ -397,8 +397,8 @@ def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
         sampler.run(0.5)
     assert {str(error).partition("; ")[2] for error in sampler.errors} <= {
         "is ovs-vswitchd running? else set sources.ovs.run_dir",
-        "connecting anew at the next tick",
-        "reading anew at the next tick",
+        "reconnecting at the next tick",
+        "reading again at the next tick",
         "is ovs-vswitchd hung or stopped?",
     }
     assert counters(sampled(source), 1).opened != opened

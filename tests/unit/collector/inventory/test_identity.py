@@ -205,7 +205,7 @@ def test_a_wedged_process_costs_only_its_vm_until_it_goes_on(host, inventory, we
     go_on = wedge(20)
     assert names(inventory)[0] == "good"
     wait_until(lambda: names(inventory) == ["good", "later"])
-    assert caplog.text.count("20/cmdline: reading it hangs; this VM is not measured until it goes on") == 1
+    assert caplog.text.count("20/cmdline: reading it hangs; this VM is not measured until it continues") == 1
     host.status("hung", 20, [21, 22])  # libvirt replaces the file: it goes on waiting for the same answer
     assert names(inventory) == ["good", "later"]
     assert len([t for t in threading.enumerate() if t.name == "cmdline"]) == 1

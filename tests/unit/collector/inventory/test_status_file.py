@@ -75,7 +75,7 @@ def test_whoever_else_writes_metadata_is_not_nova():
         ((b"domstatus", b"other"), r"not a libvirt status file \(<other>\)"),
         ((b"pid='5198'", b"pid='x'"), "not a number"),
         ((b"pid='5198'", b""), "not a number"),
-        ((b"pid='5198'", b"pid='0'"), "process or thread id 0 is none"),
+        ((b"pid='5198'", b"pid='0'"), "process or thread id 0 is invalid"),
         ((b"<vcpu id='0' pid='5218'/>", b"<vcpu id='0' pid='y'/>"), "not a number"),
         ((b"<uuid>57500000-0000-4000-8000-000000000001</uuid>", b""), "no uuid or no name"),
         ((b"<name>wplab-mixed-1</name>", b""), "no uuid or no name"),

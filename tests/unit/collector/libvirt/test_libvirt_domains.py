@@ -533,7 +533,7 @@ def test_a_device_without_counters_makes_no_sum_of_the_others(host, module, sour
     vm = source.sample().vms[a]
     assert dict(vm.absent) == {"disks": Reason.NOT_PRESENT, "interfaces": Reason.NOT_PRESENT}
     assert (vm.disks, vm.interfaces) == (None, None)
-    assert "a: no disk counters: libvirt tells nothing of vdb" in caplog.text
+    assert "a: no disk counters: libvirt reports nothing of vdb" in caplog.text
     host.vm("a", 10, [11], extra=f"<devices>{DISK}{TAP}{drive}</devices>")
     clocks.advance(1)
     vm = source.sample().vms[a]
@@ -607,7 +607,7 @@ def test_a_domain_that_fails_costs_nobody_else_and_is_told_once(host, module, so
     assert len(sample.inventory) == 2
     assert [record.getMessage() for record in caplog.records] == ["a: no disk counters: libvirt cannot read them"]
     module.domains[host.uuid_of("b")] = module.libvirtError("this one too")
-    with pytest.raises(SourceError, match="monitor is gone; connecting anew"):
+    with pytest.raises(SourceError, match="monitor is gone; reconnecting"):
         source.sample()
 
 
@@ -769,7 +769,7 @@ def test_a_driver_without_keep_alive_works_without(module, source):
 
 def test_a_keep_alive_that_fails_is_told_and_leaves_no_connection(module, source):
     module.refuse_keep_alive = module.libvirtError("internal error: the caller doesn't support keepalive")
-    with pytest.raises(SourceError, match="support keepalive; connecting anew at the next tick") as caught:
+    with pytest.raises(SourceError, match="support keepalive; reconnecting at the next tick") as caught:
         source.open()
     assert caught.value.reason is Reason.SOURCE_FAILED
     assert module.opened[0].closed

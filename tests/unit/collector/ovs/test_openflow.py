@@ -185,7 +185,7 @@ def test_the_highest_common_version_is_agreed_upon(bridge, client, greeting, agr
 
 def test_a_bridge_with_another_protocol_alone_is_named_with_the_remedy(bridge, client):
     bridge(two_ports, greeting=hello(9, {8}))
-    with pytest.raises(SourceError, match=r"br0\.mgmt: not OpenFlow: it speaks no OpenFlow of 1\.0 to 1\.5"):
+    with pytest.raises(SourceError, match=r"br0\.mgmt: not OpenFlow: it does not speak OpenFlow 1\.0 to 1\.5"):
         client.stats(soon())
 
 
@@ -319,7 +319,8 @@ def test_descriptions_of_a_wrong_length_are_one_clear_line(bridge, client):
 
 
 def _parse_garbage(client, body):
-    client._ask = lambda *_: [body]
+    client._connect = lambda *_: None
+    client._exchange = lambda *_: [body]
     client._version = 6
     client.names(soon())
 

@@ -218,7 +218,7 @@ def test_no_open_vswitch_here(tmp_path, database):
     assert caught.value.reason is Reason.NOT_PRESENT
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "db.sock"))
-    with pytest.raises(SourceError, match=r"db\.sock: nobody listens; is ovsdb-server running\?"):
+    with pytest.raises(SourceError, match=r"db\.sock: connection refused; is ovsdb-server running\?"):
         database.open()
 
 

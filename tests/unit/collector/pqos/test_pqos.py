@@ -382,7 +382,7 @@ def test_a_vm_in_somebody_elses_group_is_let_alone(fake, tree, make, caplog):
     found = tell(source)
     assert found["uuid-2"] is Reason.RDT_UNAVAILABLE
     assert [call[1] for call in fake.calls if call[0] == "start"] == [(1000,)]
-    assert "vm2: theirs of somebody else monitors it; use [sources.resctrl]" in caplog.text
+    assert "vm2: theirs of another program monitors it; use [sources.resctrl]" in caplog.text
     tree.process(1000, 1005, 1006)
     tree.group("mon_groups/theirs", "2001\n1005\n")
     source.sample()

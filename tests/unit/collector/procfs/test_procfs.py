@@ -359,7 +359,7 @@ def test_vcpus_that_run_when_they_are_seen_first_are_counted(host, make, looked)
 
 
 def test_vms_take_turns_where_many_vcpus_may_run(host, make, monkeypatch, looked):
-    monkeypatch.setattr("collector.procfs.source._MOST_LOOKS", 3)
+    monkeypatch.setattr("collector.procfs.source._MAX_LOOKS", 3)
     host.vm("a", 10, [11, 12])
     host.vm("b", 20, [21, 22])
     host.vm("idle", 30, [31])

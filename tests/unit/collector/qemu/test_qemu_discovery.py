@@ -387,7 +387,7 @@ def test_a_wedged_process_holds_up_nobody_and_costs_only_itself(qemu_host, wedge
     names()
     probe = finder.probe()
     assert (probe.available, probe.reason) == (True, Reason.STUCK)
-    assert "cmdline hangs for process 500: a VM there is not seen until it goes on or ends" in probe.detail
+    assert "cmdline hangs for process 500: a VM there is not seen until it continues or ends" in probe.detail
     assert caplog.text.count("500/cmdline: reading it hangs") == 1
 
     def seen():
@@ -482,7 +482,7 @@ def test_whatever_goes_wrong_with_one_process_costs_only_that_one(
     qemu_host.process(500, "kvm -name second", start=2)
     for _ in range(2):
         assert list(found()) == ["second"]
-    told = f"process 490: looking at it failed: {type(error).__name__}"
+    told = f"process 490: examining it failed: {type(error).__name__}"
     assert caplog.text.count(told) == caplog.text.count("failed") == 1
 
 

@@ -298,7 +298,7 @@ def test_a_symbolic_link_is_not_followed(serve, tmp_path):
         ask(str(link), ["query-status"], pid=os.getpid(), uid=os.getuid(), deadline_s=1)
     assert caught.value.reason is Reason.NO_PERMISSION
     (tmp_path / "file").touch()
-    with pytest.raises(QmpError, match="file: no socket"):
+    with pytest.raises(QmpError, match="file: not a socket"):
         ask(str(tmp_path / "file"), ["query-status"], pid=os.getpid(), uid=os.getuid(), deadline_s=1)
 
 

@@ -106,7 +106,7 @@ class KernelTree(Tree):
         self.log.append(f"mkdir {place.name}")
 
     def remove(self, place: Place) -> None:
-        assert place.ours
+        assert place.own
         if not Path(self.path(place)).exists():
             return
         shutil.rmtree(self.path(place))
@@ -178,8 +178,8 @@ class Machine:
         self.now_ns += int(seconds * S)
         return source.sample().vms
 
-    def ours(self) -> list[str]:
-        return sorted(place.name for place in self.kernel.places() if place.ours)
+    def own_groups(self) -> list[str]:
+        return sorted(place.name for place in self.kernel.places() if place.own)
 
     def open_files(self) -> int:
         found = 0

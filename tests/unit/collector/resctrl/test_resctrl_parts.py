@@ -90,12 +90,12 @@ def test_the_kernels_word_on_a_tasks_groups(text, place):
 
 def test_names_of_places():
     assert [place.name for place in (Place(""), Place("a"), Place("", "m"), Place("a", "m"))] == ["/", "a", "m", "a/m"]
-    assert Place("", "whitepanda-1").ours
-    assert not Place("whitepanda-1").ours
+    assert Place("", "whitepanda-1").own
+    assert not Place("whitepanda-1").own
 
 
 def test_only_our_groups_are_removed(tmp_path):
-    with pytest.raises(ValueError, match="not ours"):
+    with pytest.raises(ValueError, match="not whitepanda's"):
         Tree(str(tmp_path)).remove(Place("", "theirs"))
 
 

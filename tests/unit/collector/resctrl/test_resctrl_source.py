@@ -34,7 +34,7 @@ def test_a_vm_gets_a_group_with_all_its_threads(machine, tells):
     source = m.source(machine_tells=tells)
     assert isinstance(source, Source)
     first = m.tick(source)[uuid].rdt
-    assert m.ours() == [own(uuid).name]
+    assert m.own_groups() == [own(uuid).name]
     assert {m.kernel.threads[tid] for tid in (10, 11, 12, 13)} == {own(uuid)}
     assert (first.owner, list(first.domains)) == ("whitepanda", ["00", "01"])
     # Just moved: what the threads have in the cache is charged elsewhere, what the id's last user had, here.
@@ -93,7 +93,7 @@ def test_a_vm_is_followed_to_another_control_group(machine, tells):
     for tid in (11, 12):
         m.kernel.put_task(Place("gold"), tid)
     after = m.tick(source, 1 if tells else 6)[uuid].rdt
-    assert m.ours() == [own(uuid, "gold").name]
+    assert m.own_groups() == [own(uuid, "gold").name]
     assert m.kernel.threads[11] == own(uuid, "gold")
     assert m.kernel.threads[10] == ROOT  # the emulator's thread stayed with its operator's choice
     assert after.opened != before.opened
@@ -127,7 +127,7 @@ def test_vcpus_in_several_control_groups_are_added_up(machine):
     m.kernel.put_task(Place("gold"), 12)
     source = m.source()
     m.tick(source)
-    assert m.ours() == [own(uuid, "gold").name, own(uuid).name]
+    assert m.own_groups() == [own(uuid, "gold").name, own(uuid).name]
     m.kernel.everywhere(own(uuid), 100, 10, 1)
     m.kernel.everywhere(own(uuid, "gold"), 200, 20, 2)
     assert m.tick(source, 5)[uuid].rdt.domains["01"] == RdtDomain(300, 30, 3)
@@ -144,12 +144,12 @@ def test_anothers_group_is_read_and_not_robbed(machine, tells, name):
     source = m.source(machine_tells=tells)
     rdt = m.tick(source)[uuid].rdt
     assert (rdt.owner, rdt.domains["00"]) == (name, RdtDomain(4096, 500, 400))  # nothing moved: good at once
-    assert (m.ours(), m.kernel.log) == ([], [])
+    assert (m.own_groups(), m.kernel.log) == ([], [])
     # Its owner lets go: from then on the VM has a group of ours.
     for tid in (10, 11, 12):
         m.kernel.put_task(ROOT, tid)
     changed = m.tick(source, 1 if tells else 6)[uuid].rdt
-    assert (changed.owner, m.ours()) == ("whitepanda", [own(uuid).name])
+    assert (changed.owner, m.own_groups()) == ("whitepanda", [own(uuid).name])
     assert changed.opened != rdt.opened
 
 
@@ -172,7 +172,7 @@ def test_a_vm_taken_over_by_another_owner_is_let_go(machine, tells):
     for tid in (10, 11):
         m.kernel.put_task(theirs, tid)
     rdt = m.tick(source, 1 if tells else 6)[uuid].rdt
-    assert (rdt.owner, m.ours()) == ("libvirt", [])
+    assert (rdt.owner, m.own_groups()) == ("libvirt", [])
     m.tick(source, 30)
     assert m.kernel.threads[11] == theirs
 
@@ -216,7 +216,7 @@ def test_more_vms_than_ids_take_turns(machine):
     told = dict.fromkeys(uuids, 0)
     for _ in range(60):
         vms = m.tick(source)
-        assert count(vms) == len(m.ours()) == 4
+        assert count(vms) == len(m.own_groups()) == 4
         for uuid, sample in vms.items():
             if sample.rdt is None:
                 assert dict(sample.absent) == {"rdt": Reason.NO_RMID}
@@ -236,7 +236,7 @@ def test_max_groups_is_a_bound_and_not_a_number_of_ids(machine, max_groups):
     told = dict.fromkeys(uuids, 0)
     for _ in range(200):
         vms = m.tick(source)
-        assert count(vms) == len(m.ours()) == 3
+        assert count(vms) == len(m.own_groups()) == 3
         for uuid, sample in vms.items():
             told[uuid] += sample.rdt is not None
     assert {told[uuid] for uuid in uuids} == {30}
@@ -341,7 +341,7 @@ def test_ids_used_by_others_are_left_to_them(machine):
     m.kernel.group(Place("y"))
     m.tick(source, 6)
     m.tick(source)
-    assert len(m.ours()) == 2
+    assert len(m.own_groups()) == 2
     assert {place.ctrl for place in m.kernel.places()} >= {"x", "y"}
 
 
@@ -369,10 +369,10 @@ def test_stale_groups_go_at_the_start_and_others_stay(machine):
     source = m.source()
     m.tick(source)
     m.tick(source, 6)
-    assert m.ours() == [own(a).name]
+    assert m.own_groups() == [own(a).name]
     assert {place.name for place in m.kernel.places()} >= {"theirs", "gold", "gold/whitepandas"}
     source.close()
-    assert m.ours() == []
+    assert m.own_groups() == []
     assert {place.name for place in m.kernel.places()} == {"/", "gold", "theirs", "gold/whitepandas"}
 
 
@@ -398,12 +398,12 @@ def test_groups_go_with_their_vms_and_files_are_closed(machine):
     both = m.open_files()
     m.stop("b", 20)
     m.tick(source)
-    assert m.ours() == [own(m.host.uuid_of("a")).name]
+    assert m.own_groups() == [own(m.host.uuid_of("a")).name]
     # The root and its L3_MON, and per VM: 6 value files, the task folder, the watched thread.
     assert (both, m.open_files()) == (2 + 2 * 8, 2 + 8)
     m.stop("a", 10)
     assert m.tick(source) == {}
-    assert (m.ours(), m.open_files()) == ([], 2)
+    assert (m.own_groups(), m.open_files()) == ([], 2)
     source.close()
     source.close()
     assert m.open_files() == 0
@@ -418,7 +418,7 @@ def test_many_starts_leak_nothing(machine):
         assert m.tick(source)[m.host.uuid_of("a")].rdt is not None
         m.stop("a", 10)
     m.tick(source)
-    assert (m.ours(), m.open_files()) == ([], 2)
+    assert (m.own_groups(), m.open_files()) == ([], 2)
 
 
 def test_a_restarted_vm_has_a_new_group(machine):
@@ -467,7 +467,7 @@ def test_a_locked_tree_is_neither_waited_for_nor_changed(machine):
         assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.VM_STARTING}
         fcntl.flock(fd, fcntl.LOCK_SH)  # another reader: may be read beside, not changed
         assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.VM_STARTING}
-        assert m.ours() == []
+        assert m.own_groups() == []
         fcntl.flock(fd, fcntl.LOCK_UN)
         first = m.tick(source)[uuid].rdt
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -476,7 +476,7 @@ def test_a_locked_tree_is_neither_waited_for_nor_changed(machine):
         m.vm("b", 20, [21])
         assert m.tick(source)[m.host.uuid_of("b")].rdt is None
         source.close()  # gives up after a second; the next start removes what is left
-        assert m.ours() == [own(uuid).name]
+        assert m.own_groups() == [own(uuid).name]
     finally:
         os.close(fd)
     assert first.owner == "whitepanda"
@@ -624,7 +624,7 @@ def test_the_kernel_refuses_to_move_tasks(machine):
     source = m.source()
     for _ in range(3):
         assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.NO_PERMISSION}
-        assert m.ours() == []  # an id is not held for nothing
+        assert m.own_groups() == []  # an id is not held for nothing
     assert len(m.kernel.log) == 2  # made once, removed, not tried each second
 
 
@@ -664,7 +664,7 @@ def test_only_one_has_groups(machine):
         with pytest.raises(SourceError, match="another whitepanda"):
             attempt()
     other.close()
-    assert m.ours() == [own(uuid).name]
+    assert m.own_groups() == [own(uuid).name]
     assert m.kernel.threads[11] == own(uuid)
     assert source.probe().available  # its own lock is not in its way
     assert m.tick(source)[uuid].rdt is not None
@@ -729,7 +729,7 @@ def test_no_file_descriptor_left(machine, monkeypatch):
     vms = m.tick(source)
     assert vms[a].rdt is not None
     assert dict(vms[b].absent) == {"rdt": Reason.FD_LIMIT}
-    assert m.ours() == [own(a).name]
+    assert m.own_groups() == [own(a).name]
     monkeypatch.setattr(os, "open", real)
     assert m.tick(source)[b].rdt is not None
 
@@ -778,5 +778,5 @@ def test_what_was_said_of_a_group_is_forgotten_with_it(machine, caplog):
         m.kernel.remove = real_remove
         m.tick(source, 6)
         m.tick(source, 6)
-        assert (source._stuck, source._warned, m.ours()) == (set(), set(), [])
+        assert (source._stuck, source._warned, m.own_groups()) == (set(), set(), [])
     assert caplog.text.count("cannot be removed: Device or resource busy") == 5  # once each
