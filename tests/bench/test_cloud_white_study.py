@@ -95,7 +95,7 @@ def detection(*counts):
     return cloud_white_tables.detection_over([run], "whitepanda")
 
 
-def test_told_apart_is_the_share_of_ticks_of_victims_and_inflicting_vms():
+def test_distinguished_is_the_share_of_ticks_of_victims_and_inflicting_vms():
     found = detection(
         (("victim", "victim"), 80),
         (("victim", "steady"), 20),

@@ -71,15 +71,15 @@ print(json.dumps(found))
     assert found["bandwidth"][2:] == [found["tids"], True, True, False, ""]
 
 
-def test_a_vm_in_a_group_of_somebody_else_is_left_alone():
+def test_a_vm_in_a_group_of_someone_else_is_left_alone():
     found = inside("""
 other = R / "theirs"
 other.mkdir()
 (other / "tasks").write_text(f"{TIDS[1]}\\n")
 print(json.dumps([said(cache.target, VM, 3), GROUP.exists(), said(cache.write, VM, FULL), GROUP.exists()]))
 """)
-    told = "is in the control group theirs of somebody else"
-    assert told in found[0] and told in found[2]
+    reported = "is in the control group theirs of somebody else"
+    assert reported in found[0] and reported in found[2]
     assert (found[1], found[3]) == (False, False)
 
 

@@ -87,13 +87,13 @@ def test_what_alertmanager_makes_of_our_alert_is_what_we_send(alertmanager, rece
     assert shape(ours) == shape(theirs)
     same = ("version", "status", "groupLabels", "commonLabels", "commonAnnotations", "truncatedAlerts", "groupKey")
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
-    told = theirs["alerts"][0]
-    assert {**alert, "fingerprint": ""} == {**told, "fingerprint": ""}
-    assert len(alert["fingerprint"]) == len(told["fingerprint"]) == 16
+    reported = theirs["alerts"][0]
+    assert {**alert, "fingerprint": ""} == {**reported, "fingerprint": ""}
+    assert len(alert["fingerprint"]) == len(reported["fingerprint"]) == 16
 
     over = json.loads(webhook_messages.resolved(found, json.dumps(ours), URL, ended_unix_ns=now))["alerts"][0]
     submit(alertmanager, {key: over[key] for key in ("labels", "annotations", "startsAt", "endsAt", "generatorURL")})
     wait_until(lambda: receiver.taken()[1:])
-    told = receiver.posts[-1].alert
+    reported = receiver.posts[-1].alert
     assert receiver.taken()[-1] == ("17", "resolved")
-    assert {**told, "fingerprint": ""} == {**over, "fingerprint": ""}
+    assert {**reported, "fingerprint": ""} == {**over, "fingerprint": ""}

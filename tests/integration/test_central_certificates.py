@@ -61,10 +61,10 @@ async def test_centrals_files_are_taken_up_without_a_restart(
         shutil.copy(tmp_path / "new" / name, tmp_path / "tls" / name)
     assert await said_to_hello(central, new, "h1") == "welcome"
     assert await said_to_hello(central, old, "h1") == "UNAVAILABLE"
-    told = capsys.readouterr()
-    told = told.out + told.err
-    assert told.count("cannot be used; the ones before stay in force") == 1
-    assert told.count("changed certificate files are in force") == 1
+    reported = capsys.readouterr()
+    reported = reported.out + reported.err
+    assert reported.count("cannot be used; the ones before stay in force") == 1
+    assert reported.count("changed certificate files are in force") == 1
 
 
 async def test_the_certificate_of_another_host_is_refused(
@@ -74,16 +74,16 @@ async def test_the_certificate_of_another_host_is_refused(
         assert await said_to_hello(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
     assert central.ingest.refused_streams == {"wrong_host": 3}
     assert len(central.journal.hosts) == 0
-    told = capsys.readouterr()
-    lines = [line for line in (told.out + told.err).splitlines() if "stream refused" in line]
+    reported = capsys.readouterr()
+    lines = [line for line in (reported.out + reported.err).splitlines() if "stream refused" in line]
     assert len(lines) == 1, "once, however often it comes"
     assert "host=h1" in lines[0], "by its certificate"
     assert "reason=wrong_host" in lines[0]
     assert "host 'h2' is not a name of its certificate (h1); issue a certificate for that name" in lines[0]
     central.ingest._handshake._warn.clock_s = lambda: time.monotonic() + 61
     assert await said_to_hello(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
-    told = capsys.readouterr()
-    assert (told.out + told.err).count("stream refused") == 1, "and again a minute later"
+    reported = capsys.readouterr()
+    assert (reported.out + reported.err).count("stream refused") == 1, "and again a minute later"
 
 
 async def test_the_log_has_one_line_of_a_certificate_whatever_hosts_it_claims(
@@ -98,8 +98,8 @@ async def test_the_log_has_one_line_of_a_certificate_whatever_hosts_it_claims(
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
     assert central.ingest.refused_streams == {"wrong_host": 30}
-    told = capsys.readouterr()
-    assert (told.out + told.err).count("stream refused") == 1
+    reported = capsys.readouterr()
+    assert (reported.out + reported.err).count("stream refused") == 1
 
 
 async def test_an_agents_new_certificate_is_taken_up_without_a_restart(
@@ -195,8 +195,8 @@ async def test_a_revoked_host_is_refused_within_a_minute_and_its_open_stream_clo
         assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "welcome", (
             "a new certificate of the host counts"
         )
-    told = capsys.readouterr()
-    [line] = [line for line in (told.out + told.err).splitlines() if "stream closed" in line]
+    reported = capsys.readouterr()
+    [line] = [line for line in (reported.out + reported.err).splitlines() if "stream closed" in line]
     assert f"certificate_serial={serial}" in line and "host=h1" in line
 
 
@@ -272,8 +272,8 @@ async def test_a_list_that_cannot_be_used_leaves_the_last_good_one_in_force_and_
     revoking.revoked.look()
     assert revoking.revoked.problem == ""
     assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "welcome", "whoever is taken off the list"
-    told = capsys.readouterr()
-    assert (told.out + told.err).count("the last good one stays in force") == 2, "once a problem"
+    reported = capsys.readouterr()
+    assert (reported.out + reported.err).count("the last good one stays in force") == 2, "once a problem"
 
 
 async def test_central_does_not_start_with_a_list_that_it_cannot_use(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def issue_long_ago(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> 
         return issue(folder, name, days=7)
 
 
-def test_refused_handshakes_are_counted_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_handshakes_are_counted_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # what a test before may have left
     central = CentralProcess(tmp_path / "c")
     make_ca(tmp_path / "c" / "pki-old")

@@ -50,7 +50,7 @@ async def test_batches_are_acknowledged_duplicates_too_but_counted_once(make) ->
     await peer.batch(0)
     ack = await peer.ack()
     assert (list(ack.ranges), ack.rejected_batches[0].reason) == ([], "no_sequence")
-    await peer.batch(3)  # the stream goes on
+    await peer.batch(3)  # the stream continues
     assert (await peer.ack()).accepted_rows == 2
     stats = central.journal.stats
     assert (stats.accepted_batches, stats.accepted_rows, stats.duplicate_batches) == (2, 3, 1)
@@ -176,7 +176,7 @@ async def test_what_would_be_kept_for_ever_is_short_and_printable(make) -> None:
     ("raw", "code", "reason"),
     [(b"\xff" * 50, "INVALID_ARGUMENT", "malformed"), (b"\x12" * 2000, "RESOURCE_EXHAUSTED", "oversized")],
 )
-async def test_what_is_no_message_is_counted_and_told(make, when, raw, code, reason) -> None:
+async def test_what_is_no_message_is_counted_and_reported(make, when, raw, code, reason) -> None:
     central = await make.central(max_message_bytes=1000)
     peer = make.peer(central, "h1")
     if when == "later":
@@ -239,7 +239,7 @@ async def test_a_refusal_waits_for_the_message_that_is_being_written(make, monke
     assert contexts[0].at_abort == (2, 2)
 
 
-async def test_beyond_the_transports_limit_the_client_is_told_and_central_lives(make) -> None:
+async def test_beyond_the_transports_limit_the_client_is_reported_and_central_lives(make) -> None:
     central = await make.central(max_message_bytes=1000)
     peer = make.peer(central, "h1")
     await peer.hello("h1")
@@ -399,8 +399,8 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
     assert "another central holds the journal" in await why(config(tmp_path, pki))
     await first.stop()
     (tmp_path / "file").write_text("")
-    told = await why(config(tmp_path / "file", pki))
-    assert told.startswith(f"central.state_dir {tmp_path}/file/state is not writable: Not a directory; create")
+    reported = await why(config(tmp_path / "file", pki))
+    assert reported.startswith(f"central.state_dir {tmp_path}/file/state is not writable: Not a directory; create")
     assert (await why(config(Path("/proc/x"), pki))).startswith("central.state_dir /proc/x/state is not writable")
     elsewhere = config(tmp_path / "other", pki)
     elsewhere = msgspec.structs.replace(

@@ -187,7 +187,7 @@ def _lease_faults(seen: Versions) -> list[str]:
 
 def _lateness(result: dict) -> dict[str, float]:
     """Return by agent the 99th percentile of how late its ticks were."""
-    return {host: float(np.percentile(told["late_s"], 99, method="higher")) for host, told in result.items()}
+    return {host: float(np.percentile(reported["late_s"], 99, method="higher")) for host, reported in result.items()}
 
 
 def _held_up(result: dict) -> list[str]:
@@ -197,10 +197,10 @@ def _held_up(result: dict) -> list[str]:
 
 async def _all_is_well(fleet: Fleet, result: dict, seen: Versions, kills: int) -> None:
     truth = collections.Counter(
-        {(host, number): 1 for host, told in result.items() for number in range(told["produced"])}
+        {(host, number): 1 for host, reported in result.items() for number in range(reported["produced"])}
     )
     found, rows = await _found(fleet)
-    late_s = np.concatenate([told["late_s"] for told in result.values()])
+    late_s = np.concatenate([reported["late_s"] for reported in result.values()])
     print(
         f"{len(result)} agents; {len(truth)} windows produced, {found.total()} in the lake's view, {rows} in its "
         f"files: {rows - found.total()} duplicates; {len(fleet.loads)} kills, each within 0.8 s of {min(fleet.loads)} "
@@ -208,7 +208,7 @@ async def _all_is_well(fleet: Fleet, result: dict, seen: Versions, kills: int) -
         f"{late_s.size} ticks, late by p50 {np.median(late_s):.3f}, p99 {np.percentile(late_s, 99):.3f}, "
         f"most {late_s.max():.3f} s; worst agent's p99 {max(_lateness(result).values()):.3f} s"
     )
-    assert sum(told["dropped"] for told in result.values()) == 0
+    assert sum(reported["dropped"] for reported in result.values()) == 0
     assert _window_faults(truth, found) == []
     assert seen.newest == sorted(seen.newest)
     assert seen.newest[-1] > 0
@@ -216,9 +216,9 @@ async def _all_is_well(fleet: Fleet, result: dict, seen: Versions, kills: int) -
     logs = {f"central-{number}": replica.log.read_text() for number, replica in enumerate(fleet.replicas)}
     assert _log_faults(seen, logs) == []
     assert any(_told(log)[0] for log in logs.values())
-    for told in result.values():
-        assert told["versions"] == sorted(told["versions"])
-    assert any(told["versions"] for told in result.values())
+    for reported in result.values():
+        assert reported["versions"] == sorted(reported["versions"])
+    assert any(reported["versions"] for reported in result.values())
     assert len(fleet.loads) == kills
     for replica in fleet.replicas:
         assert "Traceback" not in replica.log.read_text()

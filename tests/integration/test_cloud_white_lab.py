@@ -169,7 +169,7 @@ class Watcher:
         """Seconds from `since_s` to when the condition held first; None: never."""
         return next((at - since_s for at, vms in self.seen if at >= since_s and condition(vms)), None)
 
-    def told(self):
+    def reported(self):
         """All changes, for a failure's message."""
         lines, last = [], None
         for at, vms in self.seen:
@@ -229,10 +229,10 @@ def test_the_stressed_phase_is_inflicting_and_the_served_vm_its_victim(daemon, c
     told_s = watcher.first(inflicted, stress.start_ns / 1e9)
     cleared_s = watcher.first(cleared, after.start_ns / 1e9)
     print(f"local API: told after {told_s} s, cleared after {cleared_s} s")
-    assert told_s is not None and told_s <= 10, watcher.told()
-    assert cleared_s is not None and cleared_s <= 30, watcher.told()
+    assert told_s is not None and told_s <= 10, watcher.reported()
+    assert cleared_s is not None and cleared_s <= 30, watcher.reported()
     calm = [vms for at, vms in watcher.seen if quiet.start_ns / 1e9 <= at <= stress.start_ns / 1e9]
-    assert calm and not any(vms[server].behaviour == VICTIM for vms in calm), watcher.told()
+    assert calm and not any(vms[server].behaviour == VICTIM for vms in calm), watcher.reported()
 
     events = events_of(central, daemon)
     for name, behaviour in ((stressor, INFLICTING), (server, VICTIM)):
@@ -296,13 +296,13 @@ stressors = ["write"]
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    told = json.loads(
+    reported = json.loads(
         call("nsenter", "--net=/run/netns/wplab", whitepanda, "calibrate", plan, runs, "--json", cwd=tmp_path)
     )
-    assert len(told["runs"]) == 4
+    assert len(reported["runs"]) == 4
     with runs.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == told["rows"] >= 4 * 18
+    assert len(rows) == reported["rows"] >= 4 * 18
 
     def median(phase, name, scenario):
         found = [row[name] for row in rows if (row["phase"], row["scenario"]) == (phase, scenario)]

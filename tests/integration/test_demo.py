@@ -57,12 +57,12 @@ def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
     out, err = running.communicate(timeout=110)
     seconds = time.monotonic() - began
     assert running.returncode == 0, err
-    told = json.loads(out)
-    assert told["first_suspect"] == told["injected_antagonist"]
-    assert len(told["hosts"]) == 4
-    assert told["windows_acknowledged"] >= 4 * 10 * 5
-    assert told["past_windows"] == 34560
-    hurt = [victim for victim in told["victims"] if victim["flagged"]]
+    reported = json.loads(out)
+    assert reported["first_suspect"] == reported["injected_antagonist"]
+    assert len(reported["hosts"]) == 4
+    assert reported["windows_acknowledged"] >= 4 * 10 * 5
+    assert reported["past_windows"] == 34560
+    hurt = [victim for victim in reported["victims"] if victim["flagged"]]
     assert len(hurt) >= 3
     for victim in hurt:
         assert victim["true_degradation"] > 1.1
@@ -80,11 +80,11 @@ def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
         assert victim["is_held"] == (low <= victim["true_latency_degradation"] <= high)
         assert 0 <= victim["latency_held"] <= victim["latency_told"]
     assert any(victim["is_held"] for victim in told_of)
-    for victim in told["victims"]:
+    for victim in reported["victims"]:
         assert victim["latency_degradation"] is not None or victim["cannot_tell"]
         assert bool(victim["cannot_tell"]) == (victim["latency_untold"] > 0)
-    assert told["suspects"][0]["job"] == told["first_suspect"]
-    assert told["seconds"] <= seconds < 60
+    assert reported["suspects"][0]["job"] == reported["first_suspect"]
+    assert reported["seconds"] <= seconds < 60
     assert "SIMULATED days" in err
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
@@ -158,10 +158,10 @@ def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) 
         assert listed.stdout.split()[:2] == ["NO", "HOST"]
         assert f" {make_fleet(7, short_tmp).target} " in listed.stdout
         # The agent's words, as `top` (which wants a terminal) gets them.
-        told = subprocess.run(
+        reported = subprocess.run(
             [WHITEPANDA, "vms", "--json", "--socket", command[3]], capture_output=True, text=True, check=True
         )
-        assert len(json.loads(told.stdout)["vms"]) > 5
+        assert len(json.loads(reported.stdout)["vms"]) > 5
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=60)
     finally:
@@ -179,9 +179,9 @@ def test_demo_is_right_whatever_the_seed(short_tmp: Path, seed: str) -> None:
     running = start(short_tmp, "--json", "--seed", seed)
     out, err = running.communicate(timeout=200)
     assert running.returncode == 0, err
-    told = json.loads(out)
-    assert told["first_suspect"] == told["injected_antagonist"]
-    flagged = [v for v in told["victims"] if v["estimated_degradation"] is not None]
+    reported = json.loads(out)
+    assert reported["first_suspect"] == reported["injected_antagonist"]
+    flagged = [v for v in reported["victims"] if v["estimated_degradation"] is not None]
     assert flagged
     off = [abs(v["estimated_degradation"] / v["true_degradation"] - 1) for v in flagged]
     assert sum(off) / len(off) < 0.15

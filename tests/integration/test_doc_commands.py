@@ -127,9 +127,9 @@ def run_page(page: str, scripts: list[Script], folder: Path) -> list[tuple[Scrip
             except ProcessLookupError:
                 break
         shell.wait(10)
-    told = int((folder / "at").read_text())
-    errors = (folder / f"err-{told}").read_text(encoding="utf-8")[-2000:]
-    assert code == 0, f"{scripts[told].place}: exit code {code}\n{scripts[told].text}\n{errors}"
+    reported = int((folder / "at").read_text())
+    errors = (folder / f"err-{reported}").read_text(encoding="utf-8")[-2000:]
+    assert code == 0, f"{scripts[reported].place}: exit code {code}\n{scripts[reported].text}\n{errors}"
     return [(script, (folder / f"out-{number}").read_text(encoding="utf-8")) for number, script in enumerate(scripts)]
 
 
@@ -148,7 +148,7 @@ def test_the_pages_commands_work_and_print_what_it_says(page, tmp_path):
 
 
 @pytest.mark.long
-def test_a_command_that_fails_or_prints_other_words_is_told(tmp_path):
+def test_a_command_that_fails_or_prints_other_words_is_reported(tmp_path):
     scripts = [Script("docs/x.md", 3, "echo fine\n"), Script("docs/index.md", 7, "false\n")]
     with pytest.raises(AssertionError, match=re.escape("docs/index.md:7: exit code 1")):
         run_page("docs/index.md", scripts, tmp_path)

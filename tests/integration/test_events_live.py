@@ -124,7 +124,7 @@ class Host:
 
 
 def listed(central: CentralProcess) -> list[agent_pb2.VmEvent]:
-    """All that Fleet.ListEvents tells of the host, page by page, in the order of time."""
+    """All that Fleet.ListEvents reports the host, page by page, in the order of time."""
     found, token = [], ""
     with grpc.secure_channel(central.address, channel_credentials(central.client("operator"))) as channel:
         while True:

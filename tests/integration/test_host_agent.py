@@ -113,7 +113,7 @@ def measured(vms, name, *metrics, age_s=3):
     return all(metric["value"] is not None and metric["age_s"] < age_s for metric in found)
 
 
-def test_three_real_vms_and_their_life_cycle_as_the_agent_tells_them(lab, agent):
+def test_three_real_vms_and_their_life_cycle_as_the_agent_reports_them(lab, agent):
     disk = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
     agent.wait(
         lambda vms: all(
@@ -149,7 +149,7 @@ def test_three_real_vms_and_their_life_cycle_as_the_agent_tells_them(lab, agent)
         assert measured(last, name, "guest_ratio", *disk)
 
 
-def test_the_agent_goes_on_while_libvirtd_is_dead_and_again_with_it(lab, agent):
+def test_the_agent_continues_while_libvirtd_is_dead_and_again_with_it(lab, agent):
     os.kill(lab.libvirtd_pid, signal.SIGKILL)
     try:
         gone = agent.wait(lambda vms: not measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
@@ -186,7 +186,7 @@ def test_a_stopped_libvirtd_makes_its_source_stuck_and_no_tick_late(lab, agent):
 
 
 @pytest.mark.long
-def test_a_minute_without_libvirtd_costs_only_what_it_alone_tells(lab, tmp_path):
+def test_a_minute_without_libvirtd_costs_only_what_it_alone_reports(lab, tmp_path):
     names = ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3")
     disk = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
     others = ("guest_ratio", "run_queue_wait_ratio", *NETWORK)

@@ -1,4 +1,4 @@
-"""VMs that come and go while the agent runs: nothing leaks, and nobody is told another's numbers."""
+"""VMs that come and go while the agent runs: nothing leaks, and nobody is reported another's numbers."""
 
 import importlib
 import os
@@ -111,7 +111,7 @@ class Watch:
     epochs: dict[str, set[str]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     measured: dict[str, set[str]] = field(default_factory=dict)  # VMs that come and go, by metric
-    told: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # of those that stay
+    reported: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # of those that stay
     moved: dict[tuple[str, str], int] = field(default_factory=dict)  # truly, while it watched
     seconds: float = 0
     polls: int = 0
@@ -139,14 +139,14 @@ class Watch:
             cores += values.get("cpu_usage_cores", 0)
             for name, value in values.items():
                 if vm.name in KEPT:
-                    self.told.setdefault((vm.name, name), []).append(value)
+                    self.reported.setdefault((vm.name, name), []).append(value)
                 elif vm.name.startswith("wplab-churn-"):
                     self.measured.setdefault(name, set()).add(vm.uuid)
         if cores > 1.1 * (os.cpu_count() or 1):
             self.wrong.append(f"all VMs together use {cores} cores")
 
     def mean(self, vm: str, metric: str) -> float:
-        return sum(self.told[vm, metric]) / len(self.told[vm, metric])
+        return sum(self.reported[vm, metric]) / len(self.reported[vm, metric])
 
 
 @pytest.fixture
@@ -336,12 +336,12 @@ def test_vms_come_and_go_and_nothing_is_left_of_them(lab, agent):
         sender.wait()
 
     truly = {key: moved / watch.seconds for key, moved in watch.moved.items()}
-    told = {key: watch.mean(*key) for key in truly}
-    print(*footprints, f"{watch.polls} polls, {len(watch.seen)} VMs, {truly} {told}", sep="\n")
+    reported = {key: watch.mean(*key) for key in truly}
+    print(*footprints, f"{watch.polls} polls, {len(watch.seen)} VMs, {truly} {reported}", sep="\n")
     print({name: len(uuids) for name, uuids in watch.measured.items()})
     check_watch(watch)
     # The bytes of those that stay are theirs, neither more nor less.
-    assert told == pytest.approx(truly, rel=0.25)
+    assert reported == pytest.approx(truly, rel=0.25)
     assert 0.1 < truly[KEPT[1], RECEIVED] / (WIRE_SHARE * RATE_BYTES_PER_S) < 1.1  # a busy machine sends slowly
 
     first, half, last = footprints
@@ -364,6 +364,6 @@ def check_watch(watch: Watch) -> None:
     assert all(len(epochs) == 1 for epochs in watch.epochs.values())
     assert len(watch.seen) >= 0.9 * (PAUSED_STARTS + BOOTED_STARTS)
     assert watch.polls > 60
-    # Those that came and went were measured, so what was told of them could have been wrong.
+    # Those that came and went were measured, so what was reported of them could have been wrong.
     for metric in ("cpu_usage_cores", RECEIVED, SENT, READ, WRITTEN):
         assert len(watch.measured[metric]) > PAUSED_STARTS / 2, metric

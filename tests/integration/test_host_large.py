@@ -164,11 +164,11 @@ def test_bytes_and_cpu_of_each_vm_on_a_host_of_43(lab, crowd, limited, tmp_path)
 
     for number, (questions, answers) in pinged.items():
         first, *_, last = interfaces[NAMES[number]]
-        told = [after - before for before, after in zip(first, last, strict=True)]
+        reported = [after - before for before, after in zip(first, last, strict=True)]
         both = own * OWN_PING_BYTES if number == 1 else 0  # the host answers each
         pings = WIRE_BYTES + PING_BYTES
         received = FRAMES[number] * FRAME_BYTES + questions * pings + both
-        assert told == pytest.approx([received, answers * pings + both], rel=0.02), NAMES[number]
+        assert reported == pytest.approx([received, answers * pings + both], rel=0.02), NAMES[number]
         assert answers > 0.9 * questions
     for name, readings in interfaces.items():
         if name.startswith("wplab-paused-"):

@@ -1,4 +1,4 @@
-"""What libvirt tells of real VMs, and when: life-cycle, disks by their own clock, nothing asked that others tell."""
+"""What libvirt reports real VMs, and when: life-cycle, disks by their own clock, nothing asked that others tell."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def state_of(source, name):
     return {vm.name: vm.state for vm in source.sample().inventory}.get(name)
 
 
-def test_states_are_told_by_the_first_sampling_after_each_change(lab, make):
+def test_states_are_reported_by_the_first_sampling_after_each_change(lab, make):
     source, name, saved = make(), "wplab-idle-21", str(lab.state / "vm" / "wplab-saved-21")
     states, epochs = [], []
 
@@ -131,11 +131,11 @@ def note(readings, vm):
         readings[vm.stamps["disks"].mono_ns] = vm.disks["vda"]
 
 
-def test_where_all_is_told_already_libvirtd_is_not_asked_and_its_silence_is_noticed(lab, make, monkeypatch):
+def test_where_all_is_reported_already_libvirtd_is_not_asked_and_its_silence_is_noticed(lab, make, monkeypatch):
     source = make(disk_poll_s=3600.0)
     for _ in range(3):
         sample = source.sample()
-    told = {uuid: vm.epoch for uuid, vm in sample.vms.items()}
+    reported = {uuid: vm.epoch for uuid, vm in sample.vms.items()}
 
     def asked(*_arguments):
         pytest.fail("libvirtd was asked")
@@ -145,7 +145,7 @@ def test_where_all_is_told_already_libvirtd_is_not_asked_and_its_silence_is_noti
         monkeypatch.setattr(connection, call, asked)
 
     def quiet_sample():
-        source._inventory.interfaces_covered.replace(time.monotonic_ns(), told)
+        source._inventory.interfaces_covered.replace(time.monotonic_ns(), reported)
         return source.sample()
 
     for _ in range(5):
@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_time_and_again_leaves_no_file_open(lab, make):
     files, threads = held()
     for _ in range(20):
         cycle()
-    # A thread that was told to end may take a moment; one left per cycle would be twenty.
+    # A thread that was reported to end may take a moment; one left per cycle would be twenty.
     wait_until(lambda: held()[0] <= files and held()[1] <= threads)
 
 

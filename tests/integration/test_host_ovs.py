@@ -384,13 +384,13 @@ def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
     sampler = Sampler(source, (one, two), 20e6)
     with Traffic(pairs, 1, 2) as traffic:
         sampler.run(0.5)
-        told = sampled(source).mono_ns
-        assert source._inventory.interfaces_covered.covers(one, "e1", told)
+        reported = sampled(source).mono_ns
+        assert source._inventory.interfaces_covered.covers(one, "e1", reported)
         opened = counters(sampled(source), 1).opened
         pairs.kill("ovs-vswitchd", how)
         try:
             sampler.until_error()
-            assert not source._inventory.interfaces_covered.covers(one, "e1", told)  # libvirt is asked meanwhile
+            assert not source._inventory.interfaces_covered.covers(one, "e1", reported)  # libvirt is asked meanwhile
         finally:
             pairs.start_vswitchd()
         sampler.until_complete()
@@ -402,7 +402,7 @@ def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
         "is ovs-vswitchd hung or stopped?",
     }
     assert counters(sampled(source), 1).opened != opened
-    # Guest 2 sends nothing: whatever is told as sent by it was taken for another's.
+    # Guest 2 sends nothing: whatever is reported as sent by it was taken for another's.
     assert {rates[1] for uuid, rates in sampler.rates if uuid == two} == {0}
     assert 0 < sampler.bytes[one] <= traffic.frames * FRAME * 1.02
 
@@ -580,8 +580,8 @@ def floods(source):
     """Whether the bridge, that has just begun, still sends everybody's frames to everybody."""
     before = interfaces_of(sampled(source))
     sent = ping(50, 1400, 0.01)
-    told = grown(interfaces_of(sampled(source)), before)
-    return any(told[number][0] > 1.2 * requests * (WIRE + 1400) for number, (requests, _) in sent.items())
+    reported = grown(interfaces_of(sampled(source)), before)
+    return any(reported[number][0] > 1.2 * requests * (WIRE + 1400) for number, (requests, _) in sent.items())
 
 
 def test_each_vms_bytes_are_the_generators_and_libvirts(lab, lab_source, libvirt):
@@ -591,14 +591,14 @@ def test_each_vms_bytes_are_the_generators_and_libvirts(lab, lab_source, libvirt
     sent = ping(1000, 1400, 0.004)
     after, after_libvirt = interfaces_of(sampled(lab_source)), interfaces_of(sampled(libvirt))
     of_mixed = (echoes_asked_for() - asked) * (WIRE + 1000)
-    told = grown(after, before)
+    reported = grown(after, before)
     for number, (requests, replies) in sent.items():
         own = of_mixed if number == 1 else 0
         assert replies > 900
         expected = (requests * (WIRE + 1400) + own, replies * (WIRE + 1400) + own)
-        assert told[number] == pytest.approx(expected, rel=0.02)
+        assert reported[number] == pytest.approx(expected, rel=0.02)
     for number, values in grown(after_libvirt, before_libvirt).items():
-        assert values == pytest.approx(told[number], rel=0.01)
+        assert values == pytest.approx(reported[number], rel=0.01)
     assert set(after) == set(after_libvirt)
 
 

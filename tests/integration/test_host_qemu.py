@@ -33,7 +33,7 @@ VMID = "8101"
 TAP, BARE_TAP = f"tap{VMID}i0", "wpbare0"
 MIB = 1 << 20
 
-# The lab's guest with another program: it does what it is told on its console, and says when it is done.
+# The lab's guest with another program: it does what it is reported on its console, and says when it is done.
 INIT = """#!/bin/busybox sh
 export PATH=/bin
 /bin/busybox --install -s /bin
@@ -474,8 +474,10 @@ def test_the_agent_shows_them_like_any_other(host, tmp_path):
             done = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=False)
             found = {vm["uuid"]: vm for vm in json.loads(done.stdout)["vms"]} if done.returncode == 0 else {}
             wanted = ("guest_ratio", "disk_write_bytes_per_s", "network_receive_bytes_per_s")
-            told = [found[uuid]["metrics"][name]["value"] for uuid in (WEB, BATCH) if uuid in found for name in wanted]
-            return found if len(told) == 6 and None not in told else None
+            reported = [
+                found[uuid]["metrics"][name]["value"] for uuid in (WEB, BATCH) if uuid in found for name in wanted
+            ]
+            return found if len(reported) == 6 and None not in reported else None
 
         vms = wait_until(shown)
         assert (vms[WEB]["name"], vms[WEB]["job"], vms[WEB]["latency_sensitive"]) == ("web1", "web", True)

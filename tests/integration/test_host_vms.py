@@ -276,7 +276,7 @@ def test_a_plugged_vcpu_is_picked_up(lab, procfs):
         lab.virsh("destroy", "wplab-idle-5")
 
 
-def test_a_paused_vm_is_told_and_stands_still(lab, procfs, libvirt):
+def test_a_paused_vm_is_reported_and_stands_still(lab, procfs, libvirt):
     lab.virsh("suspend", "wplab-busy-3")
     try:
         for source in (procfs, libvirt):

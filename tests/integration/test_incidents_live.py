@@ -161,8 +161,8 @@ async def test_contention_becomes_incidents_once_whatever_breaks(central: Centra
                 break
             await asyncio.sleep(0.05)
     expected = [
-        (host, told[0].unix_ns, told[-1].unix_ns, len(told))
-        for host, told in (("host-1", bouts), ("host-1", later), ("host-2", second.found))
+        (host, reported[0].unix_ns, reported[-1].unix_ns, len(reported))
+        for host, reported in (("host-1", bouts), ("host-1", later), ("host-2", second.found))
     ]
     found = [(i.host, i.first_unix_ns, i.last_unix_ns, i.reports) for i in answer.incidents]
     assert sorted(found) == sorted(expected)

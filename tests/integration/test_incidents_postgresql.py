@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from central.incidents import webhook_tables
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from tests.support.webhook_receiver import Receiver
-from tests.unit.central.incidents.test_incidents import DAY, GAP, NOW, S, host_only, over, row, slower, told
+from tests.unit.central.incidents.test_incidents import DAY, GAP, NOW, S, host_only, over, reported, row, slower
 from tests.unit.central.incidents.test_webhook_delivery import running, take, until, webhooks
 from whitepanda.common.errors import UnavailableError
 
@@ -89,8 +89,8 @@ def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tm
         )
         for n, minute in enumerate([0, 3, 5, 30, 33, 60, 14, 45, 90, 91, 22, 70])
     ]
-    rows += [told(50 + n, host_only(NOW + (40 + 20 * n) * 60 * S), host=f"h{n}") for n in range(3)]
-    rows += [told(60, over(NOW + 92 * 60 * S), host="h0")]
+    rows += [reported(50 + n, host_only(NOW + (40 + 20 * n) * 60 * S), host=f"h{n}") for n in range(3)]
+    rows += [reported(60, over(NOW + 92 * 60 * S), host="h0")]
     sqlite = IncidentStore("", tmp_path)
     sqlite.take(rows, gap_ns=GAP, oldest_unix_ns=0)
     stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
@@ -135,8 +135,8 @@ def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tm
         store.close()
 
 
-async def test_of_two_centrals_one_tells_each_webhook(cluster, tmp_path):
-    """Both look for what is new, which comes by both, and each incident is told once; then the other takes over."""
+async def test_of_two_centrals_one_reports_each_webhook(cluster, tmp_path):
+    """Both look for what is new, which comes by both, and each incident is reported once; then the other takes over."""
     receiver = Receiver()
     stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
     first, second = (webhooks(store, receiver, holder=name) for store, name in zip(stores, "ab", strict=True))

@@ -87,7 +87,7 @@ class Taken:
 async def _fill(taken: Taken, lake: Path) -> None:
     remount(lake, "ro")
     await taken.until_full()
-    fill(taken.folder)  # what is left is somebody else's, who never gives it back
+    fill(taken.folder)  # what is left is another user's, who never gives it back
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

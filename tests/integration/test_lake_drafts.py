@@ -94,16 +94,16 @@ def start_and_look(central: CentralProcess, origin: str) -> None:
     wait_until(lambda: not left.exists())
 
 
-def test_a_compaction_goes_on_while_central_starts(central: CentralProcess, origin: str) -> None:
+def test_a_compaction_continues_while_central_starts(central: CentralProcess, origin: str) -> None:
     process, draft = compacting(central)
     try:
         assert draft.exists()
         start_and_look(central, origin)
         assert found_drafts(central) == [draft]
         process.send_signal(signal.SIGCONT)
-        told = process.communicate(timeout=120)[0]
-        assert process.returncode == 0, told
-        assert f"{SEGMENTS} segments into 1, {SEGMENTS * ROWS:,} rows" in told
+        reported = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, reported
+        assert f"{SEGMENTS} segments into 1, {SEGMENTS * ROWS:,} rows" in reported
     finally:
         process.kill()
         process.wait()

@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the demonstration: every query of every dashboard has an answer, the pages are sound.
 
-And the webhook of the same central is told of the incident that the demonstration injects.
+And the webhook of the same central learns of the incident that the demonstration injects.
 """
 
 import socket
@@ -166,7 +166,7 @@ def test_pages_pass_promtool_and_have_as_many_series_as_documented(watched) -> N
         assert all(count <= documented("a VM, at most") for count in per_vm.values())
 
 
-def test_the_webhook_is_told_of_the_injected_antagonist(watched) -> None:
+def test_the_webhook_is_reported_of_the_injected_antagonist(watched) -> None:
     def suspected() -> set[str]:
         alerts = [post.alert for post in watched.receiver.posts]
         return {

@@ -47,7 +47,7 @@ ACTION_S = 100.0  # long enough to see that the server recovers, once it has ans
 GRACE_S = 20.0
 
 
-def told(page: str, section: str = "") -> list[str]:
+def reported(page: str, section: str = "") -> list[str]:
     """The scripts (fenced `sh`) of a page's section, as a reader copies them."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     if section:
@@ -55,8 +55,8 @@ def told(page: str, section: str = "") -> list[str]:
     return [script.text for script in scripts(text) if script.text.count("\n") > 1]
 
 
-INSTALL, FIRST_INCIDENT, ALLOW_ACTIONS = told("packages.md", SECTION)
-(FIRST_HOUR_FILES,) = [text for text in told("first-hour.md") if text.startswith("cat > central.toml")]
+INSTALL, FIRST_INCIDENT, ALLOW_ACTIONS = reported("packages.md", SECTION)
+(FIRST_HOUR_FILES,) = [text for text in reported("first-hour.md") if text.startswith("cat > central.toml")]
 
 
 class Operator(Fresh):

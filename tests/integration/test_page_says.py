@@ -87,16 +87,16 @@ def report(central, host, ago_s, number, **changes):
     """Have a host report what its own analysis alone found; `changes` may say that it is over."""
     at = central.now - ago_s * S
     nan = math.nan
-    told = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, mn_cpi=nan, mn_cpi_threshold=nan, found_by=[1])
+    reported = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, mn_cpi=nan, mn_cpi_threshold=nan, found_by=[1])
     unknown = {"cpi": nan, "n_cpi": nan, "threshold_cpi": nan}
-    told.victims.add(
+    reported.victims.add(
         vm="v", name="web-1", job="web", slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78), **unknown
     )
-    told.victims.add(vm="w", name="db-1", job="db", **unknown)
-    told.suspects.add(vm="s", name="scan-1", job="scan", coefficient=nan, score=nan, inflicts=True)
+    reported.victims.add(vm="w", name="db-1", job="db", **unknown)
+    reported.suspects.add(vm="s", name="scan-1", job="scan", coefficient=nan, score=nan, inflicts=True)
     if changes.get("ended"):
-        told = agent_pb2.Trigger(unix_ns=at, ended=True)
-    row = TriggerRow(host, "spool", number, 0, host, at, told.SerializeToString())
+        reported = agent_pb2.Trigger(unix_ns=at, ended=True)
+    row = TriggerRow(host, "spool", number, 0, host, at, reported.SerializeToString())
     central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
 
 
@@ -267,14 +267,14 @@ async def test_victims_of_an_open_incident_come_first_the_slowest_now_before_oth
 
 
 async def test_a_plan_says_why_jobs_are_left_out(central, browser):
-    told = {
+    reported = {
         "metric": "ipc", "jobs": [], "instances": 8, "cost": 0.5, "is_optimal": True, "gap_ratio": 0,
         "expected_margin_percent": 2, "metric_mean": 1, "coverage": 0.9, "since_unix_ns": S, "jobs_too_few": 0,
         "jobs_without_spread": 1,
     }  # fmt: skip
 
     async def answer(route):
-        await route.fulfill(status=200, content_type="application/json", body=json.dumps(told))
+        await route.fulfill(status=200, content_type="application/json", body=json.dumps(reported))
 
     async with watched(browser, central.url) as seen:
         await seen.page.route("**/v1/observation-plan?*", answer)
@@ -282,7 +282,7 @@ async def test_a_plan_says_why_jobs_are_left_out(central, browser):
             (0, "1 with one VM, or VMs that are all alike"),
             (3, "3 with fewer than 4 VMs, 1 with one VM, or VMs that are all alike"),
         ):
-            told["jobs_too_few"] = few
+            reported["jobs_too_few"] = few
             await seen.open(f"#/upgrade?margin={2 + few}")
             left = seen.page.locator(".facts div", has_text="Jobs left out").locator("dd")
             assert await left.inner_text() == said

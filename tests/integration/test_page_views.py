@@ -116,11 +116,11 @@ async def test_a_view_follows_what_happens_and_the_focus_stays(one, browser):
 def report(central, suspect, number, at=None):
     """A report of a host of its own, with a suspect of this job."""
     at = at or central.now + number * 120 * S
-    told = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=3.0, mn_cpi_threshold=2.0)
-    told.victims.add(vm="v", name=suspect, job=suspect, cpi=1.0, n_cpi=2.0, threshold_cpi=1.0)
-    told.suspects.add(vm="s", name=suspect, job=suspect, coefficient=1.0, cpu_usage_cores=1.0, score=1.0)
+    reported = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=3.0, mn_cpi_threshold=2.0)
+    reported.victims.add(vm="v", name=suspect, job=suspect, cpi=1.0, n_cpi=2.0, threshold_cpi=1.0)
+    reported.suspects.add(vm="s", name=suspect, job=suspect, coefficient=1.0, cpu_usage_cores=1.0, score=1.0)
     host = f"host of {suspect}"
-    row = TriggerRow(host, suspect, number, 0, host, at, told.SerializeToString())
+    row = TriggerRow(host, suspect, number, 0, host, at, reported.SerializeToString())
     central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
 
 
@@ -168,7 +168,7 @@ async def test_central_goes_and_comes_back(tmp_path, browser):
         )
 
 
-async def test_wrong_links_are_told(one, browser):
+async def test_wrong_links_are_reported(one, browser):
     async with watched(browser, one.url) as seen:
         for link, said in (
             ("#/nothing", "No view has this link"),
@@ -206,7 +206,7 @@ async def test_forms_are_links(one, browser):
         await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Jobs'")
 
 
-async def test_what_to_do_is_told_with_a_command_that_a_shell_takes(one, browser):
+async def test_what_to_do_is_reported_with_a_command_that_a_shell_takes(one, browser):
     async with watched(browser, one.url) as seen:
         await seen.open("#/incident/1")
         await seen.page.locator("#more-actions summary").click()
@@ -222,7 +222,7 @@ async def test_what_to_do_is_told_with_a_command_that_a_shell_takes(one, browser
         assert by_name == ["virsh", "schedinfo", "batch-scan-3's", "--live", "vcpu_quota=65000"]
 
 
-async def test_an_incident_is_told_from_who_suffers_to_the_evidence(one, browser):
+async def test_an_incident_is_reported_from_who_suffers_to_the_evidence(one, browser):
     clipboard = ["clipboard-read", "clipboard-write"]
     async with watched(browser, one.url, permissions=clipboard) as seen:
         await seen.open("#/incident/1")

@@ -94,6 +94,6 @@ def test_centrals_page_passes() -> None:
     )
     lines = metrics.render(status).decode().splitlines()
     assert sum(not line.startswith("#") for line in lines) == documented("central") + 2 * 7 + 4
-    for told in (fleet_pb2.FleetStatus(), status):
-        done = promtool("check", "metrics", text=metrics.render(told))
+    for reported in (fleet_pb2.FleetStatus(), status):
+        done = promtool("check", "metrics", text=metrics.render(reported))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

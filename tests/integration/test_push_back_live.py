@@ -107,7 +107,7 @@ async def test_an_agent_catches_up_in_one_exchange(central: CentralProcess) -> N
         second = await agent.received(2)
         assert (second.version, second.full, list(second.removed_jobs)) == (3, False, ["old"])
         assert [(row.job, row.mean_cpi) for row in second.statistics] == [("web", 2.5)]
-    # The agent is started anew, from its file.
+    # The agent is started again, from its file.
     again = Agent(central, tls, ["db", "web", "elsewhere"])
     assert (again.store.version, again.store.jobs) == (3, {"db", "web"})
     async with again.connected():

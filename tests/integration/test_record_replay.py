@@ -67,7 +67,7 @@ def config_file(tmp_path):
     return file
 
 
-def told(pipeline, windows):
+def reported(pipeline, windows):
     """All that a tick made, as bytes: every VM's rates with their moments, the host's, the windows."""
     vms = [
         (vm.identity, vm.job, vm.latency_sensitive, [repr(rate) for rate in vm.rates], vm.change, vm.held)
@@ -89,7 +89,7 @@ def live(config, file, ticks):
             unix_ns = daemon._clock.unix_ns()
             recorder.write(RecordedTick(inputs.mono_ns, unix_ns, tuple(inputs.samples), sources))
             windows = process(inputs)
-            made.append(told(pipeline, windows))
+            made.append(reported(pipeline, windows))
             if len(made) == ticks:
                 daemon.stop()
             return windows
@@ -120,7 +120,7 @@ def test_a_replay_makes_byte_for_byte_what_the_live_agent_made(config_file, tmp_
     made = live(config, tmp_path / "live.jsonl", 40)
     assert len(made) >= 40
     with Playback(tmp_path / "live.jsonl", config) as playback:
-        replayed = [told(playback.pipeline, windows) for _, windows in playback.ticks()]
+        replayed = [reported(playback.pipeline, windows) for _, windows in playback.ticks()]
     assert replayed == made
     text = b"".join(made)
     assert b"HostRates" in text
@@ -128,7 +128,7 @@ def test_a_replay_makes_byte_for_byte_what_the_live_agent_made(config_file, tmp_
     assert b"web-1" in text
     # Without a configuration the recording's own settings count; only the names of jobs are another matter.
     with Playback(tmp_path / "live.jsonl") as playback:
-        plain = [told(playback.pipeline, windows) for _, windows in playback.ticks()]
+        plain = [reported(playback.pipeline, windows) for _, windows in playback.ticks()]
     assert [_without_jobs(line) for line in plain] == [_without_jobs(line) for line in made]
 
 
@@ -147,7 +147,7 @@ def test_without_the_sources_troubles_the_replay_would_be_another(config_file, t
             line["tick"]["sources"] = {"simulated": None}
     (tmp_path / "poor.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Playback(tmp_path / "poor.jsonl", load(config_file)) as playback:
-        assert [told(playback.pipeline, windows) for _, windows in playback.ticks()] != made
+        assert [reported(playback.pipeline, windows) for _, windows in playback.ticks()] != made
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ def test_replay_reads_and_counts_it(config_file, recorded):
     command = [Path(sys.executable).with_name("whitepanda"), "replay", recorded, "--config", config_file, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ), timeout=60)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["sent"] is False
-    assert told["adds_up"] is True
-    assert told["rows_read"] >= 10
-    assert told["without_cpi"] < told["rows_read"]
+    reported = json.loads(done.stdout)
+    assert reported["sent"] is False
+    assert reported["adds_up"] is True
+    assert reported["rows_read"] >= 10
+    assert reported["without_cpi"] < reported["rows_read"]

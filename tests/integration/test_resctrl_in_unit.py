@@ -25,7 +25,7 @@ RESERVED = 4
 AGENT = "whitepanda-agent"
 ROOT = "/sys/fs/resctrl"
 MINE = "whitepanda-"
-# Groups of somebody else: one has the threads of the second VM, one is empty and called nearly as ours are.
+# Groups of another user: one has the threads of the second VM, one is empty and called nearly as ours are.
 THEIRS, EMPTY = "theirs", "whitepanda.empty"
 L3_BYTES = 4 << 20  # of each of the two domains, so that who works has soon filled them
 # Two threads with 10 ms of CPU time and a pause of 100 ms each, and 0.5 bytes per nanosecond of CPU time.
@@ -78,7 +78,7 @@ mode = "off"
 """
 
 # Asks the agent until `seconds` are over or `wanted` VMs were seen with a value; prints the reasons of the others, too,
-# and every bandwidth and occupancy that it was told.
+# and every bandwidth and occupancy that it was reported.
 WATCH = """
 import collections, json, math, pathlib, sys, time
 from agent.api.client import connect
@@ -194,7 +194,7 @@ def machine(tmp_path_factory):
         machine.start("stand-ins")
         machine.processes = write_status_files(machine)
         wait_until(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
-        # The second VM is measured by somebody else.
+        # The second VM is measured by another user.
         tree = Resctrl(machine)
         for name in (THEIRS, EMPTY):
             machine.run("mkdir", f"{ROOT}/mon_groups/{name}")
@@ -232,14 +232,14 @@ def watch_beside_the_tree(machine, tree, group, *arguments):
 def theirs_is_untouched(machine, tree):
     assert tree.tasks(THEIRS) == sorted(threads_of(machine, UUIDS[1]))
     assert tree.tasks(EMPTY) == []
-    assert {name: tree.inode(name) for name in machine.theirs} == machine.theirs  # and not made anew
+    assert {name: tree.inode(name) for name in machine.theirs} == machine.theirs  # and not made again
 
 
-def occupancy_is_the_trees(machine, tree, group, name, told):
+def occupancy_is_the_trees(machine, tree, group, name, reported):
     """Check that the agent tells what a VM's group occupies, all domains, as soon as they are full."""
 
     def compare():
-        last = told.pop() if told else watch(machine, 0.1, VMS + 1)[3].get(name, [None])[-1]
+        last = reported.pop() if reported else watch(machine, 0.1, VMS + 1)[3].get(name, [None])[-1]
         pairs.append((last, tree.counted(group, "llc_occupancy")))
         return pairs[-1][0] == pairs[-1][1] > L3_BYTES // 2
 

@@ -311,7 +311,7 @@ def machine(tmp_path_factory):
 
 @pytest.fixture
 def override(machine):
-    """Start a unit anew with a drop-in; without it again afterwards."""
+    """Start a unit again with a drop-in; without it again afterwards."""
     changed = []
 
     def change(unit, text):

@@ -1,4 +1,4 @@
-"""While the demonstration goes on, the page, `incidents list --open` and what `top` shows say the same of each host.
+"""While the demonstration continues, the page, `incidents list --open` and what `top` shows say the same of each host.
 
 Whether somebody suffers, and which VM is suspected first. $WHITEPANDA_AGREE_MINUTES is for how long they are asked; a
 change travels with an agent's next window and the page asks every 5 s, so they are asked again until they agree.

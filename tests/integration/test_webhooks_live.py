@@ -39,7 +39,7 @@ secret_file = "{secret}"
     process.end()
 
 
-def test_a_killed_central_tells_all_of_it(central, receiver):
+def test_a_killed_central_reports_all_of_it(central, receiver):
     now = time.time_ns()
     with contextlib.closing(IncidentStore("", make(central.state_dir))) as store:
         store.take([row(n, now + n, host=f"h{n}") for n in (1, 2)], gap_ns=GAP, oldest_unix_ns=0)
@@ -76,7 +76,7 @@ def make(folder):
     return folder
 
 
-def test_a_secret_that_others_may_read_is_told_at_the_start(central, tmp_path):
+def test_a_secret_that_others_may_read_is_reported_at_the_start(central, tmp_path):
     (tmp_path / "secret").chmod(0o644)
     central.start(wait=False)
     assert central.process.wait(30) == 2

@@ -64,7 +64,7 @@ async def watched(browser: Browser, url: str, **options: object) -> AsyncIterato
         found = Watched(page, url.rstrip("/"))
         ours = urlsplit(url).netloc
         page.on("pageerror", lambda error: found.errors.append(str(error)))
-        page.on("console", lambda told: found.errors.append(told.text) if told.type == "error" else None)
+        page.on("console", lambda reported: found.errors.append(reported.text) if reported.type == "error" else None)
         page.on(
             "request", lambda asked: found.foreign.append(asked.url) if urlsplit(asked.url).netloc != ours else None
         )

@@ -40,7 +40,7 @@ def acknowledge_first() -> None:
 
 
 def forget_duplicates() -> None:
-    """A central that was started anew does not know what it has taken before."""
+    """A central that was started again does not know what it has taken before."""
     received.Received._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
         (host, spool_id), received.SequenceRanges()
     )

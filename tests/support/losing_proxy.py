@@ -47,8 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in answer.getheaders():
             if name.lower() not in {"transfer-encoding", "content-length", "connection"}:
                 self.send_header(name, value)
-        told = answer.getheader("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", told or str(len(body)))
+        reported = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", reported or str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 

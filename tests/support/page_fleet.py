@@ -120,32 +120,34 @@ class PageCentral:
     def _report(self, host: int, at: int, k: int) -> agent_pb2.Trigger:
         strength = 2.6 + 0.4 * math.sin(host) + 0.1 * k
         vms = range(host * self.size.vms_per_host, (host + 1) * self.size.vms_per_host)
-        told = agent_pb2.Trigger(
+        reported = agent_pb2.Trigger(
             unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=strength, mn_cpi_threshold=2.0,
             coefficient_version=self.size.versions, found_by=[agent_pb2.ANALYSIS_FLEET],
         )  # fmt: skip
         if host % 8 == 0:
-            told.found_by.insert(0, agent_pb2.ANALYSIS_HOST)
+            reported.found_by.insert(0, agent_pb2.ANALYSIS_HOST)
         for vm in vms:
             job = self._job_of(vm)
             _, cpi, cores, is_sensitive, coefficient = KINDS[job % len(KINDS)]
             known = {"vm": vm_id(vm), "epoch": "1", "name": f"{job_name(job)}-{vm}", "job": job_name(job)}
-            if is_sensitive and len(told.victims) < 32:
-                ratio = 1.3 + 0.1 * strength - 0.05 * len(told.victims)
-                told.victims.add(
+            if is_sensitive and len(reported.victims) < 32:
+                ratio = 1.3 + 0.1 * strength - 0.05 * len(reported.victims)
+                reported.victims.add(
                     **known, cpi=cpi * 1.6, n_cpi=strength, threshold_cpi=cpi * 1.2, cpu_usage_cores=cores,
                     slow_down=agent_pb2.Degradation(ratio=ratio, low=ratio - 0.2, high=ratio + 0.25),
-                    found_by=told.found_by,
+                    found_by=reported.found_by,
                 )  # fmt: skip
-            elif not is_sensitive and len(told.suspects) < 16:
-                usage = cores * (1 + 0.1 * math.sin(k) - 0.02 * len(told.suspects))
-                told.suspects.add(**known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage)
-        if told.suspects:
-            told.recommendations.extend(map(recommendation_message, recommend(_situation(told))))
+            elif not is_sensitive and len(reported.suspects) < 16:
+                usage = cores * (1 + 0.1 * math.sin(k) - 0.02 * len(reported.suspects))
+                reported.suspects.add(
+                    **known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage
+                )
+        if reported.suspects:
+            reported.recommendations.extend(map(recommendation_message, recommend(_situation(reported))))
             if host == 0:  # what a shell would read as something else
-                words = ["virsh", "schedinfo", f"{told.suspects[0].name}'s", "--live", "vcpu_quota=65000"]
-                told.recommendations[0].commands.add(purpose="by its name", words=words)
-        return told
+                words = ["virsh", "schedinfo", f"{reported.suspects[0].name}'s", "--live", "vcpu_quota=65000"]
+                reported.recommendations[0].commands.add(purpose="by its name", words=words)
+        return reported
 
     def _job_of(self, vm: int) -> int:
         return vm % self.size.jobs
@@ -247,15 +249,15 @@ def _rows(schema: pa.Schema, rows: list[tuple]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
 
 
-def _situation(told: agent_pb2.Trigger) -> Situation:
+def _situation(reported: agent_pb2.Trigger) -> Situation:
     """What the agent of such a host would know as it thinks of what could be done."""
     return Situation(
-        tuple(Victim(v.vm, v.name, v.job, cpi=v.cpi, threshold_cpi=v.threshold_cpi) for v in told.victims),
+        tuple(Victim(v.vm, v.name, v.job, cpi=v.cpi, threshold_cpi=v.threshold_cpi) for v in reported.victims),
         tuple(
             Suspect(s.vm, s.name, s.job, s.cpu_usage_cores, 4, s.coefficient, 0.05 * s.coefficient, s.score)
-            for s in told.suspects
+            for s in reported.suspects
         ),
-        told.mn_cpi,
-        told.mn_cpi_threshold,
+        reported.mn_cpi,
+        reported.mn_cpi_threshold,
         host=HostLimits(central="central.example.net:7443"),
     )

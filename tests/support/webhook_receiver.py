@@ -1,4 +1,4 @@
-"""A receiver of webhooks: a real HTTP server that answers as it is told, and keeps what it was sent."""
+"""A receiver of webhooks: a real HTTP server that answers as it is reported, and keeps what it was sent."""
 
 import json
 import ssl

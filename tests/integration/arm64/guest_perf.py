@@ -116,7 +116,7 @@ def identity(guest, *tids, uuid="u1", epoch="e1"):
     return VmIdentity(uuid, uuid, guest.pid, epoch, tids)
 
 
-def told(sample, uuid="u1"):
+def reported(sample, uuid="u1"):
     vm = sample.vms[uuid]
     absent = {name: reason.code for name, reason in vm.absent.items()}
     return {"perf": sorted(vm.perf.groups) if vm.perf is not None else None, "absent": absent}
@@ -343,7 +343,7 @@ def cgroups():
     before = open_fds()
     source = PerfSource(lambda: vms, scope="cgroup", events="basic")
     sample = source.sample()
-    found = {"first": {uuid: told(sample, uuid) for uuid in sample.vms}, "fds": open_fds() - before}
+    found = {"first": {uuid: reported(sample, uuid) for uuid in sample.vms}, "fds": open_fds() - before}
     opened = sample.vms["alone"].perf.groups[0][0].opened
     _move(alone, "vm-elsewhere")
     for _ in range(30):
@@ -422,13 +422,13 @@ def lives_and_deaths():
     tids = [guest.start(), guest.start(), guest.start()]
     listed = list(tids)
     source = PerfSource(lambda: [identity(guest, *listed)], events="basic")
-    story = {"start": told(source.sample())}
+    story = {"start": reported(source.sample())}
     spin(0.05)
     guest.stop(tids[0])  # still in the inventory, which is behind
     source.sample()
-    story["one_ended"] = told(source.sample())
+    story["one_ended"] = reported(source.sample())
     listed = [*tids[1:], guest.start()]
-    story["one_appeared"] = told(source.sample())
+    story["one_appeared"] = reported(source.sample())
     first = source.sample().vms["u1"].perf.groups[tids[1]][0]
     guest.stop(tids[1])
     # The kernel hands out numbers upwards from the last: set it back to have the same one again.
@@ -444,7 +444,7 @@ def lives_and_deaths():
     story["fds_while_open"] = open_fds() - before
     guest.kill()
     source.sample()
-    story["killed"] = told(source.sample())
+    story["killed"] = reported(source.sample())
     story["fds_after_kill"] = open_fds() - before + 2  # the two pipes of the guest are closed by now
     source.close()
     story["listed"] = {"first": tids, "last": listed}
@@ -464,7 +464,7 @@ def spread_and_isolated():
     ticks = []
     for _ in range(4):
         sample = source.sample()
-        ticks.append({uuid: told(sample, uuid) for uuid in sample.vms})
+        ticks.append({uuid: reported(sample, uuid) for uuid in sample.vms})
     source.close()
     before = open_fds()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -472,12 +472,12 @@ def spread_and_isolated():
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 15 + 3, hard))
     try:
         sample = source.sample()
-        full = {uuid: told(sample, uuid) for uuid in sample.vms}
+        full = {uuid: reported(sample, uuid) for uuid in sample.vms}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for _ in range(3):
         sample = source.sample()
-    healed = {uuid: told(sample, uuid) for uuid in sample.vms}
+    healed = {uuid: reported(sample, uuid) for uuid in sample.vms}
     source.close()
     leak = open_fds() - before
     good.kill()

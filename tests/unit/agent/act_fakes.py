@@ -78,7 +78,7 @@ class FakeBackend:
 
 
 class Victims:
-    """What the agent tells of the victim."""
+    """What the agent reports the victim."""
 
     def __init__(self):
         self.ratio = 2.0

@@ -1,4 +1,4 @@
-"""Fakes of the agent's unit tests: a clock that tests move, sources that do what they are told."""
+"""Fakes of the agent's unit tests: a clock that tests move, sources that do what they are reported."""
 
 import asyncio
 import threading

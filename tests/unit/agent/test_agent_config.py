@@ -216,7 +216,7 @@ def test_every_number_has_bounds():
     window_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     host=st.text(st.characters(codec="utf-8", exclude_characters="'\r\n", exclude_categories=["Cc"])),
 )
-def test_whatever_is_accepted_can_be_told_in_a_hello(tick_s, ticks, window_s, host):
+def test_whatever_is_accepted_can_be_reported_in_a_hello(tick_s, ticks, window_s, host):
     window_s = tick_s * ticks if window_s is None else window_s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.toml"

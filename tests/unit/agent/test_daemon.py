@@ -202,7 +202,7 @@ async def test_a_local_api_that_fails_is_tried_again_and_stops_no_tick(config, m
         await until(lambda: daemon.state.schedule.ticks > ticks)
 
 
-async def test_a_socket_that_cannot_be_is_told_at_start(config):
+async def test_a_socket_that_cannot_be_is_reported_at_start(config):
     config = msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, socket="/" + "x" * 200))
     with pytest.raises(ConfigError, match=r"agent\.socket"):
         await Daemon(config, plans=[plan()]).run()
@@ -332,7 +332,7 @@ def manager(tmp_path, monkeypatch):
         yield received
 
 
-async def test_the_service_manager_is_told(config, manager):
+async def test_the_service_manager_is_reported(config, manager):
     seen = []
     async with Running(config) as daemon:
         await until(lambda: seen.extend(manager()) or daemon.state.pipeline.windows.closed >= 2)
@@ -474,7 +474,7 @@ async def test_verdicts_become_events_in_the_next_batch_and_baselines_are_kept(c
     assert "now_unix_s" in made[-1].learnt  # restored
 
 
-async def test_a_detector_that_fails_is_counted_told_once_and_stops_no_tick(config, monkeypatch):
+async def test_a_detector_that_fails_is_counted_reported_once_and_stops_no_tick(config, monkeypatch):
     class Fails(ToldDetector):
         def step(self, tick):
             raise ZeroDivisionError("x")
@@ -485,8 +485,8 @@ async def test_a_detector_that_fails_is_counted_told_once_and_stops_no_tick(conf
             await until(lambda: daemon.state.counters.sink_errors >= 5)
             assert daemon.state.pipeline.windows.closed >= 0
             assert daemon.state.cloud_white.verdict("u1").behaviour == "unknown"
-    told = [line for line in logs if line["event"].startswith("Cloud White failed")]
-    assert len(told) == 1
+    reported = [line for line in logs if line["event"].startswith("Cloud White failed")]
+    assert len(reported) == 1
 
 
 async def test_damaged_baselines_are_set_aside_and_off_is_off(config, monkeypatch):

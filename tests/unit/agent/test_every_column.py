@@ -113,7 +113,7 @@ def simulated(folder: Path) -> tuple[list[CpiWindow], list[Report]]:
 
 
 def in_control_groups(folder: Path) -> list[CpiWindow]:
-    """A VM in a control group whose kernel tells of pressures."""
+    """A VM in a control group whose kernel reports pressures."""
     host = HostTree.make(folder)
     host.vm("a", 10, [11])
     groups = Groups(host, hybrid=False)

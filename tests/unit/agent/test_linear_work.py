@@ -71,8 +71,8 @@ class Fleet:
         self.advisor = Advisor(state, self.host.store, HostLimits(cache_ways=12, min_bandwidth_percent=10))
         self.decisions = state.decisions
         self.listed = views
-        self.told = self.decisions.report(self.host.now)
-        assert self.told is not None
+        self.reported = self.decisions.report(self.host.now)
+        assert self.reported is not None
 
 
 SITUATIONS = {
@@ -94,7 +94,7 @@ def grows_linearly(few: int, many: int) -> bool:
 
 
 def test_advice_is_linear_in_the_vms(fleets):
-    few, many = (calls(lambda f=fleet: f.advisor.with_advice(f.told)) for fleet in fleets)
+    few, many = (calls(lambda f=fleet: f.advisor.with_advice(f.reported)) for fleet in fleets)
     assert grows_linearly(few, many), (few, many)
 
 
@@ -150,7 +150,7 @@ def test_only_suspects_that_can_be_named_are_looked_up(fleets):
     for one in listed:
         one.rates = Rates(one.rates)
     state.vms = lambda: asked.append(1) or listed
-    fleet.advisor.with_advice(fleet.told)
+    fleet.advisor.with_advice(fleet.reported)
     assert asked == [1]
-    inflicting = sum(one.inflicts for one in fleet.told.suspects)
+    inflicting = sum(one.inflicts for one in fleet.reported.suspects)
     assert read <= 2 * (FEW + 3) + inflicting

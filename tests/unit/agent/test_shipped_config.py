@@ -31,8 +31,8 @@ def test_the_shipped_file_has_every_section_and_true_defaults():
             section = section.get(key, {})
         for key, value in section.items():
             if not isinstance(value, dict):
-                told = tuple(value) if isinstance(value, list) else value
-                assert told == getattr(kind(), key), (name, key)
+                reported = tuple(value) if isinstance(value, list) else value
+                assert reported == getattr(kind(), key), (name, key)
     perf = {field.name for field in msgspec.structs.fields(PerfSection)}
     assert set(shown["sources"]["perf"]) >= perf
     assert load(_SHIPPED) == AgentConfig(agent=AgentSection())

@@ -43,7 +43,7 @@ def test_everything_else_is_the_command_lines(tmp_path):
     assert run("agent", "run").returncode == 2
 
 
-def test_the_version_is_told_without_loading_any_command():
+def test_the_version_is_reported_without_loading_any_command():
     program = "import atexit, sys; from agent.start import main\natexit.register(lambda: print(*sys.modules)); main()"
     version, modules = run("--version", program=program).stdout.splitlines()
     assert version.startswith("whitepanda ")

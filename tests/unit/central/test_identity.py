@@ -99,8 +99,8 @@ async def http_status(central: Central, files: TlsFiles) -> int:
 @pytest.mark.parametrize("kind", OTHERS)
 async def test_nothing_but_a_dns_name_makes_an_operator(central: Central, tmp_path: Path, kind: str) -> None:
     files = certificate(tmp_path / "pki", "operator", OTHERS[kind]("operator"))
-    told = await may_ask(central, files)
-    assert told.startswith("PERMISSION_DENIED: only operators may ask"), told
+    reported = await may_ask(central, files)
+    assert reported.startswith("PERMISSION_DENIED: only operators may ask"), reported
     assert await http_status(central, files) == 403
 
 

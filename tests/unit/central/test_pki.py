@@ -195,7 +195,7 @@ def test_real_handshakes(pki, tmp_path):
         handshake(server, stranger, "127.0.0.1")
 
 
-def test_show_tells_names_purpose_and_end(pki):
+def test_show_reports_names_purpose_and_end(pki):
     info = describe(pki / "central.crt")
     assert info.names == ("central", "localhost", "127.0.0.1", "::1")
     assert info.purposes == ("server",)
@@ -267,9 +267,9 @@ def test_a_renewed_certificate_is_the_same_but_for_serial_and_time(tmp_path, nam
     files = issue(tmp_path, name, days=10, **options)
     before, key = certificate(tmp_path / f"{name}.crt"), (tmp_path / f"{name}.key").read_bytes()
     (tmp_path / f"{name}.key").unlink()  # it may be on its host only
-    told = renew(tmp_path, name, days=100)
+    reported = renew(tmp_path, name, days=100)
     after = certificate(tmp_path / f"{name}.crt")
-    assert (told.serial, told.not_after) == (f"{before.serial_number:x}", before.not_valid_after_utc)
+    assert (reported.serial, reported.not_after) == (f"{before.serial_number:x}", before.not_valid_after_utc)
     assert after.serial_number != before.serial_number
     assert 99 <= describe(files.certificate).days_left <= 100
     assert (after.subject, after.issuer, extensions(after)) == (before.subject, before.issuer, extensions(before))

@@ -160,7 +160,7 @@ def test_the_last_cpu_is_field_39():
 
 
 @given(st.text(max_size=20), st.sampled_from("RSDZTtXxI"), st.integers(0, 1 << 63))
-def test_the_short_look_at_a_process_tells_what_the_long_one_does(comm, state, start):
+def test_the_short_look_at_a_process_reports_what_the_long_one_does(comm, state, start):
     text = f"7 ({comm}) {state} {'1 ' * 18}{start} {'2 ' * 30}\n".encode()
     whole = parse_task_stat(text)
     assert parse_life(text) == (whole.alive, str(whole.start_ticks).encode())
@@ -173,7 +173,7 @@ def test_the_short_look_refuses_what_is_no_stat_line(text):
 
 
 @given(st.text(st.characters(max_codepoint=127, exclude_characters="\0"), max_size=15), st.sampled_from("RSDZTtXxI"))
-def test_the_state_alone_is_what_the_whole_line_tells(comm, state):
+def test_the_state_alone_is_what_the_whole_line_reports(comm, state):
     text = line(comm=comm, state=state)
     assert parse_runs(text[:128]) == parse_runs(text) == (parse_task_stat(text).state == "R")
 

@@ -119,8 +119,8 @@ def rates(source, daemon, waits_s):
         daemon.now_ns = -(-(daemon.now_ns + 1) // S) * S  # ticks that pass meanwhile are left out
         daemon.wait_s = wait_s
         sample = source.sample()
-        told = SourceSample("procfs", daemon.now_ns, daemon.now_ns, {}, inventory=(VM,))
-        table.update([told, sample], daemon.now_ns)
+        reported = SourceSample("procfs", daemon.now_ns, daemon.now_ns, {}, inventory=(VM,))
+        table.update([reported, sample], daemon.now_ns)
         [vm] = table
         rate = vm.rates.network_receive_bytes_per_s
         found.append(rate if isinstance(rate, Reason) else round(rate / MB, 3))

@@ -1,4 +1,4 @@
-"""A wrong command line is told in one line; who reads no longer ends the command, as a pipe's reader does."""
+"""A wrong command line is reported in one line; who reads no longer ends the command, as a pipe's reader does."""
 
 import os
 import subprocess
@@ -20,14 +20,14 @@ def run(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["whitepanda", *words])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
-        return ended.value.code, told.out, told.err
+        reported = capsys.readouterr()
+        return ended.value.code, reported.out, reported.err
 
     return _run
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ("record x.jsonl --seconds -1", "--seconds: must be at least 0.1 (value -1); see `whitepanda record --help`"),
         ("demo --seed abc", "--seed: must be a valid integer (value abc); see `whitepanda demo --help`"),
@@ -41,8 +41,8 @@ def run(monkeypatch, capsys):
         ("record x.jsonl --seconds", "option '--seconds' requires an argument"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(run, words, told):
-    assert run(*words.split()) == (2, "", f"error: {told}\n")
+def test_a_wrong_command_line_is_one_line(run, words, reported):
+    assert run(*words.split()) == (2, "", f"error: {reported}\n")
 
 
 def test_a_command_that_is_given_nothing_shows_its_help(run):

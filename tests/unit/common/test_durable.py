@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: on a disk that keeps, at a power cut, only what it was told to keep."""
+"""Files that are there whole or not at all: on a disk that keeps, at a power cut, only what it was reported to keep."""
 
 import errno
 import os
@@ -148,12 +148,12 @@ def test_after_a_failure_there_is_the_old_file_and_nothing_beside_it(path, monke
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_no_folder_is_told(tmp_path):
+def test_no_folder_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "file", mode=0o600):
         pass
 
 
-def test_a_device_stays_one_and_what_it_says_is_told(tmp_path):
+def test_a_device_stays_one_and_what_it_says_is_reported(tmp_path):
     device = tmp_path / "full"
     device.symlink_to("/dev/full")
     for path in (device, Path("/dev/full")):

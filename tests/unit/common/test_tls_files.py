@@ -67,7 +67,7 @@ def test_an_expired_certificate(ca, monkeypatch):
     )
 
 
-def test_an_expired_certificate_of_another_ca_is_told_to_be_expired(ca, tmp_path, monkeypatch):
+def test_an_expired_certificate_of_another_ca_is_reported_to_be_expired(ca, tmp_path, monkeypatch):
     pki.make_ca(tmp_path / "other")
     theirs = issue_at(monkeypatch, -dt.timedelta(days=3), tmp_path / "other", "host-1", days=1)
     files = TlsFiles(ca=str(ca / "ca.crt"), certificate=theirs.certificate, key=theirs.key)

@@ -250,7 +250,7 @@ def test_files_that_the_architecture_names_exist() -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_ci_calls_what_the_readme_tells() -> None:
+def test_ci_calls_what_the_readme_reports() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "make check" in script
     assert "make test" in script

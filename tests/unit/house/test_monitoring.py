@@ -163,7 +163,7 @@ def test_dashboards_say_nothing_that_grafanas_own_types_do_not_know(name: str) -
 
 
 def test_units_are_those_of_the_metrics() -> None:
-    """What Grafana is told of a panel is what the names say."""
+    """What Grafana learns of a panel is what the names say."""
     units = {"bytes": ("bytes",), "bytes_per_second": ("Bps",), "seconds": ("s", "none")}
     for name in NAMES:
         for panel in json.loads((GRAFANA / f"{name}.json").read_text())["panels"]:

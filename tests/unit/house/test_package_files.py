@@ -45,7 +45,7 @@ def test_the_time_is_the_release_s_or_the_commit_s(monkeypatch, tmp_path):
         build_debs.source_date()
 
 
-def test_a_program_that_fails_is_told_of_with_what_it_said():
+def test_a_program_that_fails_is_reported_of_with_what_it_said():
     with pytest.raises(SystemExit, match=r"(?s)sh -c .* failed \(exit 3\):\nno room"):
         build_debs.run(["sh", "-c", "echo no room >&2; exit 3"])
 

@@ -23,9 +23,9 @@ def build(docs, out):
 @pytest.mark.long  # 5 s of CPU; what most breaks it, links and the navigation, is looked at in every run
 def test_the_site_builds_and_each_page_is_in_it(tmp_path):
     out = tmp_path / "site"
-    code, told, wrong = build(DOCS, out)
+    code, reported, wrong = build(DOCS, out)
     assert (code, wrong) == (0, "")
-    assert Path(told.strip()) == out / "index.html"
+    assert Path(reported.strip()) == out / "index.html"
     pages = {page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")}
     assert {page for page in pages if not (out / page).is_file()} == set()
     front = (out / "index.html").read_text(encoding="utf-8")
@@ -38,16 +38,16 @@ def test_the_site_builds_and_each_page_is_in_it(tmp_path):
     assert settings.count("<table") == (DOCS / "configuration.md").read_text(encoding="utf-8").count("\n|---")
 
 
-def test_what_is_wrong_is_told_and_nothing_is_published(tmp_path):
+def test_what_is_wrong_is_reported_and_nothing_is_published(tmp_path):
     docs, out = tmp_path / "docs", tmp_path / "site"
     docs.mkdir()
     (docs / "navigation.toml").write_text('[[section]]\ntitle = "One"\npages = ["one", "not-yet"]\n')
     (docs / "index.md").write_text("# Front\n\n[gone](gone.md) [no such](one.md#no-such) [good](one.md#part)\n")
     (docs / "one.md").write_text("# One\n\n## Part\n")
     (docs / "outside.md").write_text("# Outside\n")
-    code, told, wrong = build(docs, out)
+    code, reported, wrong = build(docs, out)
     assert code != 0
-    assert told == ""
+    assert reported == ""
     assert "index.md:3" in wrong
     assert "gone.md" in wrong
     assert "no-such" in wrong
@@ -66,7 +66,7 @@ def test_other_peoples_folders_are_not_written_over(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("html", "told"),
+    ("html", "reported"),
     [
         ('<script src="https://cdn.example/x.js"></script>', "asks another host: https://cdn.example/x.js"),
         ('<link rel="stylesheet" href="//fonts.example/a">', "asks another host: //fonts.example/a"),
@@ -84,11 +84,11 @@ def test_other_peoples_folders_are_not_written_over(tmp_path):
         ('<img src="data:image/png;base64,AA">', None),
     ],
 )
-def test_pages_are_checked(tmp_path, html, told):
+def test_pages_are_checked(tmp_path, html, reported):
     (tmp_path / "sub").mkdir()
     (tmp_path / "style.css").write_text("/* https://a.example */ b { background: url(c.png) }")
     (tmp_path / "a.html").write_text(html)
-    assert list(problems(tmp_path)) == ([f"a.html: {told}"] if told else [])
+    assert list(problems(tmp_path)) == ([f"a.html: {reported}"] if reported else [])
 
 
 def test_style_sheets_and_scripts_are_checked(tmp_path):

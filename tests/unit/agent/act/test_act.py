@@ -72,8 +72,8 @@ def test_a_limit_is_set_and_undone_after_its_time(tmp_path, backend, clock):
     clock.advance(1)
     assert results(actor.tick()) == ["undone"]
     assert (backend.states[VM], actor.in_force(), on_disk(tmp_path)) == ("none", (), [])
-    told = [(line["event"], line["result"], line["uid"], line["pid"], line["why"]) for line in audit(tmp_path)]
-    assert told == [
+    reported = [(line["event"], line["result"], line["uid"], line["pid"], line["why"]) for line in audit(tmp_path)]
+    assert reported == [
         ("begin", "begun", 1000, 4711, "incident 7"),
         ("apply", "applied", 1000, 4711, "incident 7"),
         ("undo", "undone", -1, -1, "its time is over"),
@@ -217,7 +217,7 @@ def test_a_victim_that_cannot_be_asked_about_does_not_hide_the_others(tmp_path, 
 # --- others who meddle, and what fails ---
 
 
-def test_what_somebody_else_changed_meanwhile_is_left_alone_and_said(tmp_path, backend, clock):
+def test_what_someone_else_changed_meanwhile_is_left_alone_and_said(tmp_path, backend, clock):
     actor = make(tmp_path, backend, clock=clock)
     actor.apply(asked(), OPERATOR)
     backend.states[VM] = "limit 7"
@@ -324,7 +324,7 @@ def test_after_that_wait_an_interrupted_change_is_forgotten(tmp_path, backend, c
     assert again.in_force() == ()
 
 
-def test_every_refusal_is_told_of_but_nobody_can_push_other_lines_out_by_them(tmp_path, backend, clock):
+def test_every_refusal_is_reported_of_but_nobody_can_push_other_lines_out_by_them(tmp_path, backend, clock):
     actor = make(tmp_path, backend, clock=clock)
 
     def refuse():

@@ -84,7 +84,7 @@ def test_a_group_that_was_left_behind_is_not_taken_for_how_the_vm_was(tree):
         backend(tree).target(VM, 2)
 
 
-def test_where_it_is_not_known_who_runs_that_is_told(tree):
+def test_where_it_is_not_known_who_runs_that_is_reported(tree):
     def broken(_vm):
         raise SourceError("libvirt's state_dir cannot be read")
 

@@ -68,7 +68,7 @@ async def raw(path, data):
     return json.loads(answer)
 
 
-async def test_who_asked_is_told_by_the_kernel_and_its_end_undoes_all(short):
+async def test_who_asked_is_reported_by_the_kernel_and_its_end_undoes_all(short):
     vms = FakeBackend()
     async with served(short, vms) as path:
         done = (await ask(path, asked())).done[0]
@@ -113,7 +113,7 @@ async def test_nonsense_is_refused_and_costs_nobody_else_anything(short, data):
         assert (await ask(path, Ask())).limits is not None
 
 
-async def test_what_is_refused_and_what_fails_are_told_apart(short):
+async def test_what_is_refused_and_what_fails_are_distinguished(short):
     vms = FakeBackend()
     async with served(short, vms) as path:
         with pytest.raises(RefusedError, match="below act"):
@@ -200,7 +200,7 @@ def test_where_nobody_answers_it_is_said_what_to_do(short):
         client.ask(short / "none.sock", Ask())
 
 
-async def test_who_takes_it_for_the_agent_is_told(short):
+async def test_who_takes_it_for_the_agent_is_reported(short):
     def vms(path):
         with connect(path) as agent:
             agent.vms()
@@ -208,8 +208,8 @@ async def test_who_takes_it_for_the_agent_is_told(short):
     async with served(short) as path:
         with pytest.raises(UnavailableError) as refused:
             await asyncio.to_thread(vms, path)
-    told = "is not the agent: give the agent's socket with --socket, by default /run/whitepanda/agent.sock"
-    assert str(refused.value) == f"what answers at {path} {told}"
+    reported = "is not the agent: give the agent's socket with --socket, by default /run/whitepanda/agent.sock"
+    assert str(refused.value) == f"what answers at {path} {reported}"
 
 
 # --- the commands ---
@@ -240,8 +240,8 @@ async def test_the_commands(short, monkeypatch, capsys):
         assert applied == (0, f"action 1: cap-cpu {VM}: applied (none -> limit 2); set {VM} limit 2\n", "")
         shown = (await run("list"))[1]
         assert re.search(rf"1 +cap-cpu +{VM} +2 cores +\d+ s +{os.getuid()} +incident 7", shown)
-        told = json.loads((await run("list", "--json"))[1])
-        assert told["in_force"][0]["record"]["vm"] == VM
+        reported = json.loads((await run("list", "--json"))[1])
+        assert reported["in_force"][0]["record"]["vm"] == VM
         state = json.loads((await run("status", "--json"))[1])
         assert (state["in_force"], state["limits"]["dry_run"]) == (1, False)
         assert "max_share              0.5" in (await run("status"))[1]
@@ -431,12 +431,12 @@ def test_a_quota_is_set_by_the_command_that_is_recommended():
     assert quota.read(VM) == "-1/100000"
 
 
-@pytest.mark.parametrize(("shown", "told"), [("0", -1), ("18446744073709551", -1), ("25000", 25000)])
-def test_what_libvirt_calls_no_quota(shown, told):
-    assert Quota(Virsh("u", 10.0, FakeVirsh(shown, "50000"))).read(VM) == f"{told}/50000"
+@pytest.mark.parametrize(("shown", "reported"), [("0", -1), ("18446744073709551", -1), ("25000", 25000)])
+def test_what_libvirt_calls_no_quota(shown, reported):
+    assert Quota(Virsh("u", 10.0, FakeVirsh(shown, "50000"))).read(VM) == f"{reported}/50000"
 
 
-def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
+def test_a_vm_that_is_gone_is_none_and_another_failure_is_reported():
     virsh = FakeVirsh()
     quota = Quota(Virsh("qemu:///system", 10.0, virsh))
     virsh.answer = failed(f"failed to get domain '{VM}'")
@@ -451,10 +451,10 @@ def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
     virsh.answer = failed("failed to connect to the hypervisor\nerror: No such file or directory")
     with pytest.raises(
         ActError, match=r"virsh schedinfo .*: failed to connect to the hypervisor; No such file"
-    ) as told:
+    ) as reported:
         quota.read(VM)
-    assert "error:" not in str(told.value)
-    assert str(told.value).endswith("; does libvirt run, and is qemu:///system (sources.libvirt.uri) its address?")
+    assert "error:" not in str(reported.value)
+    assert str(reported.value).endswith("; does libvirt run, and is qemu:///system (sources.libvirt.uri) its address?")
     virsh.answer = subprocess.CompletedProcess([], 0, "Scheduler : Unknown\n", "")
     with pytest.raises(ActError, match="no vcpu_quota in its answer; has libvirt the cgroup controller cpu"):
         quota.read(VM)
@@ -527,7 +527,7 @@ async def test_how_a_victim_does_is_the_hosts_own_estimate_else_by_its_job(short
     state = canned_agents.states(short)["full"]
     path = short / "agent.sock"
 
-    async def told(uuid, cloud_white, signal=""):
+    async def reported(uuid, cloud_white, signal=""):
         state.cloud_white = cloud_white
         api = LocalApi(state, path)
         await api.start()
@@ -538,10 +538,10 @@ async def test_how_a_victim_does_is_the_hosts_own_estimate_else_by_its_job(short
 
     suffers = "uuid-instance-0000a1f3"
     both = canned_agents.suffering()
-    assert await told(suffers, both) == (pytest.approx(1.42), "latency")
-    assert await told(suffers, both, "cpi") == (pytest.approx(3.1 / 1.2), "cpi")
-    assert await told(suffers, None) == (pytest.approx(3.1 / 1.2), "cpi")
-    assert await told(suffers, None, "latency") is None
-    assert await told("uuid-new-1", None) is None
-    assert await told("nobody", None) is None
+    assert await reported(suffers, both) == (pytest.approx(1.42), "latency")
+    assert await reported(suffers, both, "cpi") == (pytest.approx(3.1 / 1.2), "cpi")
+    assert await reported(suffers, None) == (pytest.approx(3.1 / 1.2), "cpi")
+    assert await reported(suffers, None, "latency") is None
+    assert await reported("uuid-new-1", None) is None
+    assert await reported("nobody", None) is None
     assert await asyncio.to_thread(degradation_of, short / "none.sock", suffers) is None

@@ -108,7 +108,7 @@ def looked(made, running, times=1, *, quiet=YES):
         made.learn_samples(np.array(running, np.float64), 1.0, quiet=quiet)
 
 
-def test_looks_are_counted_in_quiet_and_where_somebody_looked():
+def test_looks_are_counted_in_quiet_and_where_someone_looked():
     made = baselines()
     feed(made, [[1.0]])
     looked(made, [0, 2], 3)
@@ -118,7 +118,7 @@ def test_looks_are_counted_in_quiet_and_where_somebody_looked():
     assert made.samples.tolist() == [[3, 1, 1], [1, 1, 3]]
 
 
-def test_looks_age_as_the_means_do_and_go_when_these_are_learnt_anew():
+def test_looks_age_as_the_means_do_and_go_when_these_are_learnt_again():
     made = baselines(quiet_time_constant_s=20.0)
     feed(made, [[1.0]])
     looked(made, [1, 1], 20)

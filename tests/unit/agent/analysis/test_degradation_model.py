@@ -81,16 +81,16 @@ def test_a_log_link_is_the_exponential_of_the_sum():
     assert model.predict(2 * baseline, baseline).degradation[0] == pytest.approx(math.exp(-0.1 + 0.3 * 2))
 
 
-def test_what_is_not_known_or_too_young_cannot_be_told():
+def test_what_is_not_known_or_too_young_is_unknown():
     model = parse(file())
     values, baseline = np.ones((5, 4)), np.ones((5, 4))
     values[1, 2] = math.nan
     baseline[2] = math.nan
     values[4, 0] = math.nan
     baseline[4] = math.nan
-    told = model.predict(values, baseline, np.array([9, 9, 0, 4, 0]))
-    assert told.reasons == ("", "missing:core_stall_ratio", "no_baseline", "baseline_young", "missing:guest_ratio")
-    assert np.isfinite(told.degradation).tolist() == [True, False, False, False, False]
+    reported = model.predict(values, baseline, np.array([9, 9, 0, 4, 0]))
+    assert reported.reasons == ("", "missing:core_stall_ratio", "no_baseline", "baseline_young", "missing:guest_ratio")
+    assert np.isfinite(reported.degradation).tolist() == [True, False, False, False, False]
 
 
 def test_a_feature_that_no_term_uses_need_not_be_known():
@@ -100,7 +100,7 @@ def test_a_feature_that_no_term_uses_need_not_be_known():
     assert model.predict(values, values).reasons == ("",)
 
 
-def test_out_of_the_training_range_cannot_be_told_and_the_farthest_feature_is_named():
+def test_out_of_the_training_range_is_unknown_and_the_farthest_feature_is_named():
     ranges = [
         {"column": 1, "form": "relative", "low": 0.5, "high": 2.0, "scale": 1.0},
         {"column": 3, "form": "raw", "low": 0.1, "high": 0.9, "scale": 1.0},
@@ -111,18 +111,18 @@ def test_out_of_the_training_range_cannot_be_told_and_the_farthest_feature_is_na
     values[1, 1] = 201.0
     values[2, 3] = 0.95
     values[3, 1], values[3, 3] = 60.0, 9.0
-    told = model.predict(values, baseline)
+    reported = model.predict(values, baseline)
     bandwidth, stalls = "out_of_range:memory_bandwidth_bytes_per_s", "out_of_range:total_stall_ratio"
-    assert told.reasons == ("", bandwidth, stalls, stalls)
-    assert np.isnan(told.degradation).tolist() == [False, True, True, True]
+    assert reported.reasons == ("", bandwidth, stalls, stalls)
+    assert np.isnan(reported.degradation).tolist() == [False, True, True, True]
 
 
 def test_where_the_inverse_link_has_no_answer_there_is_none():
     model = parse(file())
     values = np.array([[1.0, 1.0, 40.0, 1.0]])  # K + sum x f < 0: no latency is negative
-    told = model.predict(values, np.ones((1, 4)))
-    assert math.isnan(told.degradation[0])
-    assert told.reasons == ("unlike_training",)
+    reported = model.predict(values, np.ones((1, 4)))
+    assert math.isnan(reported.degradation[0])
+    assert reported.reasons == ("unlike_training",)
 
 
 RULE = {
@@ -152,7 +152,7 @@ def test_the_model_is_chosen_by_the_baselines_stalls_and_load():
     assert names[3] == "gamma-inverse"
 
 
-def test_where_it_is_told_the_level_is_of_the_workers_use():
+def test_where_it_is_reported_the_level_is_of_the_workers_use():
     parts = (part(), part("memory-bound", 0.2), part("memory-bound", 0.5))
     features = ["guest_ratio", "vcpu_idle_ratio", "total_stall_ratio", "core_stall_ratio"]
     model = parse(file(*parts, rule=RULE, features=features))
@@ -212,7 +212,7 @@ def test_a_baseline_of_about_0_has_a_form_of_its_own():
         (lambda d: d.update(baselines=3), "model: a value is of the wrong kind"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_told_in_one_line(change, message):
+def test_a_wrong_file_is_reported_in_one_line(change, message):
     data = copy.deepcopy(file())
     change(data)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below

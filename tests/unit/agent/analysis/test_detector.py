@@ -29,7 +29,7 @@ def right(verdicts, since, until, wanted):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_victims_and_inflicting_vms_are_told_apart_5_s_after_a_change(seed):
+def test_victims_and_inflicting_vms_are_distinguished_5_s_after_a_change(seed):
     verdicts = detect(stressed(seed=seed))
     assert right(verdicts, 30, 60, [STEADY] * 3) == 1
     assert right(verdicts, 65, 110, [INFLICTING, VICTIM, VICTIM]) >= 0.95
@@ -37,7 +37,7 @@ def test_victims_and_inflicting_vms_are_told_apart_5_s_after_a_change(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_a_pmu_waiting_for_cpus_tells_and_clears(seed):
+def test_without_a_pmu_waiting_for_cpus_reports_and_clears(seed):
     waits = during(60, 110, 0.25, without=0, usual=0.02)
     verdicts = detect(stressed(seed=seed, pmu=False, slow=1.0, waits=waits))
     assert right(verdicts, 65, 110, [INFLICTING, VICTIM, VICTIM]) >= 0.95
@@ -45,7 +45,7 @@ def test_without_a_pmu_waiting_for_cpus_tells_and_clears(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_a_pmu_io_pressure_tells_who_suffers_from_a_disk_hog(seed):
+def test_without_a_pmu_io_pressure_reports_who_suffers_from_a_disk_hog(seed):
     def more(at, vm):
         busy = 60 <= at < 110
         if vm == 0:
@@ -211,15 +211,15 @@ def test_the_baseline_is_given_in_the_signals_units_at_the_present_load():
     assert np.isnan(after[:, INDEX["l2_mpki"]]).all()
 
 
-def test_what_is_left_is_of_the_workers_where_these_are_told():
+def test_what_is_left_is_of_the_workers_where_these_are_reported():
     detector = Detector(DetectorSettings())
     for tick in world(ticks=60, noise=0.005):
         found = detector.step(tick._replace(vms=tuple(key._replace(workers=1) for key in tick.vms)))
     guest = found.baseline[:, INDEX["guest_ratio"]]
     vcpus = tick.vms[0].vcpus
     np.testing.assert_allclose(found.baseline[:, INDEX["vcpu_idle_ratio"]], 1 - vcpus * guest)
-    told = load_factors((tick.vms[0], tick.vms[0]._replace(workers=1), tick.vms[0]._replace(workers=99)))
-    assert told.tolist() == [1.0, vcpus, 1.0]
+    reported = load_factors((tick.vms[0], tick.vms[0]._replace(workers=1), tick.vms[0]._replace(workers=99)))
+    assert reported.tolist() == [1.0, vcpus, 1.0]
 
 
 def with_looks(ticks, workers, seed=5):
@@ -233,11 +233,11 @@ def with_looks(ticks, workers, seed=5):
 
 def test_workers_are_learnt_from_looks_and_what_is_left_is_theirs():
     detector = Detector(DetectorSettings())
-    told = []
+    reported = []
     for tick in with_looks(world(ticks=120), workers=1):
         found = detector.step(tick)
-        told.append(found.workers.workers[0])
-    assert not any(told[:20])  # too few looks
+        reported.append(found.workers.workers[0])
+    assert not any(reported[:20])  # too few looks
     assert found.workers.workers.tolist() == [1, 1, 1]
     assert (found.workers.posterior > 0.99).all()
     assert found.workers.samples.tolist() == pytest.approx([120, 120, 120], abs=11)
@@ -268,7 +268,7 @@ def test_nobody_looks_and_nothing_is_learnt():
     assert found.factors.tolist() == [1, 1, 1]
 
 
-def test_looks_do_not_change_what_is_said_and_none_is_learnt_from_while_somebody_suffers():
+def test_looks_do_not_change_what_is_said_and_none_is_learnt_from_while_someone_suffers():
     plain, looking = Detector(DetectorSettings()), Detector(DetectorSettings())
     ticks = list(stressed(60, 110))
     looks = list(with_looks(ticks, workers=1))
@@ -286,14 +286,14 @@ def test_suffering_is_learnt_by_nobody():
     assert baseline[1, INDEX["ipc"]] == pytest.approx(1.5, rel=0.015)
 
 
-def test_a_baseline_learnt_under_stress_is_learnt_anew_when_it_ends():
+def test_a_baseline_learnt_under_stress_is_learnt_again_when_it_ends():
     detector = Detector(DetectorSettings())
     for tick in stressed(0, 60, ticks=100, slow=1.3):
         baseline = detector.step(tick).baseline
     assert baseline[1, INDEX["ipc"]] == pytest.approx(1.5, rel=0.03)
 
 
-def test_vms_come_and_go_and_a_restart_begins_anew():
+def test_vms_come_and_go_and_a_restart_begins_again():
     detector = Detector(DetectorSettings())
     ticks = list(world(vms=3))
     for tick in ticks[:60]:
@@ -428,10 +428,10 @@ def test_a_verdict_says_the_same_whenever_it_is_asked_for():
         return world(ticks=110, load=load, slow=during(60, 90, 1.2, of=1))
 
     at_once = Detector(DetectorSettings())
-    told = [(found.states, found.baseline) for found in map(at_once.step, course())]
+    reported = [(found.states, found.baseline) for found in map(at_once.step, course())]
     later = list(map(Detector(DetectorSettings()).step, course()))
     assert {str(behaviour) for behaviour in later[80].behaviours} == {STEADY, INFLICTING, VICTIM}
-    for found, (states, baseline) in zip(later, told, strict=True):
+    for found, (states, baseline) in zip(later, reported, strict=True):
         assert found.states == states
         assert found.behaviours == tuple(state.behaviour for state in states)
         assert found.baseline_ticks.tolist() == [state.baseline_ticks for state in states]

@@ -46,16 +46,16 @@ def bounds(values, degradation, block=BLOCK):
 def test_bounds_by_hand():
     # Places asinh(0) = 0: novelty 0. sinh(1): 1, likewise. sinh(2): 1 from the nearest, novelty 2, twice as wide.
     # sinh(3): novelty 4, beyond the limit.
-    low, high, told = bounds([0.0, math.sinh(1), math.sinh(2), math.sinh(3)], [1.5, 4.0, 1.5, 1.5])
+    low, high, reported = bounds([0.0, math.sinh(1), math.sinh(2), math.sinh(3)], [1.5, 4.0, 1.5, 1.5])
     half = np.array([2 * 0.15, 2 * 0.35, 2 * 0.15 * 2])
     assert high[:3] == pytest.approx(np.array([1.5, 4.0, 1.5]) * np.exp(half), rel=1e-6)
     assert low[:3] == pytest.approx(np.array([1.5, 4.0, 1.5]) / np.exp(half), rel=1e-6)
-    assert told.tolist() == [True, True, True, False]
+    assert reported.tolist() == [True, True, True, False]
 
 
-def test_what_is_not_known_is_not_told():
-    _, _, told = bounds([math.nan, 0.0, 0.0, 0.0], [1.5, math.nan, 0.0, 1.5])
-    assert told.tolist() == [False, False, False, True]
+def test_what_is_not_known_is_not_reported():
+    _, _, reported = bounds([math.nan, 0.0, 0.0, 0.0], [1.5, math.nan, 0.0, 1.5])
+    assert reported.tolist() == [False, False, False, True]
 
 
 def test_mean_distance():

@@ -110,7 +110,7 @@ def test_contention_in_the_first_hour_does_not_hide_what_comes(rise):
     assert 3 * hour <= on[0] < 3 * hour + 60
 
 
-def test_contention_that_goes_on_after_the_first_hour_is_found():
+def test_contention_that_continues_after_the_first_hour_is_found():
     trigger = NoiseScaledTrigger(STEP_S)
     hour = round(WARM_UP_S / STEP_S)
     values = noise(9, 2 * hour)

@@ -83,19 +83,19 @@ def judged(looks, used, vcpus):
 @pytest.mark.parametrize(
     ("workers", "vcpus", "used"), [(1, 2, 0.3), (2, 2, 0.3), (1, 4, 0.2), (2, 4, 0.3), (8, 8, 0.5)]
 )
-def test_the_number_is_told_and_seldom_a_wrong_one(workers, vcpus, used, beside):
+def test_the_number_is_reported_and_seldom_a_wrong_one(workers, vcpus, used, beside):
     said = [int(judged(drawn(workers, vcpus, used, 300, seed, beside), used, vcpus).workers[0]) for seed in range(40)]
     assert said.count(workers) >= 28
     assert len(said) - said.count(workers) - said.count(0) <= 3
 
 
-def test_a_rule_that_takes_nothing_to_run_beside_tells_wrong_numbers(monkeypatch):
+def test_a_rule_that_takes_nothing_to_run_beside_reports_wrong_numbers(monkeypatch):
     monkeypatch.setattr(workers_module, "BESIDE", (0.0,))
     said = [int(judged(drawn(1, 2, 0.2, 300, seed), 0.2, 2).workers[0]) for seed in range(40)]
     assert said.count(2) > 20
 
 
-def test_one_worker_is_told_though_something_runs_beside_it_now_and_then():
+def test_one_worker_is_reported_though_something_runs_beside_it_now_and_then():
     # 96 looks, half of them with one busy, three with something beside: one worker of two, not two.
     found = judged(np.array([[48.0, 45.0, 3.0]]), 0.25, 2)
     assert found.workers[0] == 1
@@ -117,7 +117,7 @@ def test_one_worker_is_told_though_something_runs_beside_it_now_and_then():
         ([[30.0, 20.0, 3.0]], 0.25, 2),  # two by 0.77
     ],
 )
-def test_where_it_cannot_be_told_it_is_not(looks, used, vcpus):
+def test_where_it_is_unknown_it_is_not(looks, used, vcpus):
     assert judged(np.array(looks), used, vcpus).workers[0] == 0
 
 
@@ -142,7 +142,7 @@ def test_each_vm_is_judged_once_in_some_ticks_and_new_ones_at_once():
         rule.judge(looks, used, np.full(33, seen))
         changed += [(seen, row) for row in np.flatnonzero(rule.found.workers != before).tolist()]
     assert sorted(changed) == sorted([*((10, row) for row in range(32)), (9, 32)])
-    # One goes, one comes, which is told by the operator.
+    # One goes, one comes, which is reported by the operator.
     rule.match(np.array([3, -1]), (keys[3], VmKey("new", "e", 2, 1)))
     rule.judge(looks[:2], used[:2], np.array([11, 1]))
     assert rule.found.workers.tolist() == [1, 0]

@@ -53,15 +53,15 @@ def advisor(host, cloud_white=None):
 
 
 def test_a_report_takes_along_what_could_be_done(host):
-    (told,) = host.reports
-    message = trigger_message(advisor(host).with_advice(told))
+    (reported,) = host.reports
+    message = trigger_message(advisor(host).with_advice(reported))
     cap = message.recommendations[0]
     assert (cap.action, cap.vm, cap.victim, cap.unit) == (1, "uuid-scan-1", "uuid-web-1", "cores")
-    assert cap.effect.before == pytest.approx(told.mn_cpi)
+    assert cap.effect.before == pytest.approx(reported.mn_cpi)
     assert cap.effect.low < cap.effect.after < cap.effect.high
     assert [one.action for one in message.recommendations][-1] == 6
     assert {3, 2} <= {one.action for one in message.recommendations}  # 90 % of cache and traffic are its own
-    assert trigger_message(told).recommendations == []
+    assert trigger_message(reported).recommendations == []
 
 
 def test_explain_has_what_could_be_done_for_this_vm_only_while_it_suffers(host):
@@ -73,14 +73,14 @@ def test_explain_has_what_could_be_done_for_this_vm_only_while_it_suffers(host):
 
 
 def test_an_n_cpi_that_was_cut_is_known_from_the_report_and_from_the_analysis(host, monkeypatch):
-    (told,) = host.reports
-    cut = replace(told, victims=tuple(replace(v, n_cpi=ROBUST_CLIP) for v in told.victims))
+    (reported,) = host.reports
+    cut = replace(reported, victims=tuple(replace(v, n_cpi=ROBUST_CLIP) for v in reported.victims))
 
     def says_at_least(found):
         return "nCPI is cut" in found[0].effect.unknown_because
 
     assert says_at_least(advisor(host).with_advice(cut).recommendations)
-    assert not says_at_least(advisor(host).with_advice(told).recommendations)
+    assert not says_at_least(advisor(host).with_advice(reported).recommendations)
     assert not says_at_least(advisor(host).for_vm("uuid-web-1"))
     slot = replace(host.analysis.slot("uuid-web-1"), n_cpi=ROBUST_CLIP)
     monkeypatch.setattr(host.analysis, "slot", lambda _uuid: slot)
@@ -202,8 +202,8 @@ def test_of_whom_the_host_found_just_now_the_usage_counts_that_it_has_now(tmp_pa
 
 
 def test_lines_for_people_have_commands_that_a_shell_takes_and_json_has_null_for_unknown(host):
-    (told,) = host.reports
-    message = trigger_message(advisor(host).with_advice(told))
+    (reported,) = host.reports
+    message = trigger_message(advisor(host).with_advice(reported))
     text = "\n".join(recommendation_lines(message.recommendations))
     assert "1. cap the CPU of scan-1 to " in text
     assert "   $ whitepanda act apply cap-cpu uuid-scan-1 --cores " in text
@@ -245,9 +245,9 @@ async def test_explain_shows_them_to_people_and_programs(host, tmp_path_factory,
 
     try:
         text = await asyncio.to_thread(explain)
-        told = json.loads(await asyncio.to_thread(explain, "--json"))
+        reported = json.loads(await asyncio.to_thread(explain, "--json"))
     finally:
         await api.stop(0)
     assert "what could be done, the best first:\n1. cap the CPU of scan-1 to " in text
     assert "   $ whitepanda act apply cap-cpu uuid-scan-1 --cores " in text
-    assert told["recommendations"][0]["action"] == "cap_cpu"
+    assert reported["recommendations"][0]["action"] == "cap_cpu"

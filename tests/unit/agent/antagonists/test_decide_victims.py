@@ -275,7 +275,7 @@ def test_where_neither_finds_anything_the_hosts_word_counts_else_the_fleets():
         (Own(scan=("inflicting", None, ())), Fleet({"web": BY_CPI}), "inflicting"),
     ],
 )
-def test_a_vm_inflicts_only_where_somebody_suffers(own, fleet, verdict):
+def test_a_vm_inflicts_only_where_someone_suffers(own, fleet, verdict):
     host = Host(own, fleet)
     host.tick()
     assert host.it.vm("scan").verdict == verdict
@@ -285,7 +285,7 @@ def test_a_vm_inflicts_only_where_somebody_suffers(own, fleet, verdict):
 # --- its slow-down
 
 
-def test_an_estimate_counts_for_30_s_where_it_cannot_be_told_any_more_and_is_shown_for_5():
+def test_an_estimate_counts_for_30_s_where_it_is_unknown_any_more_and_is_shown_for_5():
     host = Host()
     assert host.tick(own=Own(web=("victim", PERHAPS, ()))).verdict == "affected"
     held = host.tick(5, own=Own(web=("victim", UNTOLD, ())))
@@ -477,12 +477,12 @@ def test_a_victim_that_could_be_a_suspect_is_not_the_hosts_for_itself():
 def test_a_report_comes_at_once_then_once_per_slot_and_its_end_once():
     host = Host(Own(web=("victim", SURE, ("scan",)), db=("victim", PERHAPS, ())), vms=("web", "db", "scan"))
     assert host.report() is None  # nothing was decided yet
-    told = []
+    reported = []
     for _ in range(700):
         host.tick()
-        told += [(host.second, one) for one in [host.report()] if one is not None]
-    assert [second for second, _ in told] == [1, 301, 601]
-    first = told[0][1]
+        reported += [(host.second, one) for one in [host.report()] if one is not None]
+    assert [second for second, _ in reported] == [1, 301, 601]
+    first = reported[0][1]
     (victim,) = first.victims
     assert (victim.vm, victim.slow_down, victim.suspect, victim.found_by) == ("web", SURE, "scan", ("host",))
     assert (first.found_by, first.affected, first.since_unix_ns) == (("host",), 1, first.unix_ns)
@@ -507,13 +507,13 @@ def test_another_first_suspect_is_reported_at_once_and_other_victims_after_a_min
     one = Own(web=("victim", SURE, ("scan",)))
     other = Own(web=("victim", SURE, ("bully", "scan")))
     both = Own(web=("victim", SURE, ("bully", "scan")), db=("victim", SURE, ()))
-    told = []
+    reported = []
     for seconds, own in ((5, one), (5, other), (100, both), (300, other)):
         for _ in range(seconds):
             host.tick(own=own)
             if (report := host.report()) is not None:
-                told.append((host.second, [v.vm for v in report.victims], report.suspects[0].uuid))
-    assert told == [
+                reported.append((host.second, [v.vm for v in report.victims], report.suspects[0].uuid))
+    assert reported == [
         (1, ["web"], "scan"),
         (6, ["web"], "bully"),
         (66, ["db", "web"], "bully"),  # 60 s after the last, not at once
@@ -614,10 +614,10 @@ class Views:
                     self.samples.setdefault((sample.name, sample.labels["vm"]), []).append(sample)
         self.explained = {}
         for one in views:
-            told = explanation_message(self.state, one.identity.uuid)
+            reported = explanation_message(self.state, one.identity.uuid)
             parts = (explanation.head, explanation.found_here, explanation.numbers, explanation.arithmetic)
             parts += (explanation.suspects, explanation.recommended)
-            self.explained[one.identity.uuid] = "\n".join(rendered(piece) for part in parts for piece in part(told))
+            self.explained[one.identity.uuid] = "\n".join(rendered(piece) for part in parts for piece in part(reported))
 
     def said(self, uuid):
         """The verdict, and the first suspect's name ("" nobody), as each view has them."""
@@ -674,16 +674,16 @@ def test_every_view_names_the_same_verdict_and_the_same_first_suspect(finds, pre
         blamed = [s.labels["suspect_name"] for s in views.samples.get(("whitepanda_vm_suspect", uuid), ())]
         assert blamed == ([first] if uuid in victims and first else [])
         # What its last event says is what is held now, with the same first suspect where that has not changed since.
-        told = host.it.events.of(uuid)
-        said_last = told[-1].behaviour if told else "unknown"
+        reported = host.it.events.of(uuid)
+        said_last = reported[-1].behaviour if reported else "unknown"
         if one.verdict in ("victim", "affected", "inflicting"):
             assert said_last == one.verdict
         else:
             assert said_last in ("unknown", "steady")
-        if told and told[-1].unix_ns == NOW + host.second * S:
-            assert list(told[-1].culprits[:1]) == ([one.suspect.uuid] if one.suspect else [])
-            assert (told[-1].found_by, told[-1].reason) == (one.found_by, one.reason)
-        for event in told:
+        if reported and reported[-1].unix_ns == NOW + host.second * S:
+            assert list(reported[-1].culprits[:1]) == ([one.suspect.uuid] if one.suspect else [])
+            assert (reported[-1].found_by, reported[-1].reason) == (one.found_by, one.reason)
+        for event in reported:
             assert agent_pb2.Behaviour.Name(event_message(event).behaviour) == f"BEHAVIOUR_{event.behaviour.upper()}"
         # No text says of the same thing that it is and that it is not.
         text = views.explained[uuid]

@@ -8,7 +8,7 @@ from tests.unit.agent.detection.test_cloud_white import Host as Judged
 
 
 class Host(Judged):
-    """A host whose detector says what it is told, and whose VMs are decided on, second by second."""
+    """A host whose detector says what it is reported, and whose VMs are decided on, second by second."""
 
     def __init__(self, *models, **settings) -> None:
         super().__init__(*models, **settings)
@@ -53,17 +53,17 @@ def test_events_tell_begin_and_end_with_the_worst_of_it():
     assert host.events.of("web") == (web, ended[1])
 
 
-def test_a_vm_that_flickers_is_told_of_twice_per_interval_and_its_last_word_counts():
+def test_a_vm_that_flickers_is_reported_of_twice_per_interval_and_its_last_word_counts():
     host = Host(event_interval_s=10.0)
     host.tick()
-    told = []
+    reported = []
     for second in range(40):
         host.says["web"] = SUFFERS if second % 2 == 0 else QUIET
         host.tick()
-        told += [(host.second, event.behaviour) for event in host.events.take()]
+        reported += [(host.second, event.behaviour) for event in host.events.take()]
     ends = [(113, "steady"), (125, "steady"), (137, "steady")]
     begins = [(102, "victim"), (114, "victim"), (126, "victim"), (138, "victim")]
-    assert told == sorted(begins + ends)
+    assert reported == sorted(begins + ends)
     host.tick(30)
     assert [event.behaviour for event in host.events.take()] == ["steady"]
 
@@ -86,7 +86,7 @@ def test_an_event_says_when_it_was_and_a_victim_what_made_it_one():
     ] == [("affected", 101, 0, 1.1), ("victim", 103, 2, 1.8), ("steady", 106, 3, 1.8)]
 
 
-def test_a_victim_that_goes_or_starts_anew_ends():
+def test_a_victim_that_goes_or_starts_again_ends():
     host = Host(event_interval_s=3600.0)
     host.says["web"] = SUFFERS
     host.tick(2)
@@ -119,7 +119,7 @@ def test_events_that_nobody_takes_are_bounded_and_counted():
     assert sum(len(host.events.of(f"vm{n}")) for n in range(600)) == 7
 
 
-def test_an_affected_vm_that_becomes_a_victim_is_told_of_and_the_worst_of_all_is_kept():
+def test_an_affected_vm_that_becomes_a_victim_is_reported_of_and_the_worst_of_all_is_kept():
     """Its model's lower end is 0.9 of the estimate: above 1.05 from 1.17 on."""
     host = Host(ToldModel("gips"), event_interval_s=0.0)
     host.vms[1] = host_vm("web", rates=rates_of(gips=1.1))

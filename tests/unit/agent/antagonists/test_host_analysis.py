@@ -69,7 +69,7 @@ def in_table(found):
 
 
 class Host:
-    """Feeds windows every 10 s, and decides by them alone. `reports`: what central is told."""
+    """Feeds windows every 10 s, and decides by them alone. `reports`: what central is reported."""
 
     def __init__(self, tmp_path, section=None, domain_of_node=None):
         self.store = CoefficientStore(tmp_path / "coefficients.json", now_unix_ns=lambda: 2 * T0)
@@ -378,7 +378,7 @@ def test_windows_that_end_beside_the_grid_are_in_one_slot_each(host):
     assert (host.explain("web-1").victim_slots, host.analysis.triggered) == (3, True)
 
 
-def test_a_restart_begins_anew(host):
+def test_a_restart_begins_again(host):
     host.store.apply(update())
     host.run(9, VICTIM)
     assert host.explain("web-1").victim_slots == 3

@@ -90,11 +90,11 @@ def test_mn_cpi_trigger_and_report_are_of_one_socket(tmp_path):
     assert right.mn_cpi == pytest.approx(n_cpi(1.3, statistics) / 4)
     assert (left.triggered, right.triggered, host.analysis.triggered) == (True, False, True)
     assert (left.victim_slots, right.victim_slots) == (3, 0)
-    (told,) = host.reports
-    assert told.mn_cpi == left.mn_cpi == host.analysis.mn_cpi
+    (reported,) = host.reports
+    assert reported.mn_cpi == left.mn_cpi == host.analysis.mn_cpi
     assert host.decisions.vm("uuid-web-1").suspect.name == "scan-both"
-    assert [victim.name for victim in told.victims] == ["web-1"]
-    assert [suspect.name for suspect in told.suspects] == ["scan-both", "scan-left", "host:backup"]
+    assert [victim.name for victim in reported.victims] == ["web-1"]
+    assert [suspect.name for suspect in reported.suspects] == ["scan-both", "scan-left", "host:backup"]
 
     one = TwoSockets(tmp_path / "one", section, {})
     one.store.apply(update())
@@ -106,15 +106,15 @@ def test_one_report_has_the_victims_of_both_sockets_each_with_its_own_suspect(tm
     host = TwoSockets(tmp_path, AnalysisSection(trigger="paper", mn_cpi_floor=1.0))
     host.store.apply(update())
     host.run(9, *VMS, on(RIGHT, VICTIM, vm="web-3", cpi=9.0))
-    (told,) = host.reports
+    (reported,) = host.reports
     worst, other = host.explain("web-3"), host.explain("web-1")
-    assert told.mn_cpi == host.analysis.mn_cpi == worst.mn_cpi > other.mn_cpi
+    assert reported.mn_cpi == host.analysis.mn_cpi == worst.mn_cpi > other.mn_cpi
     names = {f"uuid-{vm['vm']}": vm["vm"] for vm in VMS}
-    assert [(victim.name, names[victim.suspect]) for victim in told.victims] == [
+    assert [(victim.name, names[victim.suspect]) for victim in reported.victims] == [
         ("web-3", "scan-right"),
         ("web-1", "scan-both"),
     ]
-    assert [one.name for one in told.suspects] == ["scan-right", "scan-both", "scan-left", "host:backup"]
+    assert [one.name for one in reported.suspects] == ["scan-right", "scan-both", "scan-left", "host:backup"]
     host.run(1, *VMS, on(RIGHT, VICTIM, vm="web-3", cpi=9.0))
     assert len(host.reports) == 1  # once per slot, whichever socket
 

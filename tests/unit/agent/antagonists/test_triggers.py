@@ -1,4 +1,4 @@
-"""Victims as central is told of them: once per slot, worst first, the end too, nothing lost on the way into a batch."""
+"""Victims as central learns of them: once per slot, worst first, the end too, nothing lost on the way into a batch."""
 
 import math
 from dataclasses import replace
@@ -42,56 +42,56 @@ def host(tmp_path):
     return found
 
 
-def test_contention_is_told_with_its_evidence(host):
+def test_contention_is_reported_with_its_evidence(host):
     host.run(9, VICTIM, CALM, SCAN, ODD)
-    (told,) = host.reports
-    assert (told.slot_ns, told.coefficient_version, told.mn_cpi_threshold) == (SLOT, 7, 1.0)
-    assert told.since_unix_ns == told.unix_ns
-    assert told.mn_cpi == pytest.approx(((3.1 - 1.2) / 0.35 + (1.3 - 1.2) / 0.35) / 2)
-    (victim,) = told.victims
+    (reported,) = host.reports
+    assert (reported.slot_ns, reported.coefficient_version, reported.mn_cpi_threshold) == (SLOT, 7, 1.0)
+    assert reported.since_unix_ns == reported.unix_ns
+    assert reported.mn_cpi == pytest.approx(((3.1 - 1.2) / 0.35 + (1.3 - 1.2) / 0.35) / 2)
+    (victim,) = reported.victims
     assert (victim.vm, victim.epoch, victim.name, victim.job) == ("uuid-web-1", "1", "web-1", "web")
     assert victim.cpi == pytest.approx(3.1)
     assert victim.n_cpi == pytest.approx(1.9 / 0.35)
     assert victim.threshold_cpi == pytest.approx(1.9)
     assert (victim.slow_down.ratio, victim.slow_down.low) == pytest.approx((3.1 / 1.2, 3.1 / 1.9))
-    assert (victim.found_by, told.found_by, victim.suspect) == (("fleet",), ("fleet",), "uuid-scan-1")
-    assert (told.affected, told.ended) == (0, False)
-    scan, odd = told.suspects
+    assert (victim.found_by, reported.found_by, victim.suspect) == (("fleet",), ("fleet",), "uuid-scan-1")
+    assert (reported.affected, reported.ended) == (0, False)
+    scan, odd = reported.suspects
     assert (scan.uuid, scan.job, scan.coefficient, scan.cpu_usage_cores) == ("uuid-scan-1", "scan", 0.5, 4.0)
     assert scan.score == pytest.approx(2.0)
     assert (odd.uuid, odd.score, odd.reason) == ("uuid-odd-1", None, Reason.NO_COEFFICIENTS)
 
 
-def test_it_is_told_once_per_slot_while_it_lasts(host):
+def test_it_is_reported_once_per_slot_while_it_lasts(host):
     host.run(9 + 12, VICTIM, CALM, SCAN)
-    told = host.reports
-    assert [t.unix_ns - told[0].unix_ns for t in told] == [i * SLOT for i in range(len(told))]
-    assert 4 <= len(told) <= 5
-    assert {t.since_unix_ns for t in told} == {told[0].unix_ns}
+    reported = host.reports
+    assert [t.unix_ns - reported[0].unix_ns for t in reported] == [i * SLOT for i in range(len(reported))]
+    assert 4 <= len(reported) <= 5
+    assert {t.since_unix_ns for t in reported} == {reported[0].unix_ns}
 
 
-def test_no_contention_tells_nothing(host):
+def test_no_contention_reports_nothing(host):
     host.run(12, CALM, SCAN)
     assert host.reports == []
 
 
-def test_its_end_is_told_once_and_then_nothing(host):
+def test_its_end_is_reported_once_and_then_nothing(host):
     host.run(9, VICTIM, CALM, SCAN)
     host.run(30, {**VICTIM, "cpi": 1.2}, CALM, SCAN)
-    *told, end = host.reports
-    assert [report.ended for report in told] == [False] * len(told) != []
+    *reported, end = host.reports
+    assert [report.ended for report in reported] == [False] * len(reported) != []
     assert (end.ended, end.victims, end.suspects, end.found_by) == (True, (), (), ())
-    assert end.since_unix_ns == told[0].unix_ns < end.unix_ns
+    assert end.since_unix_ns == reported[0].unix_ns < end.unix_ns
     assert trigger_message(end).ended
 
 
 def told_by(triggers, *states):
-    """What is told of (second, report) one after the other: (second of the report, since, ended)."""
+    """What learns of (second, report) one after the other: (second of the report, since, ended)."""
     found = [triggers.note(state) for state in states]
     return [None if one is None else (one.unix_ns // S, one.since_unix_ns // S, one.ended) for one in found]
 
 
-def test_it_is_told_at_once_then_once_per_slot_and_its_end_at_once():
+def test_it_is_reported_at_once_then_once_per_slot_and_its_end_at_once():
     triggers = Triggers()
     assert not triggers.is_open
     assert told_by(triggers, trigger(90 * S, victims=0)) == [None]
@@ -125,7 +125,7 @@ def suspected(now, *uuids):
     )
 
 
-def test_another_first_suspect_is_told_at_once_and_a_further_one_is_no_news():
+def test_another_first_suspect_is_reported_at_once_and_a_further_one_is_no_news():
     triggers = Triggers()
     states = [suspected(0, "a", "b"), suspected(1, "a", "c"), suspected(2, "b", "a"), suspected(3, "b")]
     assert [one is not None for one in map(triggers.note, states)] == [True, False, True, False]
@@ -134,7 +134,7 @@ def test_another_first_suspect_is_told_at_once_and_a_further_one_is_no_news():
     assert triggers.note(suspected(5)) is None
 
 
-def test_other_victims_are_told_a_minute_after_the_last_report():
+def test_other_victims_are_reported_a_minute_after_the_last_report():
     triggers = Triggers()
     slow = [replace(trigger(at * S, victims=victims), slot_ns=300 * S) for at, victims in OTHER_VICTIMS]
     assert [one.unix_ns // S for one in map(triggers.note, slow) if one is not None] == [0, 60, 120]
@@ -159,8 +159,8 @@ def test_the_message_has_the_slow_down_and_who_found_it():
     one = replace(
         trigger(5).victims[0], slow_down=Degradation(1.6, 1.2, 2.0, model="m"), found_by=("host", "fleet"), suspect="s0"
     )
-    told = replace(trigger(5), victims=(one,), found_by=("host", "fleet"), affected=3)
-    message = trigger_message(told)
+    reported = replace(trigger(5), victims=(one,), found_by=("host", "fleet"), affected=3)
+    message = trigger_message(reported)
     both = [agent_pb2.ANALYSIS_HOST, agent_pb2.ANALYSIS_FLEET]
     assert list(message.found_by) == list(message.victims[0].found_by) == both
     assert (message.victims[0].suspect, message.affected_vms, message.ended) == ("s0", 3, False)

@@ -110,7 +110,7 @@ async def test_explanation_by_name_and_by_uuid(short, states, asked):
     assert len(why.history) == 3
 
 
-async def test_the_statistics_that_n_cpi_is_reckoned_by_are_told(short, tmp_path):
+async def test_the_statistics_that_n_cpi_is_reckoned_by_are_reported(short, tmp_path):
     robust = agent_pb2.JobStatistics(
         job="web",
         platform=canned.PLATFORM,
@@ -134,7 +134,7 @@ async def test_without_statistics_they_have_no_samples(short, states):
     assert math.isnan(why.victim_threshold_cpi)
 
 
-async def test_without_analysis_everything_measured_is_still_told(short, states):
+async def test_without_analysis_everything_measured_is_still_reported(short, states):
     async with Served(states["crippled"], short / "a.sock") as served:
         why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="new-1"))
         listed = await served.stub.ListVms(host_pb2.ListVmsRequest())

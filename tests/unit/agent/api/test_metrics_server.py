@@ -151,16 +151,16 @@ def test_sources_are_labelled_and_those_that_are_off_are_left_out():
     assert page["whitepanda_source_duration_seconds"] == [({"source": "procfs"}, 0.25)]
 
 
-def test_of_a_source_success_is_told_once_it_worked():
-    def told(view):
+def test_of_a_source_success_is_reported_once_it_worked():
+    def reported(view):
         page = page_of(snapshot()._replace(host=host_status(sources=(view,))))
         return page.get("whitepanda_source_success")
 
-    assert told(source("ovs", "unavailable", "no OVSDB")) is None  # `auto`, and not on this host
-    assert told(source("ovs", "available")) == [({"source": "ovs"}, 1)]
-    assert told(source("ovs", "failed", failures=1)) == [({"source": "ovs"}, 0)]
-    assert told(source("ovs", "stuck")) == [({"source": "ovs"}, 0)]
-    assert told(source("ovs", "unavailable", samples=3)) == [({"source": "ovs"}, 0)]
+    assert reported(source("ovs", "unavailable", "no OVSDB")) is None  # `auto`, and not on this host
+    assert reported(source("ovs", "available")) == [({"source": "ovs"}, 1)]
+    assert reported(source("ovs", "failed", failures=1)) == [({"source": "ovs"}, 0)]
+    assert reported(source("ovs", "stuck")) == [({"source": "ovs"}, 0)]
+    assert reported(source("ovs", "unavailable", samples=3)) == [({"source": "ovs"}, 0)]
 
 
 def test_each_part_of_a_vm_says_its_source_and_age():
@@ -187,7 +187,7 @@ def test_whose_a_vm_is_has_one_series_for_joins():
     assert page["whitepanda_vm_info"] == [(labels, 1), (nobodys, 1)]
 
 
-def test_verdicts_are_told_where_they_are_known():
+def test_verdicts_are_reported_where_they_are_known():
     """The word is that of the decision, whatever an analysis says by itself."""
     vms = [
         vm_of(word, "", "", RATES, verdict=CpiVerdict("normal", "", 1.7), decision=VmDecision(word, word, ""))
@@ -198,8 +198,8 @@ def test_verdicts_are_told_where_they_are_known():
         vm_of("u", "", "", RATES, verdict=UNKNOWN),
     ]
     page = page_of(snapshot(*vms))
-    told = {labels["vm"]: value for labels, value in page["whitepanda_vm_victim"]}
-    assert told == {"victim": 1, "affected": 0, "inflicting": 0, "steady": 0}
+    reported = {labels["vm"]: value for labels, value in page["whitepanda_vm_victim"]}
+    assert reported == {"victim": 1, "affected": 0, "inflicting": 0, "steady": 0}
     words = [(labels["vm"], labels["behaviour"]) for labels, value in page["whitepanda_vm_behaviour"] if value]
     assert words == [(word, word) for word in VERDICTS[1:]]
     assert len(page["whitepanda_vm_behaviour"]) == 16
@@ -244,8 +244,8 @@ def test_the_first_suspect_of_a_victim_is_named(verdict, suspects, named):
 
 def test_the_uplink_is_there_where_it_is_on():
     page = page_of(snapshot())
-    told = {name: page[f"whitepanda_uplink_{name}"][0][1] for name in UPLINK_NAMES}
-    assert tuple(told.values()) == (1, 2, 3, 4, 5, 6, 7)
+    reported = {name: page[f"whitepanda_uplink_{name}"][0][1] for name in UPLINK_NAMES}
+    assert tuple(reported.values()) == (1, 2, 3, 4, 5, 6, 7)
     page = page_of(snapshot(uplink={"state": "off"}))
     assert not [name for name in page if name.startswith("whitepanda_uplink")]
 
@@ -261,7 +261,7 @@ UPLINK_NAMES = (
 )
 
 
-def test_the_unknown_is_absent_and_told_per_part():
+def test_the_unknown_is_absent_and_reported_per_part():
     perf = [name for name in VmRates._fields if _metric(name).part == "perf"]
     disks = [name for name in VmRates._fields if _metric(name).part == "disks"]
     rates = RATES._replace(**dict.fromkeys(perf, Reason.NO_PMU), **{disks[0]: Reason.COUNTER_RESET})
@@ -620,7 +620,7 @@ async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
         await server.stop()
 
 
-async def test_an_address_in_use_is_told():
+async def test_an_address_in_use_is_reported():
     async with serving() as address:
         server = MetricsServer(MetricsSection(address), snapshot, lambda: 1, 1.0)
         message = f"^cannot listen at metrics.listen {address}: Address already in use; free that port"
@@ -689,11 +689,11 @@ async def test_renewed_tls_files_are_taken_up_without_a_restart(pki, tmp_path, c
         renew(tmp_path, "host1")
         new = await asyncio.to_thread(serial, address)
     assert new != old and f"{new:x}" == describe(tls.certificate).serial
-    told = capsys.readouterr()
-    assert (told.out + told.err).count("the ones before stay in force") == 1
+    reported = capsys.readouterr()
+    assert (reported.out + reported.err).count("the ones before stay in force") == 1
 
 
-async def test_tls_files_that_cannot_work_are_told(pki, tmp_path):
+async def test_tls_files_that_cannot_work_are_reported(pki, tmp_path):
     tls, _ = pki
     broken = TlsFiles(tls.ca, tls.certificate, str(tmp_path / "none"))
     with pytest.raises(TlsError, match=r"^metrics\.tls\.key: cannot read .*none: No such file"):
@@ -771,24 +771,24 @@ async def test_a_port_in_use_costs_the_metrics_not_the_agent(config, monkeypatch
             await until(lambda: daemon.state.schedule.ticks > ticks + 3)
 
 
-async def test_a_running_agent_tells_when_its_certificate_expires(config, tmp_path):
+async def test_a_running_agent_reports_when_its_certificate_expires(config, tmp_path):
     make_ca(tmp_path / "pki")
     files = issue(tmp_path / "pki", "host1", days=20)
     uplink = UplinkSection(address="127.0.0.1:1", tls=files)
     config = AgentConfig(config.agent, metrics=config.metrics, uplink=uplink)
     name = "whitepanda_agent_certificate_expiry_timestamp_seconds"
 
-    async def told():
+    async def reported():
         await until(lambda: daemon._metrics is not None)
         return (await scraped(config))[name]
 
     async with running(config) as daemon:
         label = {"certificate": "uplink.tls"}
-        assert await told() == [(label, describe(files.certificate).not_after.timestamp())]
+        assert await reported() == [(label, describe(files.certificate).not_after.timestamp())]
         renew(tmp_path / "pki", "host1", days=90)
         expected = describe(files.certificate).not_after.timestamp()
         end = time.monotonic() + 60
-        while await told() != [(label, expected)]:
+        while await reported() != [(label, expected)]:
             assert time.monotonic() < end
             await asyncio.sleep(0.05)
 
@@ -842,7 +842,7 @@ def test_what_is_no_address_is_refused(tmp_path):
 
 
 def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
-    told = {
+    reported = {
         "u1": ("victim", Degradation(1.4, 1.3, 1.6)),
         "u2": ("unknown", None),
         "u3": ("victim", Degradation(cannot_tell="no_model")),
@@ -864,7 +864,7 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
             ),
             decision=VmDecision(uuid, verdict, "", slow_down=slow_down),
         )
-        for uuid, (verdict, slow_down) in told.items()
+        for uuid, (verdict, slow_down) in reported.items()
     ]
     vms.append(vm_of("u5", "u5", "job", RATES))  # it is off, and nothing was decided yet
     page = page_of(snapshot(*vms))
@@ -887,9 +887,9 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
     assert values("whitepanda_vm_baseline_ready") == [("u1", 1), ("u2", 0), ("u3", 1), ("u4", 1)]
 
 
-def test_the_two_ratios_are_told_apart_and_one_is_to_be_alerted_on():
-    told = VmDecision("u1", "victim", "", slow_down=Degradation(1.4, 1.3, 1.6))
-    vm = vm_of("u1", "u1", "job", RATES, verdict=CpiVerdict("victim", "", 1.7), decision=told)
+def test_the_two_ratios_are_distinguished_and_one_is_to_be_alerted_on():
+    reported = VmDecision("u1", "victim", "", slow_down=Degradation(1.4, 1.3, 1.6))
+    vm = vm_of("u1", "u1", "job", RATES, verdict=CpiVerdict("victim", "", 1.7), decision=reported)
     text = render(snapshot(vm))[0].decode()
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     assert helps["whitepanda_vm_degradation_ratio"].endswith("of any VM, also one that suffers nothing.")

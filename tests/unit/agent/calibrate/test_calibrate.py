@@ -50,7 +50,7 @@ class Server(threading.Thread):
         super().__init__(daemon=True)
         self.port = 0
         self.disturbed = False
-        self.told = []
+        self.reported = []
         self.ready = threading.Event()
         self.answer_control = b"ok\n"
 
@@ -72,7 +72,7 @@ class Server(threading.Thread):
                     await asyncio.sleep(SLOW_S if self.disturbed else 0.001)
                     writer.write(b"answer\n")
                 else:
-                    self.told.append((line.decode().strip(), time.monotonic()))
+                    self.reported.append((line.decode().strip(), time.monotonic()))
                     self.disturbed = line == b"on\n"
                     writer.write(self.answer_control)
         except ConnectionError:
@@ -148,7 +148,7 @@ def test_a_campaign_makes_a_runs_file(tmp_path, host, server, capsys):
     assert all(0.5 < value < 1.5 for value in numbers(rows, "quiet", "others_cpu_usage_cores"))
     assert len(numbers(rows, "quiet", "ipc")) >= 5
     assert {row["l2_mpki"] for row in rows} != {"0.0"}
-    assert [line for line, _ in server.told] == ["on", "off"] * 2
+    assert [line for line, _ in server.reported] == ["on", "off"] * 2
     for repetition in "12":
         at_s = [float(row["at_s"]) for row in rows if row["repetition"] == repetition]
         assert at_s == sorted(set(at_s))
@@ -160,7 +160,7 @@ def test_no_row_is_of_two_phases(tmp_path, host, server):
     """A second is of a phase only if all of it is: with the stress's first one half quiet, latencies would mix."""
     calibrate(make_plan(tmp_path, server, long=True), tmp_path / "runs.csv", config=host)
     rows = rows_of(tmp_path / "runs.csv")
-    on, off = (at for _, at in server.told)
+    on, off = (at for _, at in server.reported)
     stress = [row for row in rows if row["phase"] == "stress"]
     spans = [float(row["at_s"]) for row in stress]
     assert len(stress) >= 6
@@ -189,13 +189,13 @@ def test_it_does_not_start_beside_vms_that_the_plan_does_not_name(tmp_path, host
         "VMs run here that are not in the plan: other-1; they would be disturbed, and would disturb the "
         f"measurement: stop or move them, or give --beside-others; {runs} was not written"
     )
-    assert server.told == []
+    assert server.reported == []
     assert not list(tmp_path.glob("runs*"))
     calibrate(plan, runs, config=host, beside_others=True)
     assert len(rows_of(runs)) >= 5
 
 
-def test_a_vm_that_does_not_run_is_told(tmp_path, host, server):
+def test_a_vm_that_does_not_run_is_reported(tmp_path, host, server):
     (tmp_path / "scenario.toml").write_text(SCENARIO.replace("noise-1", "noise-2"))
     with pytest.raises(
         UnavailableError, match="'noise-1' of the plan does not run here; those that run: noise-2, web-1"
@@ -203,7 +203,7 @@ def test_a_vm_that_does_not_run_is_told(tmp_path, host, server):
         calibrate(make_plan(tmp_path, server), tmp_path / "runs.csv", config=host)
 
 
-def test_a_vm_that_starts_anew_ends_the_campaign(tmp_path, host, server):
+def test_a_vm_that_starts_again_ends_the_campaign(tmp_path, host, server):
     (tmp_path / "scenario.toml").write_text(
         SCENARIO.replace('name = "noise-1"', 'name = "noise-1"\nrestarts_s = [1.5]\nrestart_gap_s = 0.1')
     )
@@ -214,9 +214,9 @@ def test_a_vm_that_starts_anew_ends_the_campaign(tmp_path, host, server):
 def test_check_starts_nothing(tmp_path, host, server, capsys):
     runs = tmp_path / "runs.csv"
     calibrate(make_plan(tmp_path, server), runs, config=host, check=True, json=True)
-    told = {"runs": 1, "seconds": 1.6, "vms": ["web-1", "noise-1"], "problems": []}
-    assert json.loads(capsys.readouterr().out) == told
-    assert server.told == []
+    reported = {"runs": 1, "seconds": 1.6, "vms": ["web-1", "noise-1"], "problems": []}
+    assert json.loads(capsys.readouterr().out) == reported
+    assert server.reported == []
     assert not runs.exists()
 
 
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_answer_ends_it_before_anyone_is_disturbed(tmp_pa
     plan.write_text(plan.read_text().replace(f"127.0.0.1:{server.port}", "127.0.0.1:1", 1))
     with pytest.raises(UnavailableError, match=r"no answer from .* 127.0.0.1:1 in the quiet phase: Connection refused"):
         calibrate(plan, tmp_path / "runs.csv", config=host)
-    assert server.told == []
+    assert server.reported == []
 
 
 def test_a_stressor_that_ends_early_ends_the_campaign(tmp_path, host, server):
@@ -239,14 +239,14 @@ def test_a_stressor_that_cannot_be_started_is_stopped_all_the_same(tmp_path, hos
     with pytest.raises(UnavailableError, match=r"stop what may still run there by hand; .* was not written") as caught:
         calibrate(make_plan(tmp_path, server), runs, config=host)
     assert "\n" not in str(caught.value)
-    assert [line for line, _ in server.told] == ["on", "off"]
+    assert [line for line, _ in server.reported] == ["on", "off"]
     assert not list(tmp_path.glob("runs*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_the_stressors_and_keeps_the_finished_runs(tmp_path, host, server, capsys, number):
     def interrupt():
-        while len(server.told) < 3:  # on, off, on: the second run is being disturbed
+        while len(server.reported) < 3:  # on, off, on: the second run is being disturbed
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
@@ -257,7 +257,7 @@ def test_ctrl_c_stops_the_stressors_and_keeps_the_finished_runs(tmp_path, host, 
         calibrate(make_plan(tmp_path, server, repetitions=3), runs, config=host)
     thread.join()
     assert caught.value.exit_code == 130
-    assert [line for line, _ in server.told] == ["on", "off", "on", "off"]
+    assert [line for line, _ in server.reported] == ["on", "off", "on", "off"]
     assert not runs.exists()
     assert {row["phase"] for row in rows_of(tmp_path / "runs.csv.part")} == {"quiet", "stress", "after"}
     assert "the finished runs are in" in capsys.readouterr().err.replace("\n", " ")
@@ -265,25 +265,25 @@ def test_ctrl_c_stops_the_stressors_and_keeps_the_finished_runs(tmp_path, host, 
 
 def test_ctrl_c_in_the_first_run_leaves_no_file(tmp_path, host, server):
     def interrupt():
-        while not server.told:
+        while not server.reported:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(typer.Exit):
         calibrate(make_plan(tmp_path, server), tmp_path / "runs.csv", config=host)
-    assert [line for line, _ in server.told] == ["on", "off"]
+    assert [line for line, _ in server.reported] == ["on", "off"]
     assert not list(tmp_path.glob("runs*"))
 
 
-def test_a_full_disk_is_told(tmp_path, host, server, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, host, server, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module.RunsFile, "add", full)
     with pytest.raises(UnavailableError, match=r"runs.csv: cannot write: No space left on device$"):
         calibrate(make_plan(tmp_path, server), tmp_path / "runs.csv", config=host)
-    assert [line for line, _ in server.told] == ["on", "off"]
+    assert [line for line, _ in server.reported] == ["on", "off"]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_full_disk_is_told(tmp_path, host, server, monkeypatch):
         ("nowhere/runs.csv", UnavailableError, "cannot write: No such file or directory"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path, host, server, name, error, problem):
+def test_a_file_that_cannot_be_written_is_reported_at_once(tmp_path, host, server, name, error, problem):
     (tmp_path / "there.csv").write_text("mine")
     with pytest.raises(error, match=problem):
         calibrate(make_plan(tmp_path, server), tmp_path / name, config=host)
@@ -306,7 +306,7 @@ def test_what_the_workers_have_left_is_the_plans_word_and_of_the_served_vm_alone
     with host.open("a") as file:
         file.write('[[jobs]]\npattern = "(web|noise)"\nfact = "job"\njob = "x"\nworkers = 2\n')
 
-    def told(workers):
+    def reported(workers):
         ticks = []
         sampler = sampling.Sampler(load_config(host), ("web-1", "noise-1"), on_tick=ticks.append, workers=workers)
 
@@ -325,8 +325,8 @@ def test_what_the_workers_have_left_is_the_plans_word_and_of_the_served_vm_alone
         busier["served"] = (1 - own[INDEX[IDLE]]) / own[INDEX["guest_ratio"]]
         return busier
 
-    assert told(None) == pytest.approx({4: 2.0, 8: 4.0, "served": 2.0})
-    assert told(1) == pytest.approx({4: 4.0, 8: 4.0, "served": 4.0})
+    assert reported(None) == pytest.approx({4: 2.0, 8: 4.0, "served": 2.0})
+    assert reported(1) == pytest.approx({4: 4.0, 8: 4.0, "served": 4.0})
 
 
 def test_the_disks_are_read_each_tick_whatever_the_configuration_says(host):

@@ -1,4 +1,4 @@
-"""`whitepanda calibrate --check`: what would end a campaign is told beforehand, a line each; nothing is started."""
+"""`whitepanda calibrate --check`: what would end a campaign is reported beforehand, a line each; nothing is started."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def host(tmp_path):
 @pytest.fixture
 def server():
     """Where a server listens that answers lines, and what it was sent."""
-    told = []
+    reported = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve():
@@ -80,12 +80,12 @@ def server():
                     return
                 with connection:
                     while line := connection.recv(100):
-                        told.append(line)
+                        reported.append(line)
                         connection.sendall(b"answer\n")
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", told
+        yield f"127.0.0.1:{listener.getsockname()[1]}", reported
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(10)
 
@@ -165,7 +165,7 @@ def no_port():
         ),
     ],
 )
-def test_what_would_end_it_is_told(check, host, server, changes, exit_code, line):
+def test_what_would_end_it_is_reported(check, host, server, changes, exit_code, line):
     tick = changes.pop("tick", None)
     if tick:
         host.write_text(host.read_text().replace("tick_s = 0.1", f"tick_s = {tick}").replace("0.5", "0.6"))
@@ -217,7 +217,7 @@ def test_runs_that_cannot_come_into_being(check, tmp_path):
     assert (tmp_path / "old.csv").read_text() == "mine"
 
 
-def test_all_that_hinders_is_told_at_once_also_to_programs(check, tmp_path, server):
+def test_all_that_hinders_is_reported_at_once_also_to_programs(check, tmp_path, server):
     (tmp_path / "old.csv").write_text("mine")
     changes = {
         'run = ["sleep", "60"]': 'run = ["no-such"]',

@@ -134,7 +134,7 @@ async def test_a_failed_request_is_counted_with_its_reason_and_is_no_latency(ans
     assert trouble in load.trouble
 
 
-async def test_a_server_that_is_not_there_is_told():
+async def test_a_server_that_is_not_there_is_reported():
     async with Server(says(OK)) as server:
         address = server.address
     load = RequestLoad(Requests(address=address, connections=1), 50.0, seed=1)
@@ -182,7 +182,7 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
-async def test_a_client_of_ones_own_tells_by_lines_of_json():
+async def test_a_client_of_ones_own_reports_by_lines_of_json():
     load = CommandLoad(printing("print('ready')", """print('{"p95_latency_s": 0.02, "p99_latency_s": 1}')"""))
     task = asyncio.create_task(load.run())
     start_ns = time.monotonic_ns()
@@ -218,7 +218,7 @@ async def test_lines_that_were_held_up_count_for_the_second_that_they_are_of():
         ("print('{' + 'x' * 100000)", "a line of more than 64 KiB"),
     ],
 )
-async def test_nonsense_of_a_client_is_told(line, problem):
+async def test_nonsense_of_a_client_is_reported(line, problem):
     with pytest.raises(InputError, match=r"served\.command printed") as caught:
         async with asyncio.timeout(20):
             await CommandLoad(printing(line)).run()
@@ -232,6 +232,6 @@ async def test_a_client_that_ends_early_ends_the_run():
     assert "\n" not in str(caught.value)
 
 
-async def test_a_client_that_is_not_there_is_told():
+async def test_a_client_that_is_not_there_is_reported():
     with pytest.raises(UnavailableError, match=r"served.command: cannot run /nowhere/client: No such file"):
         await CommandLoad(("/nowhere/client",)).run()

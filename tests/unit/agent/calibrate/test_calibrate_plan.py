@@ -71,7 +71,7 @@ def test_a_plan_says_who_takes_part_and_how_long_it_takes(tmp_path):
     assert plan.stressors[0].run == ("ssh", "-tt", "noise-1", "stress-ng", "--stream", "4")
 
 
-def test_every_scenario_has_every_load_as_often_as_told_and_each_run_has_a_name_of_its_own(tmp_path):
+def test_every_scenario_has_every_load_as_often_as_reported_and_each_run_has_a_name_of_its_own(tmp_path):
     plan = plan_of(tmp_path)
     runs = runs_of(plan)
     assert len(runs) == 18
@@ -125,7 +125,7 @@ def test_a_wrong_plan_is_refused_in_one_line_that_names_the_key(tmp_path, old, n
 
 
 @pytest.mark.parametrize("workers", [1, 4096])
-def test_how_many_workers_the_served_vm_has_may_be_told(tmp_path, workers):
+def test_how_many_workers_the_served_vm_has_may_be_reported(tmp_path, workers):
     assert plan_of(tmp_path).served.workers is None
     plan = plan_of(tmp_path, PLAN.replace('vm = "web-1"', f'vm = "web-1"\nworkers = {workers}', 1))
     assert plan.served.workers == workers
@@ -205,7 +205,7 @@ def test_without_a_finished_run_nothing_stays(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path):
+def test_a_folder_that_is_not_there_is_reported_at_once(tmp_path):
     with pytest.raises(OSError, match="No such file") as caught:
         RunsFile(tmp_path / "nowhere" / "runs.csv")
     assert caught.value.errno == errno.ENOENT

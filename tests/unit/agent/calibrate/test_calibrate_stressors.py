@@ -44,7 +44,7 @@ async def test_a_lasting_command_ends_with_its_children(stressors, tmp_path):
     stressors.check()
     assert alive(child)
     await stressors.stop()
-    wait_until(lambda: not alive(child))  # it was told to end, and ends by itself
+    wait_until(lambda: not alive(child))  # it was reported to end, and ends by itself
     assert (tmp_path / "stopped").exists()
     await stressors.stop()  # nothing runs any more
 
@@ -59,7 +59,7 @@ async def test_one_that_does_not_heed_sigterm_ends_all_the_same(stressors, tmp_p
     assert not alive(pid)
 
 
-async def test_one_that_ends_by_itself_is_told_with_its_last_words(stressors):
+async def test_one_that_ends_by_itself_is_reported_with_its_last_words(stressors):
     await stressors.start([Stressor("s", "vm", run=("sh", "-c", "echo a >&2; echo 'no such host' >&2; exit 4"))])
     _, lasting = stressors._running["s"]
     assert await lasting.wait() == 4
@@ -84,7 +84,7 @@ async def test_commands_that_return_start_and_stop(stressors, tmp_path):
         (("x\0y",), "embedded null byte"),
     ],
 )
-async def test_a_start_that_fails_is_told_and_stopped_all_the_same(stressors, tmp_path, start, problem):
+async def test_a_start_that_fails_is_reported_and_stopped_all_the_same(stressors, tmp_path, start, problem):
     """It may have started half: what stops it is run nevertheless."""
     with pytest.raises(UnavailableError) as caught:
         await stressors.start([Stressor("s", "vm", start=start, stop=touch(tmp_path / "stopped"))])
@@ -93,7 +93,7 @@ async def test_a_start_that_fails_is_told_and_stopped_all_the_same(stressors, tm
     assert (tmp_path / "stopped").exists()
 
 
-async def test_a_start_that_does_not_return_is_told():
+async def test_a_start_that_does_not_return_is_reported():
     quick = Stressors(deadline_s=0.2)
     with pytest.raises(UnavailableError, match=r"took more than 0\.2 s; a command that lasts belongs in `run`"):
         await quick.start([Stressor("s", "vm", start=("sleep", "600"), stop=("true",))])
@@ -166,12 +166,12 @@ async def test_a_control_line_that_is_not_answered_by_ok_has_failed(stressors, a
         with pytest.raises(UnavailableError) as caught:
             await stressors.start([Stressor("s", "vm", control=control.address, on="cpu 4", off="quiet")])
         assert f"stressor 's': 'cpu 4' to {control.address} {problem}" in str(caught.value)
-        with pytest.raises(UnavailableError):  # it may run: it is told to stop, and that fails too
+        with pytest.raises(UnavailableError):  # it may run: it is reported to stop, and that fails too
             await stressors.stop()
         assert control.lines == ["cpu 4\n", "quiet\n"]
 
 
-async def test_a_control_port_that_is_silent_or_closed_is_told():
+async def test_a_control_port_that_is_silent_or_closed_is_reported():
     quick = Stressors(deadline_s=0.2)
     async with Control(None) as control:
         stressor = Stressor("s", "vm", control=control.address, on="cpu 4", off="quiet")

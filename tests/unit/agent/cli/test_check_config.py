@@ -63,7 +63,7 @@ def test_one_bad_file_does_not_hide_the_others(run, write):
 
 
 @pytest.mark.parametrize(("text", "has"), [("", "none"), ("[tool]\n[project]\n", "[tool], [project]")])
-def test_a_file_of_another_program_is_told_apart(run, write, text, has):
+def test_a_file_of_another_program_is_distinguished(run, write, text, has):
     write("x.toml", text)
     code, _, err = run("x.toml")
     assert code == 2
@@ -99,11 +99,11 @@ def test_a_secret_file_that_central_would_refuse_is_warned_of(run, write, tmp_pa
     assert run("c.toml")[2] == ""
 
 
-def test_a_value_that_is_none_of_a_few_is_told_with_these(run, write):
+def test_a_value_that_is_none_of_a_few_is_reported_with_these(run, write):
     write("a.toml", "[agent]\n[sources.perf]\nmode = 'on'\n")
     code, _, err = run("a.toml")
-    told = 'error: a.toml: sources.perf.mode must be "off" or "auto" or "required", got \'on\'\n'
-    assert (code, err) == (2, told)
+    reported = 'error: a.toml: sources.perf.mode must be "off" or "auto" or "required", got \'on\'\n'
+    assert (code, err) == (2, reported)
 
 
 def test_all_that_is_wrong_with_an_agents_file_is_said_at_once(run, write):

@@ -162,7 +162,7 @@ def test_vms_without_pmu_hides_the_columns_and_says_why(run, agents):
     assert run("vms", "--socket", str(agents / "no_pmu.sock")) == (0, VMS_NO_PMU, "")
 
 
-def test_what_a_bare_qemu_lacks_is_not_explained_by_somebody_elses_socket(run, agents):
+def test_what_a_bare_qemu_lacks_is_not_explained_by_someone_elses_socket(run, agents):
     code, out, _ = run("vms", "--socket", str(agents / "bare.sock"), width=200)
     assert code == 0
     assert f"not shown: DISK, NET: {render.remedy(Reason.NOT_VISIBLE)}\n" in out
@@ -224,7 +224,7 @@ def test_vms_for_programs(run, agents):
     assert by_name["paused-1"]["metrics"]["gips"]["value"] == 0.0
 
 
-def test_two_vms_of_one_name_are_told_apart_by_the_beginning_of_their_uuids(run, agents):
+def test_two_vms_of_one_name_are_distinguished_by_the_beginning_of_their_uuids(run, agents):
     code, out, _ = run("vms", "--socket", str(agents / "twins.sock"), width=200)
     assert code == 0
     names = [" ".join(line.split("  ")[0].split()[:2]) for line in out.splitlines()]
@@ -248,7 +248,7 @@ def test_explain_at_80_columns(run, agents):
     assert run("explain", "instance-0000a1f3", "--socket", str(agents / "full.sock")) == (0, EXPLAIN, "")
 
 
-def test_explain_tells_the_reason_of_each_dash(run, agents):
+def test_explain_reports_the_reason_of_each_dash(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "full.sock"))
     assert code == 0
     assert out.splitlines()[2] == "unknown: idle: too little CPU over the last slot for a CPI"
@@ -420,7 +420,7 @@ def test_a_socket_that_may_not_be_read_has_our_remedy(run, tmp_path, monkeypatch
             assert (code, "give --socket" in err) == (4, True), err
 
 
-def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch):
+def test_someone_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch):
     """A server that takes connections and never says a word."""
     monkeypatch.setattr("agent.api.client._DEADLINE_S", 0.3)
     with socket.socket(socket.AF_UNIX) as mute:
@@ -431,10 +431,10 @@ def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch)
     assert err == f"error: the agent at {tmp_path}/a.sock did not answer in 0 s; see its log\n"
 
 
-def test_act_is_told_that_a_socket_is_not_its_services(run, agents):
+def test_act_is_reported_that_a_socket_is_not_its_services(run, agents):
     code, _, err = run("act", "list", "--socket", str(agents / "full.sock"))
-    told = "is not the service of `whitepanda act`: give its socket with --socket, by default "
-    assert (code, err) == (4, f"error: what answers at {agents}/full.sock {told}/run/whitepanda-act/act.sock\n")
+    reported = "is not the service of `whitepanda act`: give its socket with --socket, by default "
+    assert (code, err) == (4, f"error: what answers at {agents}/full.sock {reported}/run/whitepanda-act/act.sock\n")
 
 
 def test_a_server_that_hangs_up_is_no_traceback(run, tmp_path):
@@ -596,7 +596,7 @@ def test_texts_are_cut_as_long_as_they_still_differ():
     assert render.least_widths(columns, []) == [4, 1, 3]
 
 
-def test_status_tells_threads_and_open_files_where_the_agent_does():
+def test_status_reports_threads_and_open_files_where_the_agent_does():
     answer = host_pb2.HostStatus(rss_bytes=60 << 20)
     assert agent_status._size(answer) == "60 MiB"
     answer.host_metrics.add(name="agent_open_fds", value=1234)

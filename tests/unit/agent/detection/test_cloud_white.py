@@ -24,7 +24,7 @@ from tests.unit.agent.interference import said, stressed
 
 
 class Host:
-    """A host whose detector says what it is told, second by second."""
+    """A host whose detector says what it is reported, second by second."""
 
     def __init__(self, *models, **settings) -> None:
         self.detectors: list[ToldDetector] = []
@@ -129,16 +129,16 @@ def test_a_victim_has_an_estimate_and_others_only_when_asked():
     assert [one.signal for one in why.verdict.evidence] == ["ipc"]
 
 
-def test_what_was_learnt_and_what_is_expected_at_the_present_load_are_told_apart():
+def test_what_was_learnt_and_what_is_expected_at_the_present_load_are_distinguished():
     it = CloudWhite(CloudWhiteSection(), HostModels())
     for second in range(50):
         grown = 2.0 if second >= 40 else 1.0
         rates = rates_of(gips=1.5 * grown, guest_ratio=0.2 * grown, ipc=1.0)
         it.tick([host_vm("web", rates=rates)], Reason.SOURCE_OFF, second * S + 1, UNIX0)
-    told = {one.name: (one.value, one.learnt, one.expected) for one in it.explain("web").signals}
-    assert told["gips"] == pytest.approx((3.0, 1.5, 3.0), rel=0.02)
-    assert told["guest_ratio"] == pytest.approx((0.4, 0.2, 0.4), rel=0.02)
-    assert told["ipc"] == pytest.approx((1.0, 1.0, 1.0), rel=0.02)
+    reported = {one.name: (one.value, one.learnt, one.expected) for one in it.explain("web").signals}
+    assert reported["gips"] == pytest.approx((3.0, 1.5, 3.0), rel=0.02)
+    assert reported["guest_ratio"] == pytest.approx((0.4, 0.2, 0.4), rel=0.02)
+    assert reported["ipc"] == pytest.approx((1.0, 1.0, 1.0), rel=0.02)
 
 
 def test_workers_that_are_learnt_are_shown_with_how_surely_and_what_is_left_is_theirs():
@@ -157,7 +157,7 @@ def test_workers_that_are_learnt_are_shown_with_how_surely_and_what_is_left_is_t
     assert not {"workers", "workers_posterior", "workers_looks"} & set(blind)
 
 
-def test_workers_that_cannot_be_told_are_no_signal_but_the_looks_are_shown():
+def test_workers_that_is_unknown_are_no_signal_but_the_looks_are_shown():
     it = CloudWhite(CloudWhiteSection(), HostModels())
     for second in range(45):
         rates = rates_of(gips=1.5, guest_ratio=0.01, ipc=1.0, vcpus_running=0)
@@ -171,15 +171,15 @@ def test_workers_that_cannot_be_told_are_no_signal_but_the_looks_are_shown():
     assert shown["vcpu_idle_ratio"] == pytest.approx(0.99)
 
 
-def test_workers_are_shown_where_somebody_said_and_what_is_left_is_theirs():
-    def told(workers):
+def test_workers_are_shown_where_someone_said_and_what_is_left_is_theirs():
+    def reported(workers):
         it = CloudWhite(CloudWhiteSection(), HostModels())
         vm = host_vm("web", rates=rates_of(gips=1.5, guest_ratio=0.3, ipc=1.0), workers=workers)
         for second in range(50):
             it.tick([vm], Reason.SOURCE_OFF, second * S + 1, UNIX0)
         return {one.name: one for one in it.explain("web").signals}
 
-    said_one, nobody = told(1), told(None)
+    said_one, nobody = reported(1), reported(None)
     assert said_one["workers"].value == 1
     assert math.isnan(said_one["workers"].learnt) and math.isnan(said_one["workers"].expected)
     assert "workers" not in nobody
@@ -291,7 +291,7 @@ def test_another_detectors_baselines_are_not_taken_and_one_line_says_so(tmp_path
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"format": 2, "detector": "paper", "saved_unix_ns": 1, "state": {}}', b"\xff\xfe"]
 )
-def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
+def test_damaged_baselines_are_reported_of_and_set_aside(tmp_path, content):
     path = tmp_path / "baselines.json"
     path.write_bytes(content)
     with structlog.testing.capture_logs() as logs:

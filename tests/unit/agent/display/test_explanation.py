@@ -125,8 +125,8 @@ def test_a_slow_down_says_of_what_it_is_or_why_it_is_not_known(slow_down, said):
 
 
 def test_the_first_suspect_is_named_and_how_many_more_there_are():
-    told = [host_pb2.Suspect(name=name) for name in ("batch-1", "batch-2")]
-    answer = decided(explained(), "victim", agent_pb2.ANALYSIS_HOST, suspects=told, suspects_left_out=3)
+    reported = [host_pb2.Suspect(name=name) for name in ("batch-1", "batch-2")]
+    answer = decided(explained(), "victim", agent_pb2.ANALYSIS_HOST, suspects=reported, suspects_left_out=3)
     assert "first suspect batch-1, 4 more below" in lines(head(answer))
 
 
@@ -153,13 +153,15 @@ def drawn(grid, width):
 
 
 def suspected(*names):
-    told = [host_pb2.Suspect(name=name, job="backup", coefficient=0.5, cpu_usage_cores=4, score=2) for name in names]
-    answer = decided(host_pb2.VmExplanation(suspects=told), "victim", agent_pb2.ANALYSIS_HOST)
+    reported = [
+        host_pb2.Suspect(name=name, job="backup", coefficient=0.5, cpu_usage_cores=4, score=2) for name in names
+    ]
+    answer = decided(host_pb2.VmExplanation(suspects=reported), "victim", agent_pb2.ANALYSIS_HOST)
     (grid,) = (piece for piece in suspects(answer) if isinstance(piece, Grid))
     return grid
 
 
-def test_suspects_with_a_common_beginning_and_end_are_told_apart_whatever_the_width():
+def test_suspects_with_a_common_beginning_and_end_are_distinguished_whatever_the_width():
     grid = suspected(*(f"customer-{n}-backup-of-primary" for n in (1, 2)))
     assert drawn(grid, 60) == [
         "SUSPECT              JOB    COEFFICIENT CORES SCORE INFLICTS",
@@ -181,7 +183,7 @@ def test_suspects_with_a_common_beginning_and_end_are_told_apart_whatever_the_wi
     ]
 
 
-def test_signals_and_metrics_are_told_apart_and_what_is_left_out_is_told():
+def test_signals_and_metrics_are_distinguished_and_what_is_left_out_is_reported():
     names = ("memory_bandwidth_bytes_per_s", "memory_bandwidth_local_bytes_per_s", "memory_stall_ratio")
     answer = explained(signals=[host_pb2.Signal(name=name, value=17e9, learnt=5e9, baseline=6e9) for name in names])
     answer.vm.metrics.extend(host_pb2.Metric(name=name, value=17e9, source="perf") for name in names)
@@ -217,10 +219,10 @@ def test_one_of_a_thing_is_no_plural(one, s):
 
 def test_the_slow_down_of_an_event_that_ends_an_episode_is_what_it_was_at_worst():
     degradation = agent_pb2.Degradation(ratio=1.57, low=1.23, high=2.0)
-    told = {
+    reported = {
         now: render.event_line(agent_pb2.VmEvent(name="web-1", behaviour=now, degradation=degradation))
         for now in (agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_STEADY, agent_pb2.BEHAVIOUR_UNKNOWN)
     }
-    assert told[agent_pb2.BEHAVIOUR_VICTIM].endswith("-> victim, 1.57x [1.23, 2.00]")
-    assert told[agent_pb2.BEHAVIOUR_STEADY].endswith("-> steady; 1.57x [1.23, 2.00] at worst while it suffered")
-    assert told[agent_pb2.BEHAVIOUR_UNKNOWN].endswith("-> unknown; 1.57x [1.23, 2.00] at worst while it suffered")
+    assert reported[agent_pb2.BEHAVIOUR_VICTIM].endswith("-> victim, 1.57x [1.23, 2.00]")
+    assert reported[agent_pb2.BEHAVIOUR_STEADY].endswith("-> steady; 1.57x [1.23, 2.00] at worst while it suffered")
+    assert reported[agent_pb2.BEHAVIOUR_UNKNOWN].endswith("-> unknown; 1.57x [1.23, 2.00] at worst while it suffered")

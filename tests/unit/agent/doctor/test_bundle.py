@@ -276,8 +276,8 @@ def test_a_vm_has_one_pseudonym_all_through(host, config):
     assert re.fullmatch(r"vm-[0-9a-f]{10}", vm["name"])
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", vm["uuid"])
     (suspect,) = vm["decision"]["suspects"]
-    told = json.loads(files["agent/vms.json"])
-    assert suspect["name"] == told["decision"]["suspect"]["name"] == vm["name"] != short["name"]
+    reported = json.loads(files["agent/vms.json"])
+    assert suspect["name"] == reported["decision"]["suspect"]["name"] == vm["name"] != short["name"]
     assert (suspect["uuid"], suspect["job"]) == (vm["uuid"], vm["job"])
     assert vm["name"] in files["recording.jsonl"]
     assert vm["uuid"] in files["recording.jsonl"]
@@ -358,7 +358,7 @@ def test_beside_an_agent_what_changes_the_host_is_left_to_it(config, monkeypatch
     assert record.beside_agent(config) == (config, ())
 
 
-def test_the_configuration_is_told_without_what_is_secret(host, config):
+def test_the_configuration_is_reported_without_what_is_secret(host, config):
     settings = json.loads(make_bundle(config, FINDINGS, record_s=0).files["config.json"][1])
     assert settings["uplink"]["address"] == settings["uplink"]["server_name"] == "(redacted)"
     assert settings["uplink"]["tls"]["key"] == settings["sources"]["libvirt"]["uri"] == "(redacted)"

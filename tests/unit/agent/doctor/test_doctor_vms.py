@@ -17,7 +17,7 @@ from collector.qemu.launch import Launch
 
 
 class Finder(QemuFinder):
-    """Knows how VMs were started because it was told."""
+    """Knows how VMs were started because it was reported."""
 
     def __init__(self):
         self.launches = {}
@@ -81,7 +81,7 @@ def test_without_vms_nothing_is_said(host):
     assert host.checks() == {}
 
 
-def test_a_list_that_fails_is_told_by_the_sources(host):
+def test_a_list_that_fails_is_reported_by_the_sources(host):
     def fails():
         raise SourceError("no")
 

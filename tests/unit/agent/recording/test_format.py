@@ -172,7 +172,7 @@ def test_a_line_that_makes_no_sense_is_named(tmp_path, line, why):
         assert reader.next().mono_ns == 101 * S
 
 
-def test_a_last_line_that_is_cut_off_is_left_out_and_told(tmp_path):
+def test_a_last_line_that_is_cut_off_is_left_out_and_reported(tmp_path):
     file = write(tmp_path, tick(0, procfs={"threads": threads(0)}), tick(1))
     whole = file.read_bytes()
     file.write_bytes(whole[:-7])

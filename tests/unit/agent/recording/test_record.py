@@ -113,36 +113,36 @@ def samples_of(file):
 
 def test_every_sample_of_every_tick_is_recorded(plans, unhurried, config, file, capsys):
     record(file, seconds=0.5, config=config, json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told["ticks"] + told["missed_ticks"] == 11
-    assert (told["file"], told["ended_early"], told["vms"]) == (str(file), False, 1)
-    assert told["samples"] == 2 * told["ticks"] >= 4
-    assert [(s["name"], s["state"], s["samples"], s["failures"]) for s in told["sources"]] == [
-        ("procfs", "available", told["ticks"], 0),
-        ("libvirt", "available", told["ticks"], 0),
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["ticks"] + reported["missed_ticks"] == 11
+    assert (reported["file"], reported["ended_early"], reported["vms"]) == (str(file), False, 1)
+    assert reported["samples"] == 2 * reported["ticks"] >= 4
+    assert [(s["name"], s["state"], s["samples"], s["failures"]) for s in reported["sources"]] == [
+        ("procfs", "available", reported["ticks"], 0),
+        ("libvirt", "available", reported["ticks"], 0),
         ("perf", "unavailable", 0, 0),
         ("simulated", "off", 0, 0),
     ]
-    assert told["sources"][2]["detail"] == "no socket; start libvirtd"
+    assert reported["sources"][2]["detail"] == "no socket; start libvirtd"
     assert list(file.parent.iterdir()) == [file]
-    assert file.stat().st_size == told["bytes"]
+    assert file.stat().st_size == reported["bytes"]
 
     recorded = samples_of(file)
-    assert sorted(s.source for s in recorded) == sorted(["procfs", "libvirt"] * told["ticks"])
+    assert sorted(s.source for s in recorded) == sorted(["procfs", "libvirt"] * reported["ticks"])
     times = [s.mono_ns for s in recorded if s.source == "procfs"]
     assert times == sorted(set(times))
     assert all(plan.source.closed for plan in plans[:2])
 
 
-def test_each_tick_tells_its_moment_and_each_sources_trouble(plans, unhurried, config, file, capsys):
+def test_each_tick_reports_its_moment_and_each_sources_trouble(plans, unhurried, config, file, capsys):
     record(file, seconds=0.5, config=config, json=True)
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     with Reader(file) as reader:
         assert reader.header.tick_s == 0.05
         assert reader.header.settings["agent.window_s"] == 0.5
         assert reader.header.settings["sources.libvirt.disk_poll_s"] == 10
     ticks = ticks_of(file)
-    assert len(ticks) == told["ticks"] + 1  # the last one sees what was asked for at the end
+    assert len(ticks) == reported["ticks"] + 1  # the last one sees what was asked for at the end
     assert ticks[0].samples == ()
     for before, tick in itertools.pairwise(ticks):
         assert dict(tick.sources) == {"procfs": None, "libvirt": None, "perf": Reason.NOT_PRESENT}
@@ -163,14 +163,14 @@ def test_the_summary_for_people(plans, unhurried, config, file, capsys):
     ]
 
 
-def test_a_source_that_fails_meanwhile_is_told(plans, config, file, capsys, at_tick):
+def test_a_source_that_fails_meanwhile_is_reported(plans, config, file, capsys, at_tick):
     def fail():
         raise SourceError("libvirtd is gone", Reason.SOURCE_FAILED)
 
     at_tick(2, lambda: setattr(plans[1].source, "take", fail))
     record(file, seconds=0.5, config=config)
-    told = capsys.readouterr().out
-    assert "failures; failed: libvirtd is gone" in told
+    reported = capsys.readouterr().out
+    assert "failures; failed: libvirtd is gone" in reported
     assert [s.source for s in samples_of(file)].count("procfs") > 2
     assert ticks_of(file)[-1].sources["libvirt"] is Reason.SOURCE_FAILED
 
@@ -178,9 +178,9 @@ def test_a_source_that_fails_meanwhile_is_told(plans, config, file, capsys, at_t
 def test_interrupted_it_keeps_what_there_is(plans, config, file, capsys, at_tick):
     at_tick(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     record(file, seconds=600, config=config, json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ended_early"], told["ticks"]) == (True, 4)
-    assert len(samples_of(file)) == told["samples"] >= 2
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["ended_early"], reported["ticks"]) == (True, 4)
+    assert len(samples_of(file)) == reported["samples"] >= 2
     assert list(file.parent.iterdir()) == [file]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -249,9 +249,9 @@ def test_no_space_left_is_one_line_and_keeps_what_there_is(plans, config, file, 
     message = r"host\.jsonl: No space left on device; it ends there, what was recorded before is kept$"
     with pytest.raises(UnavailableError, match=message):
         record(file, seconds=600, config=config, json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ended_early"], told["ticks"], told["bytes"]) == (True, 4, file.stat().st_size)
-    assert len(samples_of(file)) == told["samples"] >= 1
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["ended_early"], reported["ticks"], reported["bytes"]) == (True, 4, file.stat().st_size)
+    assert len(samples_of(file)) == reported["samples"] >= 1
     assert len(ticks_of(file)) == 4
     assert list(file.parent.iterdir()) == [file]
     assert plans[0].source.closed
@@ -273,12 +273,12 @@ def test_no_space_left_before_the_first_sample_leaves_nothing(plans, config, fil
     assert plans[0].source.closed
 
 
-def test_what_a_killed_recording_left_is_told_and_kept(plans, config, file, capsys):
+def test_what_a_killed_recording_left_is_reported_and_kept(plans, config, file, capsys):
     left = file.parent / ".host.jsonl.abcd_fg1.part"
     left.write_text("")
     record(file, seconds=0.1, config=config, json=True)
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[0] for line in told] == [str(left)]
+    reported = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in reported] == [str(left)]
     assert left.exists()
 
 

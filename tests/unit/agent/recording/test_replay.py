@@ -151,7 +151,7 @@ async def test_a_file_that_breaks_in_the_middle_is_an_input_error(central, trace
         await sent(central, Breaks(read_trace(trace), 1000))
 
 
-async def test_central_away_or_refusing_is_told(central, trace):
+async def test_central_away_or_refusing_is_reported(central, trace):
     rows = TraceRows(read_trace(trace), 1000)
     await central.stop()
     with pytest.raises(UnavailableError, match="is away"):
@@ -293,7 +293,7 @@ def test_a_recording_by_the_command(recording):
     assert (result["rows_read"], result["rows_sent"]) == (12, 12)
 
 
-def test_a_last_line_that_is_cut_off_is_told_and_the_rest_counts(recording):
+def test_a_last_line_that_is_cut_off_is_reported_and_the_rest_counts(recording):
     recording.write_bytes(recording.read_bytes()[:-5])
     done = run(recording, "--json")
     assert done.exit_code == 0

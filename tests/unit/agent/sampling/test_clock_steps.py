@@ -1,4 +1,4 @@
-"""A host whose wall clock is set: rates do not feel it, windows stay what they are, and it is told once."""
+"""A host whose wall clock is set: rates do not feel it, windows stay what they are, and it is reported once."""
 
 import asyncio
 
@@ -78,7 +78,7 @@ def config(tmp_path):
     return AgentConfig(AgentSection("h", "cpu", str(tmp_path), str(tmp_path / "a.sock"), tick_s=1.0))
 
 
-async def test_the_agent_counts_steps_and_tells_of_them_once_a_minute(tmp_path):
+async def test_the_agent_counts_steps_and_reports_of_them_once_a_minute(tmp_path):
     clock = FakeClock()
 
     def take():
@@ -102,7 +102,7 @@ async def test_the_agent_counts_steps_and_tells_of_them_once_a_minute(tmp_path):
         daemon.stop()
         await asyncio.wait_for(task, 10)
     assert state.counters.clock.steps == 2
-    told = [entry for entry in logs if entry["event"].startswith("the wall clock stepped")]
-    assert [entry["seconds"] for entry in told] == [-7200]
+    reported = [entry for entry in logs if entry["event"].startswith("the wall clock stepped")]
+    assert [entry["seconds"] for entry in reported] == [-7200]
     value = next(m.value for m in state.host().host_metrics if m.name == "agent_clock_steps_total")
     assert value == 2

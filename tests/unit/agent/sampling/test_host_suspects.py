@@ -77,7 +77,7 @@ def test_only_so_many(tmp_path):
     assert [one.name for one in suspects.windows(15 * S, [VM])] == ["a4.service", "a3.service"]
 
 
-def test_a_group_that_began_anew_is_no_difference(tmp_path):
+def test_a_group_that_began_again_is_no_difference(tmp_path):
     use(tmp_path, "user.slice", 5_000_000)
     suspects = HostSuspects(str(tmp_path), 2)
     suspects.windows(5 * S, [VM])

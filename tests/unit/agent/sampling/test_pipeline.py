@@ -154,16 +154,16 @@ def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
     assert (host.host, host.platform, host.agent_version, host.window_ms) == ("host1", "cpu model", "1.2.3", 10_000)
     assert (host.now_unix_ns, host.started_unix_ns, host.uplink.state) == (clock.unix, UNIX0, "off")
     assert [metric.name for metric in host.host_metrics] == [m.name for m in METRICS if m.scope in {"host", "agent"}]
-    told = [metric for metric in host.host_metrics if metric.reason != Reason.NOT_PRESENT]
-    assert all(math.isfinite(metric.value) for metric in told)
-    assert {m.name for m in host.host_metrics if m not in told} == {m.name for m in METRICS if m.scope == "host"} - {
-        name for name in HostRates._fields if name.startswith("host_cpu")
-    }
+    reported = [metric for metric in host.host_metrics if metric.reason != Reason.NOT_PRESENT]
+    assert all(math.isfinite(metric.value) for metric in reported)
+    assert {m.name for m in host.host_metrics if m not in reported} == {
+        m.name for m in METRICS if m.scope == "host"
+    } - {name for name in HostRates._fields if name.startswith("host_cpu")}
     assert host.rss_bytes > 1 << 20
     assert host.cpu_seconds > 0
 
 
-def test_the_view_tells_reasons_not_zeros(pipeline, clock):
+def test_the_view_reports_reasons_not_zeros(pipeline, clock):
     for _ in range(2):
         pipeline.tick(clock.mono)
         clock.advance(S)
@@ -200,8 +200,8 @@ def test_a_victim_by_the_hosts_own_analysis_alone_is_one_for_prometheus_while_it
     view.decisions = Decisions(CONFIG, view.cloud_white, None)
     view.decisions.tick(pipeline.table, clock.mono, clock.unix)
     page = render(view.snapshot())[0].decode()
-    told = [line for line in page.splitlines() if line.startswith("whitepanda_vm_victim{")]
-    assert told == (['whitepanda_vm_victim{job="db",name="db7",vm="u1"} 1.0'] if state == "running" else [])
+    reported = [line for line in page.splitlines() if line.startswith("whitepanda_vm_victim{")]
+    assert reported == (['whitepanda_vm_victim{job="db",name="db7",vm="u1"} 1.0'] if state == "running" else [])
 
 
 # -- disks, which are polled slowly
@@ -243,8 +243,8 @@ def test_no_setting_and_no_moment_of_the_polls_loses_disks(tick_s, window_s, dis
     while len(windows) < 8:
         windows += pipeline.tick(clock.mono)
         clock.advance(round(tick_s * S))
-    told = [window.disk_bytes_per_s for window in windows[3:]]  # the first have no two polls yet
-    assert told == [pytest.approx(30_000, rel=1e-3)] * len(told)
+    reported = [window.disk_bytes_per_s for window in windows[3:]]  # the first have no two polls yet
+    assert reported == [pytest.approx(30_000, rel=1e-3)] * len(reported)
     assert pipeline.windows.without_cpu <= 1  # a poll of before the first CPU time
 
 

@@ -119,7 +119,7 @@ def test_counters_that_are_not_all_open_give_a_cpi_but_no_gips():
     assert rates.cpi == pytest.approx(1.6)
 
 
-def test_a_group_opened_anew_is_not_subtracted_from_its_predecessor():
+def test_a_group_opened_again_is_not_subtracted_from_its_predecessor():
     now = joined(12)
     anew = perf_of({tid: replace(c, opened=2) for tid, (c,) in now.perf.value.groups.items()})
     assert derive(now._replace(perf=now.perf._replace(value=anew)), joined(10)).cpi is Reason.VM_STARTING
@@ -278,7 +278,7 @@ def slices(a_s: float, b_s: float) -> PerfCounters:
     )
 
 
-def test_groups_that_are_on_in_turns_add_up_and_each_tells_its_own_events():
+def test_groups_that_are_on_in_turns_add_up_and_each_reports_its_own_events():
     now, last = joined(11, vcpus=1), joined(10, vcpus=1)
     last = last._replace(perf=last.perf._replace(value=slices(5, 5)))
     rates = derive(now._replace(perf=now.perf._replace(value=slices(6, 5))), last)  # it was A's turn
@@ -353,7 +353,7 @@ def test_no_pressure_lasts_much_longer_than_time_passed(over_ns):
     assert set(of_part(with_part("cgroup", new, old), "cgroup")[:5]) == {Reason.INVALID_VALUE if over_ns else 1.0}
 
 
-def test_the_process_tells_guest_time_storage_and_the_emulators_share():
+def test_the_process_reports_guest_time_storage_and_the_emulators_share():
     old = ProcessCounters(10 * S, 7, 4 * S, 1000, 2000)
     new = ProcessCounters(13 * S, 7, 5 * S, 1500, 4000)
     rates = with_part("process", new, old)
@@ -367,8 +367,8 @@ def test_the_process_tells_guest_time_storage_and_the_emulators_share():
     ]
     now, last = now._replace(threads=mute[0]), last._replace(threads=mute[1])
     assert derive(now, last).guest_ratio is Reason.SOURCE_OFF
-    told = derive(now._replace(process=part(new, 12)), last._replace(process=part(old, 10)))
-    assert told.guest_ratio == pytest.approx(0.25)  # 1 s in 2 s of 2 vCPUs
+    reported = derive(now._replace(process=part(new, 12)), last._replace(process=part(old, 10)))
+    assert reported.guest_ratio == pytest.approx(0.25)  # 1 s in 2 s of 2 vCPUs
     assert with_part("process", replace(new, start_ticks=8), old).emulator_cpu_cores is Reason.COUNTER_RESET
     assert with_part("process", replace(new, cpu_ns=1), old).emulator_cpu_cores is Reason.COUNTER_RESET
     hidden = replace(new, storage_read_bytes=None, storage_reason=Reason.NOT_VISIBLE)
@@ -378,7 +378,7 @@ def test_the_process_tells_guest_time_storage_and_the_emulators_share():
     assert with_part("process", replace(new, storage_read_bytes=2**63), old)[24] is Reason.INVALID_VALUE
 
 
-def test_how_many_vcpus_run_is_told_as_it_is_now():
+def test_how_many_vcpus_run_is_reported_as_it_is_now():
     old, new = ProcessCounters(10 * S, 7), ProcessCounters(13 * S, 7, vcpus_running=2)  # of 2 vCPUs
     assert with_part("process", new, old).vcpus_running == 2
     assert with_part("process", replace(new, vcpus_running=0), replace(old, vcpus_running=2)).vcpus_running == 0
@@ -388,7 +388,7 @@ def test_how_many_vcpus_run_is_told_as_it_is_now():
     assert with_part("process", new, replace(old, start_ticks=8)).vcpus_running is Reason.COUNTER_RESET
 
 
-def test_the_control_group_tells_pressure_throttling_quota_and_memory():
+def test_the_control_group_reports_pressure_throttling_quota_and_memory():
     old = CgroupCounters(3, S, S, S, S, None, 0, 2.5, 4096)
     new = CgroupCounters(3, 2 * S, S, S // 2, S + 500_000_000, None, S, 2.5, 8192)
     rates = with_part("cgroup", new, old)
@@ -401,7 +401,7 @@ def test_the_control_group_tells_pressure_throttling_quota_and_memory():
     assert first.cpu_throttled_ratio is Reason.VM_STARTING
 
 
-def test_cache_and_bandwidth_are_summed_over_domains_or_not_told():
+def test_cache_and_bandwidth_are_summed_over_domains_or_not_reported():
     old = RdtCounters(5, {"00": RdtDomain(100, 1000, 500), "01": RdtDomain(200, 0, 0)})
     new = RdtCounters(5, {"00": RdtDomain(300, 5000, 1500), "01": RdtDomain(50, 2000, 0)})
     rates = with_part("rdt", new, old)

@@ -160,7 +160,7 @@ def test_a_probe_that_raises_is_unavailable_not_a_crash(clock, started):
     assert "ZeroDivisionError" in slot.view().detail
 
 
-def test_what_a_source_tells_is_fit_to_be_shown_and_sent(clock, started):
+def test_what_a_source_reports_is_fit_to_be_shown_and_sent(clock, started):
     def take():
         raise SourceError("/run/\x1b[2J\udcff.sock: no such file")
 

@@ -83,7 +83,7 @@ class Feed:
         self.epoch += event == "restart"
         if event == "source":
             self.source = "procfs" if self.source == "simulated" else "simulated"
-        told, absent = {}, {}
+        reported, absent = {}, {}
         for part, doing in zip(PARTS, does, strict=True):
             if doing == "moves":
                 self.moved[part] += 1
@@ -91,12 +91,12 @@ class Feed:
             if doing == "goes":
                 absent[part] = Reason.STUCK
                 continue
-            told[part] = self.values[part]
+            reported[part] = self.values[part]
             if doing != "is not read":
                 self.stamps[part] = Stamp(self.mono_ns, UNIX0 + self.mono_ns)
         if event == "bad":
-            told["threads"] = {101: None}
-        vm = VmSample(str(self.epoch), **told, absent=absent, stamps=dict(self.stamps))
+            reported["threads"] = {101: None}
+        vm = VmSample(str(self.epoch), **reported, absent=absent, stamps=dict(self.stamps))
         listed = (identity("u1", str(self.epoch), vcpus=self.vcpus),)
         return SourceSample(self.source, self.mono_ns, UNIX0 + self.mono_ns, {"u1": vm}, None, listed)
 
@@ -153,9 +153,9 @@ def test_of_a_vm_that_stands_still_differences_are_made_once_and_rates_stay(monk
     ids=" ".join,
 )
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_moves_or_goes_tells_so(part, steps):
+def test_a_part_that_moves_or_goes_reports_so(part, steps):
     feed, handed_on, copied = Feed(), table(), table()
-    others = {p: "goes" if p == "perf" else "stays" for p in PARTS}  # beside counters in turns all is made anew
+    others = {p: "goes" if p == "perf" else "stays" for p in PARTS}  # beside counters in turns all is made again
     for doing in steps:
         sample = feed.next(tuple({**others, part: doing}.values()), 1, "")
         handed_on.update([sample], sample.mono_ns)

@@ -137,7 +137,7 @@ def test_whatever_is_missed_the_last_scrape_has_it(steps):
     assert {host.totals[f"{name}_total"] for name in BYTES} == {moved}
 
 
-def test_a_new_epoch_goes_on_and_counts_from_its_start(host):
+def test_a_new_epoch_continues_and_counts_from_its_start(host):
     host.moves(1000)
     host.tick()
     before = host.scrape()
@@ -182,7 +182,7 @@ def test_devices_that_come_and_go_take_nothing_and_bring_no_past(host):
     assert host.scrape()["disk_read_bytes"] == 30
 
 
-def test_another_sources_counters_are_begun_anew(host):
+def test_another_sources_counters_are_begun_again(host):
     host.disks = {"vda": DiskCounters(10**9, 0, 0, 0)}
     host.tick(source="qemu")
     assert host.scrape()["disk_read_bytes"] == 0

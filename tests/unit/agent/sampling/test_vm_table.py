@@ -188,7 +188,7 @@ def test_parts_come_from_several_sources_each_with_its_own_time():
     assert vm.rates.disk_read_bytes_per_s == pytest.approx(10_000)
 
 
-def test_the_reason_that_a_source_gives_for_a_vm_is_told():
+def test_the_reason_that_a_source_gives_for_a_vm_is_reported():
     host = Host()
     for second in (10, 11):
         host.at(second, sample(second, {"u1": vm_sample(second, perf=Reason.FD_LIMIT)}, identity()))
@@ -241,7 +241,7 @@ def test_a_sample_that_is_handed_on_keeps_what_was_made_of_it():
     assert [part.dt_ns for part in host.vms["u1"].change[:4]] == [2 * S] * 4
 
 
-def test_a_sample_of_before_a_vcpu_was_plugged_in_tells_nothing_of_the_vm_with_it():
+def test_a_sample_of_before_a_vcpu_was_plugged_in_reports_nothing_of_the_vm_with_it():
     host = Host()
     host.at(10, whole(10, "u1"))
     last = whole(11, "u1")
@@ -252,7 +252,7 @@ def test_a_sample_of_before_a_vcpu_was_plugged_in_tells_nothing_of_the_vm_with_i
     assert rates.network_receive_bytes_per_s == pytest.approx(3000)
 
 
-def test_running_vcpus_of_before_one_was_unplugged_are_not_told_of_the_vm_without_it():
+def test_running_vcpus_of_before_one_was_unplugged_are_not_reported_of_the_vm_without_it():
     host = Host()
     for second in (10, 11):
         last = whole(second, "u1")
@@ -289,7 +289,7 @@ def test_a_short_failure_of_one_part_is_bridged():
     assert (change.perf.dt_ns, change.perf.cycles) == (2 * S, 4 * S)
 
 
-def test_one_vms_bad_data_costs_nobody_else_and_is_told_once():
+def test_one_vms_bad_data_costs_nobody_else_and_is_reported_once():
     host = Host()
     nonsense = VmSample("e1", threads={101: ThreadCounters("a", None, 0, 7), 102: None})  # type: ignore[arg-type]
 
@@ -313,7 +313,7 @@ def test_one_vms_bad_data_costs_nobody_else_and_is_told_once():
     ]
 
 
-def test_a_renamed_vm_gets_its_job_anew_and_keeps_its_epoch():
+def test_a_renamed_vm_gets_its_job_again_and_keeps_its_epoch():
     host = Host(JobRule("^(a|b)", r"job-\1"))
     host.at(10, sample(10, {"u1": vm_sample(10)}, identity(name="a1")))
     assert host.vms["u1"].owner == ""

@@ -167,7 +167,7 @@ def test_the_same_wait_is_counted_once_and_shares_end_at_1():
     assert (window.memory_stall_ratio, window.io_wait_ratio) == (1.0, 1.0)
 
 
-def test_waits_that_nobody_told_are_not_known():
+def test_waits_that_nobody_reported_are_not_known():
     windows = accumulator()
     add(windows, second(0))
     add(windows, with_waits(second(1), None, Reason.NOT_PRESENT))
@@ -183,15 +183,15 @@ def with_rdt(change: VmDelta, held: int | Reason, moved: int | Reason, dt_ns: in
 
 def test_cache_and_memory_bandwidth_are_means_over_the_time_in_which_they_were_known():
     windows = accumulator()
-    for index, told in enumerate([(4 << 20, 3000), (1 << 20, 6000, 3 * S), (Reason.NO_RMID, Reason.STALE)]):
+    for index, reported in enumerate([(4 << 20, 3000), (1 << 20, 6000, 3 * S), (Reason.NO_RMID, Reason.STALE)]):
         for _ in range(2):  # a sample that is seen again counts once
-            add(windows, with_rdt(second(index), *told))
+            add(windows, with_rdt(second(index), *reported))
     (window,) = windows.flush()
     assert window.llc_occupancy_bytes == 1_835_000  # of 1.75 MiB four digits
     assert window.memory_bandwidth_bytes_per_s == (3000 + 6000) / 4
 
 
-def test_a_cpu_that_only_knows_one_of_them_tells_one():
+def test_a_cpu_that_only_knows_one_of_them_reports_one():
     windows = accumulator()
     add(windows, with_rdt(second(0), 0, Reason.NOT_PRESENT))
     (window,) = windows.flush()
@@ -238,7 +238,7 @@ def test_ticks_in_which_no_counter_ran_are_scaled_for_and_lower_the_ratio():
     assert (window.cycles, window.running_ratio, window.cpi) == (8 * S, pytest.approx(0.75), pytest.approx(1.6))
 
 
-def test_counts_that_lack_a_thread_are_not_told_but_their_quotient_is():
+def test_counts_that_lack_a_thread_are_not_reported_but_their_quotient_is():
     windows = accumulator()
     change = second(0)
     add(windows, change._replace(perf=change.perf._replace(incomplete=Reason.VM_STARTING)))
@@ -246,7 +246,7 @@ def test_counts_that_lack_a_thread_are_not_told_but_their_quotient_is():
     assert (window.cycles, window.instructions, window.cpi) == (None, None, pytest.approx(1.6))
 
 
-def test_without_counters_the_reason_is_told():
+def test_without_counters_the_reason_is_reported():
     windows = accumulator()
     add(windows, second(0)._replace(perf=Reason.PARANOID, disk=Reason.SOURCE_OFF, network=Reason.STALE))
     (window,) = windows.flush()

@@ -55,7 +55,7 @@ async def test_affected_vms_have_their_own_word_and_nobody_is_blamed_in_the_bar(
         assert top.lines()[2] == " 1 victim on this host now; first suspect scan-1"
 
 
-async def test_two_vms_of_one_name_are_told_apart():
+async def test_two_vms_of_one_name_are_distinguished():
     twins = frame([*FEW, FEW[2]])
     twins.vms.vms[-1].uuid = "uuid-other"
     async with Shown(size=(160, 24)) as top:
@@ -292,7 +292,7 @@ async def test_an_agent_that_is_gone_leaves_a_mark_and_the_last_picture():
         assert top.names() == ["web-2", "web-1"]
 
 
-async def test_an_agent_that_is_slow_is_told():
+async def test_an_agent_that_is_slow_is_reported():
     async with Shown() as top:
         await top.tell(frame())
         top.now_s = 3.0
@@ -362,9 +362,9 @@ async def test_the_feed_is_stopped_with_the_view():
 
 
 def test_nan_of_an_older_agent_is_no_ratio():
-    for told in (0.0, math.nan):
+    for reported in (0.0, math.nan):
         model = Model()
-        model.take([frame(job_mean_cpi=told)])
+        model.take([frame(job_mean_cpi=reported)])
         assert "CPI/JOB" not in model.row("uuid-web-1").numbers
 
 

@@ -127,32 +127,32 @@ def test_a_recorded_host_is_shown_as_the_agent_would_have():
 
 def test_play_wind_and_speed():
     player = Player(RECORDING)
-    with Told(player) as told:
-        first = told.until(lambda news: news.frames)
+    with Told(player) as reported:
+        first = reported.until(lambda news: news.frames)
         assert (first.position.at_s, first.position.length_s, first.position.playing) == (0.0, 6.0, True)
         player.toggle()
-        told.until(lambda news: not news.position.playing)
+        reported.until(lambda news: not news.position.playing)
         player.wind(2)
         player.wind(3)  # keys that follow each other add up
-        told.until(lambda news: news.position.at_s == 5.0)
-        uuid = told.model.frame.vms.vms[0].uuid
+        reported.until(lambda news: news.position.at_s == 5.0)
+        uuid = reported.model.frame.vms.vms[0].uuid
         player.want(uuid)
-        assert told.until(lambda news: news.explanation).explanation.vm.uuid == uuid
-        row = told.model.row(uuid)
-        forward = told.model.history(row, "CPU")
+        assert reported.until(lambda news: news.explanation).explanation.vm.uuid == uuid
+        row = reported.model.row(uuid)
+        forward = reported.model.history(row, "CPU")
         player.wind(-3)
-        told.until(lambda news: news.position.at_s == 2.0)
+        reported.until(lambda news: news.position.at_s == 2.0)
         assert len(forward) > 3
-        assert told.model.history(told.model.row(uuid), "CPU") == forward[:-3]
+        assert reported.model.history(reported.model.row(uuid), "CPU") == forward[:-3]
         for _ in range(9):
             player.change_speed(1)
-        assert told.until(lambda news: news.position.speed == 64.0).position.at_s == 2.0
+        assert reported.until(lambda news: news.position.speed == 64.0).position.at_s == 2.0
         player.toggle()
-        end = told.until(lambda news: news.position.ended)
+        end = reported.until(lambda news: news.position.ended)
         assert (end.position.at_s, end.position.playing) == (6.0, False)
-        assert told.model.history(told.model.row(uuid), "CPU")[:-1] == forward
+        assert reported.model.history(reported.model.row(uuid), "CPU")[:-1] == forward
         player.toggle()  # at the end: from the beginning
-        told.until(lambda news: news.position.at_s < 6.0 and news.position.playing)
+        reported.until(lambda news: news.position.at_s < 6.0 and news.position.playing)
     assert not any(thread.name == "top-player" for thread in threading.enumerate())
 
 
@@ -182,7 +182,7 @@ def changed(tmp_path, change):
     return file
 
 
-def test_a_wrong_line_costs_itself_and_is_told(tmp_path):
+def test_a_wrong_line_costs_itself_and_is_reported(tmp_path):
     file = changed(tmp_path, lambda lines: [*lines[:9], b"{]\n", *lines[9:]])
     host = RecordedHost(file)
     while host.advance():
@@ -201,27 +201,27 @@ def test_a_recording_that_is_cut_off_ends_there(tmp_path):
     host.close()
 
 
-def test_a_recording_that_vanishes_is_told_when_it_is_wound_back(tmp_path):
+def test_a_recording_that_vanishes_is_reported_when_it_is_wound_back(tmp_path):
     file = tmp_path / "gone.jsonl"
     shutil.copy(RECORDING, file)
     player = Player(file)
-    with Told(player) as told:
+    with Told(player) as reported:
         player.wind(5)
-        told.until(lambda news: news.position and news.position.at_s >= 5)
+        reported.until(lambda news: news.position and news.position.at_s >= 5)
         file.unlink()
         player.wind(-5)
-        assert "gone.jsonl: cannot read" in told.until(lambda news: isinstance(news, Gone)).why
+        assert "gone.jsonl: cannot read" in reported.until(lambda news: isinstance(news, Gone)).why
 
 
-def test_whatever_ends_the_player_is_told(monkeypatch):
+def test_whatever_ends_the_player_is_reported(monkeypatch):
     player = Player(RECORDING)
 
     def broken():
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(player._host, "advance", broken)
-    with Told(player) as told:
-        said = told.until(lambda news: isinstance(news, Gone)).why
+    with Told(player) as reported:
+        said = reported.until(lambda news: isinstance(news, Gone)).why
     assert "ZeroDivisionError('a bug'); please report this" in said
 
 
@@ -243,9 +243,9 @@ def test_a_long_recording_keeps_a_minute(tmp_path):
     file = tmp_path / "long.jsonl"
     file.write_bytes(RECORDING.read_bytes().splitlines(keepends=True)[0] + "\n".join(ticks).encode() + b"\n")
     player = Player(file)
-    with Told(player) as told:
+    with Told(player) as reported:
         player.wind(150)
-        came = told.until(lambda news: news.frames and news.position.at_s >= 150)
+        came = reported.until(lambda news: news.frames and news.position.at_s >= 150)
         assert len(came.frames) <= HISTORY
 
 

@@ -125,7 +125,7 @@ def test_acknowledging_removes_just_that(tmp_path_factory, acknowledgements):
     spool.close()
 
 
-def test_a_restart_within_a_boot_goes_on_numbering(tmp_path):
+def test_a_restart_within_a_boot_continues_numbering(tmp_path):
     spool = opened(tmp_path)
     spool.append(windows(1))
     spool.append(windows(2))
@@ -139,7 +139,7 @@ def test_a_restart_within_a_boot_goes_on_numbering(tmp_path):
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", ""])
-def test_after_another_boot_numbers_begin_anew_in_another_spool(tmp_path, boot_id):
+def test_after_another_boot_numbers_begin_again_in_another_spool(tmp_path, boot_id):
     spool = opened(tmp_path, boot_id="" if boot_id == "" else "boot-1")
     spool.append(windows(1))
     old = spool.spool_id
@@ -176,7 +176,7 @@ def test_a_power_cut_gives_no_number_another_meaning(tmp_path):
 
 
 def test_the_power_cut_test_would_notice(tmp_path):
-    # The mutant: a spool that goes on numbering after a boot as if nothing could have been lost.
+    # The mutant: a spool that continues numbering after a boot as if nothing could have been lost.
     assert len(lose_the_tail(tmp_path, "boot-1")) == 2
 
 
@@ -260,7 +260,7 @@ def test_a_batch_larger_than_the_cap_is_dropped(tmp_path):
     spool.close()
 
 
-def test_a_second_agent_is_told_that_the_spool_is_in_use(tmp_path, spool):
+def test_a_second_agent_is_reported_that_the_spool_is_in_use(tmp_path, spool):
     with pytest.raises(UnavailableError, match="in use; is another whitepanda agent running"):
         opened(tmp_path)
     assert spool.append(windows(1)) == 1
@@ -350,7 +350,7 @@ def room(spool):
 WAITS = "until it can be written again new batches wait in memory only (the newest 8 MiB)"
 
 
-def test_on_a_full_disk_new_batches_wait_in_memory_and_it_is_told_once(tmp_path):
+def test_on_a_full_disk_new_batches_wait_in_memory_and_it_is_reported_once(tmp_path):
     warnings = []
     spool = opened(tmp_path, warnings=warnings)
     spool.begin_stream()

@@ -475,7 +475,7 @@ async def test_slow_down_is_obeyed_and_lifted(tmp_path, central):
     assert times[3] - began > 3 * 0.15 - 0.01
 
 
-async def test_rejections_are_counted_by_reason_and_told_once(tmp_path, central, logs):
+async def test_rejections_are_counted_by_reason_and_reported_once(tmp_path, central, logs):
     async def script(stream):
         await stream.greet()
         while (batch := await stream.next_batch()) is not None:
@@ -756,7 +756,7 @@ def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificat
     assert "set --server-name to a name in it" in tool.message
 
 
-async def test_a_tool_tells_why_it_gave_up_only_once(tmp_path, central, logs):
+async def test_a_tool_reports_why_it_gave_up_only_once(tmp_path, central, logs):
     pauses = []
 
     class Rng(random.Random):
@@ -842,7 +842,7 @@ BAD = (
 
 
 @pytest.mark.parametrize("bad", BAD)
-async def test_a_window_that_cannot_be_sent_costs_itself_and_is_told_once(tmp_path, central, logs, bad):
+async def test_a_window_that_cannot_be_sent_costs_itself_and_is_reported_once(tmp_path, central, logs, bad):
     event = VmEvent("vm-bad", "e", "bad\udcff", "job", False, 7, "victim", "steady", 0, "why", (), None, ())
     agent = Agent(tmp_path, central, address="")
     async with agent:
@@ -855,9 +855,9 @@ async def test_a_window_that_cannot_be_sent_costs_itself_and_is_told_once(tmp_pa
         agent.uplink.submit([bad])
         agent.uplink.submit(windows(4))
     assert agent.view.rejected_rows == 4
-    [told] = [row for row in logs if row["event"].startswith("what cannot be sent")]
-    assert told["rows"] == 2
-    assert told["error"].startswith("VM vm-bad: ")
+    [reported] = [row for row in logs if row["event"].startswith("what cannot be sent")]
+    assert reported["rows"] == 2
+    assert reported["error"].startswith("VM vm-bad: ")
     spool = Spool(tmp_path / "spool.db", max_bytes=1 << 20, boot_id="b")
     spool.begin_stream()
     assert [list(b.message.start_unix_ns) for b in spool.fetch(9)] == [[1, 2], [3], [4]]

@@ -128,7 +128,7 @@ async def served(tmp_path, certificates):
     await made.stop()
 
 
-async def test_a_certificate_that_is_not_for_the_name_is_told_with_its_names(served):
+async def test_a_certificate_that_is_not_for_the_name_is_reported_with_its_names(served):
     def ask(**changes):
         with asking(CentralAddress(f"127.0.0.1:{served.port}", served.certificates["operator"], **changes), 10) as asks:
             return asks("ListHosts", fleet_pb2.ListHostsRequest())

@@ -52,19 +52,19 @@ async def test_a_comparison_has_the_numbers_of_the_command_line(asked, local, la
         "compare", "rest,from=1970-01-02", f"hosts={lake.parent / 'test.csv'},from=1970-01-02",
         "--lake", lake, "--json",
     )  # fmt: skip
-    told = json.loads(out)
+    reported = json.loads(out)
     status, found = await get(local, f"/v1/comparison?current_rest=true&{UPGRADED}&{DAY_1}&{ENDS}")
     assert (code, status) == (0, 200)
     assert found["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
     for name in ("current", "new", "difference_percent", "independent_percent", "baseline_percent"):
-        mine = {key: value for key, value in told[name].items() if key != "margin"}
+        mine = {key: value for key, value in reported[name].items() if key != "margin"}
         assert found[name] == mine
     for name in ("metric", "weighed_by", "coverage", "confidence", "p"):
-        assert found[name] == told[name]
+        assert found[name] == reported[name]
     assert (found["current_machines"], found["new_machines"]) == (30, 10)
-    assert (found["current_instances"], found["new_instances"]) == tuple(told["instances"].values())
+    assert (found["current_instances"], found["new_instances"]) == tuple(reported["instances"].values())
     assert [(job["job"], job["verdict"], job["weight"]) for job in found["jobs"]] == [
-        (job["job"], job["verdict"], job["weight"]) for job in told["jobs"]
+        (job["job"], job["verdict"], job["weight"]) for job in reported["jobs"]
     ]
     assert found["jobs_in_all"] == 2
     assert (found["current_since_unix_ns"], found["new_until_unix_ns"]) == (DAY_NS, 2 * DAY_NS)
@@ -90,14 +90,14 @@ async def test_a_plan_has_the_numbers_of_the_command_line(asked, local, lake, ru
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     assert run("jobs", tmp_path / "rows.parquet", "--out", tmp_path / "jobs.parquet")[0] == 0
     code, out, _ = run("plan", tmp_path / "jobs.parquet", "--margin-percent", 0.5, "--t", 1.9, "--json")
-    told = json.loads(out)
+    reported = json.loads(out)
     status, found = await get(local, f"/v1/observation-plan?margin_percent=0.5&t=1.9&until_unix_ns={2 * DAY_NS}")
     assert (code, status) == (0, 200)
     same = ("cost", "is_optimal", "lower_bound", "gap_ratio", "instances", "coverage")
     more = ("expected_margin_percent", "metric_mean")
-    assert {name: found[name] for name in (*same, *more)} == pytest.approx({n: told[n] for n in (*same, *more)})
+    assert {name: found[name] for name in (*same, *more)} == pytest.approx({n: reported[n] for n in (*same, *more)})
     assert [(job["job"], job["observe"]) for job in found["jobs"]] == [
-        (job["job"], job["observe"]) for job in told["jobs"]
+        (job["job"], job["observe"]) for job in reported["jobs"]
     ]
     assert found["jobs"][0]["observe"] >= 4
     assert [job["instances"] for job in found["jobs"]] == [40, 40]
@@ -354,7 +354,7 @@ async def test_wrong_predictions_get_one_line(modelled, local):  # noqa: F811
         assert (found, answer["error"][: len(said)]) == (status, said)
 
 
-async def test_the_model_file_is_read_again_and_its_lack_is_told(modelled, local, tmp_path):  # noqa: F811
+async def test_the_model_file_is_read_again_and_its_lack_is_reported(modelled, local, tmp_path):  # noqa: F811
     ask = "/v1/runtime?job=web&platform=p&beside=db&epsilons=0.1"
     file = tmp_path / "runtimes.model"
     assert (await get(local, ask))[1]["predicted_us"] == pytest.approx(200)

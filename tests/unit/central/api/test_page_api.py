@@ -22,7 +22,7 @@ from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.validation.events import EventRow
 from central.web.server import HttpApi
-from tests.unit.central.incidents.test_incidents import GAP, over, row, slower, told
+from tests.unit.central.incidents.test_incidents import GAP, over, reported, row, slower
 from tests.unit.central.web.test_http_api import Served, get
 from whitepanda.common import log
 from whitepanda.common.tls import TlsFiles
@@ -117,7 +117,7 @@ async def test_the_fleet_at_a_glance(fleet, local):
             row(4, NOW - 4 * MINUTE, host="h1", mn_cpi=5.0, slow_down=slower(1.5, 1.25, 1.75)),
             row(5, NOW - 3 * MINUTE, host="h2", suspect="dedup"),
             row(6, NOW - 3 * MINUTE, host="h3", suspect="late"),
-            told(7, over(NOW - 2 * MINUTE), host="h3"),
+            reported(7, over(NOW - 2 * MINUTE), host="h3"),
         ],
         gap_ns=GAP,
         oldest_unix_ns=0,
@@ -330,7 +330,7 @@ async def test_an_importer_is_no_host_that_is_asked_to_wait(fleet, local):
     assert (found["held_back"], found["held_back_hosts"]) == ([], 0)
 
 
-async def test_what_cannot_be_answered_is_told_in_one_line(local):
+async def test_what_cannot_be_answered_is_reported_in_one_line(local):
     refused = [
         ("/v1/overview?top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),
         ("/v1/data-health?top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),

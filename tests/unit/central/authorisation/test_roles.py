@@ -118,10 +118,10 @@ async def test_operators_alone_ask_the_fleet(central: Central, pki: dict[str, Tl
     for rpc in (WATCH, REFLECTION):
         if name != "operator":
             assert (await called(central, pki[name], rpc, is_stream=True))[0] == "PERMISSION_DENIED"
-    told = f"only operators may ask; none of this certificate's names ({name}) is in central.operators"
+    reported = f"only operators may ask; none of this certificate's names ({name}) is in central.operators"
     for rpc in (rpc for rpc, role in ROLES.items() if role is Role.OPERATOR and rpc not in (WATCH, REFLECTION)):
         found = await called(central, pki[name], rpc)
-        assert (found == ("PERMISSION_DENIED", told)) == (name != "operator"), (rpc, found)
+        assert (found == ("PERMISSION_DENIED", reported)) == (name != "operator"), (rpc, found)
 
     def ask() -> None:
         for path in PATHS:
@@ -131,7 +131,7 @@ async def test_operators_alone_ask_the_fleet(central: Central, pki: dict[str, Tl
             body = answer.read()
             assert (answer.status == 403) == (name != "operator"), path
             if name != "operator":
-                assert json.loads(body) == {"error": told}
+                assert json.loads(body) == {"error": reported}
             connection.close()
 
     await asyncio.to_thread(ask)

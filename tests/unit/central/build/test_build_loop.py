@@ -60,10 +60,10 @@ def lake(tmp_path):
     return Lake(tmp_path / "lake")
 
 
-async def test_the_loop_builds_tells_and_survives_failures(tmp_path, lake, monkeypatch):
-    told = []
+async def test_the_loop_builds_reports_and_survives_failures(tmp_path, lake, monkeypatch):
+    reported = []
     builder = InThread(tmp_path, lake, SECTION)
-    builder.follower.on_version.append(lambda built: told.append((built.version, threading.current_thread())))
+    builder.follower.on_version.append(lambda built: reported.append((built.version, threading.current_thread())))
     fail = True
     original = Builder._build
 
@@ -81,9 +81,9 @@ async def test_the_loop_builds_tells_and_survives_failures(tmp_path, lake, monke
             await asyncio.sleep(0.01)
         assert builder.last_error == "RuntimeError: disk on fire"
         fail = False
-        while not told:
+        while not reported:
             await asyncio.sleep(0.01)
-    assert told == [(1, threading.main_thread())]
+    assert reported == [(1, threading.main_thread())]
     assert builder.last_error == ""
     loop.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -150,9 +150,9 @@ async def test_replicas_that_build_by_other_settings_are_warned_of_once_before_t
     capsys.readouterr()
     for _ in range(2):
         await other.build_and_announce()
-    told = capsys.readouterr().err
-    [line] = [line for line in told.splitlines() if "builds by other settings" in line]
-    assert told.index("builds by other settings") < told.index("version built"), "before it builds over it"
+    reported = capsys.readouterr().err
+    [line] = [line for line in reported.splitlines() if "builds by other settings" in line]
+    assert reported.index("builds by other settings") < reported.index("version built"), "before it builds over it"
     differing = f"build.slot_s {SECTION.slot_s:g} there, 60 here; build.days {SECTION.days} there, 7 here; "
     assert f"{differing}build.method panda there, whitepanda here" in line
     assert "set [build] alike on all" in line

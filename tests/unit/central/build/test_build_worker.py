@@ -1,4 +1,4 @@
-"""Builds by a process of their own: the same versions by way of the lake, failures told, stopped and killed soundly."""
+"""Builds by a process of their own: the same versions by way of the lake, failures reported, stopped and killed soundly."""
 
 import asyncio
 import errno
@@ -42,14 +42,14 @@ def lake(tmp_path: Path) -> Lake:
 
 async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(tmp_path: Path, lake: Lake) -> None:
     builder = made(tmp_path, lake, days=2, interval_s=1.0)
-    told: list[int] = []
-    builder.follower.on_version.append(lambda built: told.append(built.version))
+    reported: list[int] = []
+    builder.follower.on_version.append(lambda built: reported.append(built.version))
     await builder.build_and_announce()
     assert builder._process is None, "nothing to build from, no process"
     for day in range(4):
         write_day(lake, day, day)
     await builder.build_and_announce()
-    assert (told, builder.last_error) == ([1], "")
+    assert (reported, builder.last_error) == ([1], "")
     assert builder.left_out == LeftOut(2, 1200)
     here = Builder(BuildSection(memory_limit_mib=256, days=2), Lake(tmp_path / "copy"))
     for day in range(4):
@@ -65,7 +65,7 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
     first = builder._process
     assert first is not None
     await builder.build_and_announce()
-    assert (told, builder._process) == ([1], first), "builds that follow soon share a process; nothing new, no version"
+    assert (reported, builder._process) == ([1], first), "builds that follow soon share a process; no new version"
     write_day(lake, 4, 4)
     newest = max(lake.segments(), key=lambda segment: segment.day)
     newest.path.write_bytes(b"no parquet")
@@ -77,7 +77,7 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
     assert first.poll() is not None
 
 
-async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(tmp_path: Path, lake: Lake) -> None:
+async def test_it_is_started_again_when_it_dies_and_ends_where_builds_are_rare(tmp_path: Path, lake: Lake) -> None:
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     builder.start()
@@ -216,14 +216,14 @@ print(builds.current.version, *sys.modules)
 
 def test_the_daemon_loads_neither_engines_nor_a_builder(tmp_path: Path, lake: Lake) -> None:
     write_day(lake, 0, 1)
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", _DAEMON, str(tmp_path), lake.name],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     ).stdout
-    version, *loaded = told.splitlines()[-1].split()
+    version, *loaded = reported.splitlines()[-1].split()
     assert version == "1"
     assert {"central.daemon", "central.build.client"} < set(loaded)
     assert not {"ibis", "duckdb", "pyspark", "scipy", "central.build.builder", "central.build.engine"} & set(loaded)
@@ -299,7 +299,7 @@ def test_after_a_process_that_died_the_next_one_does_less_at_a_time(
 async def test_a_process_that_does_not_start_is_a_failed_build(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when descriptors, memory or processes have run out: central goes on, and builds once it can."""
+    """As when descriptors, memory or processes have run out: central continues, and builds once it can."""
     write_day(lake, 0, 0)
     builder = made(tmp_path, lake, days=2, interval_s=100.0)
 

@@ -150,7 +150,7 @@ def of_ours(parts):
     return WhitepandaState.of(rows).coefficients(), scales
 
 
-def test_our_method_is_the_default_and_tells_robust_scales(lake):
+def test_our_method_is_the_default_and_reports_robust_scales(lake):
     parts = [write_day(lake, day, day + 1) for day in range(3)]
     builder = Builder(OURS, lake)
     assert builder.build_once() == 1
@@ -175,7 +175,7 @@ def test_our_method_is_the_default_and_tells_robust_scales(lake):
     assert again.statistics("job-1") == built.statistics("job-1")
 
 
-def test_another_method_is_a_new_version_of_the_same_days_and_the_number_goes_on(lake):
+def test_another_method_is_a_new_version_of_the_same_days_and_the_number_continues(lake):
     write_day(lake, 0, 1)
     found = []
     for section, number in ((SECTION, 1), (OURS, 2), (OURS, None), (SECTION, 3), (OURS, 4)):
@@ -255,7 +255,7 @@ def test_state_is_only_a_cache(lake):
     assert builder.last_days_computed == 2
 
 
-def test_a_restarted_builder_goes_on_counting(lake):
+def test_a_restarted_builder_continues_counting(lake):
     write_day(lake, 0, 1)
     Builder(SECTION, lake).build_once()
     again = Builder(SECTION, lake)
@@ -276,7 +276,7 @@ def test_old_days_do_not_count(lake):
     assert builder.current.coefficient("job-5").value == pytest.approx(values["job-5"], rel=1e-9)
 
 
-def test_what_is_left_out_for_its_age_is_told(lake, capsys):
+def test_what_is_left_out_for_its_age_is_reported(lake, capsys):
     log.configure("info")
     for day in range(4):
         write_day(lake, day, day + 1)
@@ -286,10 +286,10 @@ def test_what_is_left_out_for_its_age_is_told(lake, capsys):
     assert builder.left_out == LeftOut(2, 1200)
     manifest = builder.versions.read(1).manifest
     assert (manifest.days_left_out, manifest.rows_left_out) == (2, 1200)
-    told = capsys.readouterr().err
-    assert told.count("too old to count") == 1
-    assert "days_left_out=2 rows_left_out=1200 build_days=2" in told
-    # An old trace replayed beside: nothing to build from, but it is told.
+    reported = capsys.readouterr().err
+    assert reported.count("too old to count") == 1
+    assert "days_left_out=2 rows_left_out=1200 build_days=2" in reported
+    # An old trace replayed beside: nothing to build from, but it is reported.
     write_day(lake, -7_000, 9)
     assert builder.build_once() is None
     assert builder.left_out == LeftOut(3, 1800)

@@ -9,10 +9,10 @@ from central.build.engine import duckdb_engines, on_engines
 
 class Fake:
     def __init__(self):
-        self.told = threading.Event()
+        self.reported = threading.Event()
 
     def interrupt(self):
-        self.told.set()
+        self.reported.set()
 
 
 def test_results_are_in_the_items_order_though_later_ones_end_first():
@@ -49,7 +49,7 @@ def test_the_first_failure_is_raised_what_runs_is_interrupted_and_the_rest_is_no
         begun.append(item)
         if item == 1:
             other_runs.set()
-            assert engine.told.wait(20)
+            assert engine.reported.wait(20)
             raise RuntimeError("interrupted")
         if item == 2:
             assert other_runs.wait(20)
@@ -73,11 +73,11 @@ def test_one_engine_works_in_this_thread():
 )
 def test_engines_share_threads_and_memory(tmp_path, days, threads, each):
     with duckdb_engines(days, memory_limit_mib=1024, threads=threads, spill_dir=tmp_path) as engines:
-        told = [
+        reported = [
             engine.connection.con.execute(
                 "SELECT current_setting('threads'), current_setting('memory_limit')"
             ).fetchone()
             for engine in engines
         ]
-    assert tuple(row[0] for row in told) == each
-    assert {row[1] for row in told} == {f"{1024 // len(each)}.0 MiB" if len(each) > 1 else "1.0 GiB"}
+    assert tuple(row[0] for row in reported) == each
+    assert {row[1] for row in reported} == {f"{1024 // len(each)}.0 MiB" if len(each) > 1 else "1.0 GiB"}

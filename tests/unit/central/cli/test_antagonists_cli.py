@@ -249,17 +249,17 @@ def test_evaluation_counts_a_cpi_that_cannot_be_one_for_nobody(tmp_path, monkeyp
     source = triggering(tmp_path / "t.parquet")
     rows = pq.read_table(source).to_pylist()
     spoilt = [dict(row, cycles_per_instruction=row["cycles_per_instruction"] or 1e9) for row in rows]
-    told = []
+    reported = []
     for file in (source, write(spoilt, tmp_path / "spoilt.parquet")):
         assert run_evaluate(tmp_path, monkeypatch, file, [6], "--json") == 0
-        told.append(json.loads(capsys.readouterr().out))
-    counts = [one.pop("rows") for one in told]
+        reported.append(json.loads(capsys.readouterr().out))
+    counts = [one.pop("rows") for one in reported]
     assert [(one["unusable_cpi"], one["without_cpi"]) for one in counts] == [(1729, 1729), (1729, 0)]
     assert counts[1]["first"] == {"unusable_cpi": "row 3 of spoilt.parquet"}
-    for one in told:
+    for one in reported:
         one.pop("seconds")
-    assert told[0] == told[1]
-    assert told[0]["events"] == 2
+    assert reported[0] == reported[1]
+    assert reported[0]["events"] == 2
 
 
 def test_times_in_another_unit_are_refused_in_one_line(tmp_path, monkeypatch, capsys):
@@ -539,7 +539,7 @@ def evaluation_of(tmp_path):
     return "evaluate", source, "--truth", truth, "--from-day", "1"
 
 
-def test_a_trace_that_ends_before_until_day_is_told(tmp_path, monkeypatch, capsys):
+def test_a_trace_that_ends_before_until_day_is_reported(tmp_path, monkeypatch, capsys):
     source = write(trace(machines=2, slots=5), tmp_path / "t.parquet")
     arguments = ("fit", source, "--out", tmp_path / "fit.parquet", "--json", "--until-day")
     for day, said in ((1, ""), (99, "warning: --until-day 99: the last day before it that the trace has is 0\n")):
@@ -587,7 +587,7 @@ def test_evaluate_as_a_table(tmp_path, monkeypatch, capsys):
     assert " to " not in shown
 
 
-def test_why_nothing_could_be_ranked_is_told(tmp_path, monkeypatch, capsys):
+def test_why_nothing_could_be_ranked_is_reported(tmp_path, monkeypatch, capsys):
     source = triggering(tmp_path / "t.parquet")
     quiet = triggering(tmp_path / "quiet.parquet", raised=())
     for file, jobs, triggers, why in (

@@ -1,4 +1,4 @@
-"""`whitepanda degradation`: fit, predict and evaluate from file to file, with what is told and what is refused."""
+"""`whitepanda degradation`: fit, predict and evaluate from file to file, with what is reported and what is refused."""
 
 import csv
 import json
@@ -114,14 +114,14 @@ def test_the_agent_chooses_by_the_baseline_what_was_fitted_for_it(fitted):
     runs, _, data, columns = fitted
     model = parse(data)
     rows = make_runs(Table(runs), columns)
-    told = model.predict(*inputs_of(rows, model))
+    reported = model.predict(*inputs_of(rows, model))
     is_mem = np.char.find(rows.runs, " mem ") >= 0
-    assert {name for name, mem in zip(told.models, is_mem, strict=True) if mem} == {
+    assert {name for name, mem in zip(reported.models, is_mem, strict=True) if mem} == {
         "gamma-inverse-split memory-bound 40%"
     }
-    assert told.reasons.count("") == len(told.reasons)
-    assert (np.abs(told.degradation / rows.degradation - 1)).mean() < 0.04
-    covered = (told.low <= rows.degradation) & (rows.degradation <= told.high)
+    assert reported.reasons.count("") == len(reported.reasons)
+    assert (np.abs(reported.degradation / rows.degradation - 1)).mean() < 0.04
+    covered = (reported.low <= rows.degradation) & (rows.degradation <= reported.high)
     assert 0.85 <= covered[~rows.is_baseline].mean() <= 0.97
 
 
@@ -145,7 +145,7 @@ def test_fit_is_the_same_for_the_same_seed(fitted):
     assert again[0]["models"][0]["estimator"] == data["models"][0]["estimator"]
 
 
-def test_fit_writes_a_model_a_plot_and_tells_what_it_chose(tmp_path, capsys, monkeypatch):
+def test_fit_writes_a_model_a_plot_and_reports_what_it_chose(tmp_path, capsys, monkeypatch):
     runs = study(tmp_path / "runs.csv")
     out, plot = tmp_path / "model.json", tmp_path / "plot.png"
     more = ("--methods", "gamma-inverse,gamma-log", "--out", out, "--plot", plot)
@@ -253,7 +253,7 @@ def test_a_fit_does_not_write_over_what_it_reads(tmp_path, capsys, monkeypatch):
         assert runs.read_bytes() == before
 
 
-def test_a_model_that_a_constant_beats_is_told(tmp_path, capsys, monkeypatch):
+def test_a_model_that_a_constant_beats_is_reported(tmp_path, capsys, monkeypatch):
     runs = study(tmp_path / "runs.csv", quiet=6, stress=10)
     with runs.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -359,7 +359,7 @@ def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message
     assert not (tmp_path / "model.json").exists()
 
 
-def test_files_that_are_no_runs_are_told_apart(tmp_path, capsys, monkeypatch, fitted):
+def test_files_that_are_no_runs_are_distinguished(tmp_path, capsys, monkeypatch, fitted):
     _, model, _, _ = fitted
     header, *lines = study(tmp_path / "runs.csv", stress=20).read_text().splitlines()
     zero = lines[4].split(",")
@@ -431,7 +431,7 @@ def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, 
     assert status == 3 and "has a column reason already" in err
 
 
-def test_no_statsmodels_is_told_with_the_remedy(tmp_path, capsys, monkeypatch):
+def test_no_statsmodels_is_reported_with_the_remedy(tmp_path, capsys, monkeypatch):
     runs = study(tmp_path / "runs.csv", stress=20)
     monkeypatch.setitem(sys.modules, "statsmodels.api", None)
     arguments = (*FIT, "--out", tmp_path / "model.json", "--methods", "gamma-log")

@@ -49,8 +49,8 @@ def verified(lake: Lake, *, is_quick: bool = False) -> list[str]:
 def test_a_dead_builder_is_outwaited_and_a_living_one_is_not(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     rolled(lake)
     assert Lease(lake.objects, "central-7", 0.2).acquire()  # and is never heard of again
-    told = run("compact", lake.root, "--min-segments", "2", "--json")
-    line, _, answer = told.partition("{")
+    reported = run("compact", lake.root, "--min-segments", "2", "--json")
+    line, _, answer = reported.partition("{")
     assert "central-7 is building, or died while it did" in line
     assert "at most 0.2 s" in line
     assert json.loads("{" + answer)["compacted"] == {DAY.isoformat(): {"sources": 3, "written": 1, "rows": 12}}
@@ -82,10 +82,10 @@ def test_a_lease_that_cannot_be_read_is_named_and_outwaited(
     [line] = verified(lake)
     assert line.startswith(f"{path} is damaged: {why}")
     assert "no row is lost" in line
-    told = run("compact", lake.root, "--min-segments", "2")
-    assert f"{path} is damaged: {why}" in told
-    assert "waiting for a sign of life, at most 0.2 s" in told
-    assert "3 segments into 1" in told
+    reported = run("compact", lake.root, "--min-segments", "2")
+    assert f"{path} is damaged: {why}" in reported
+    assert "waiting for a sign of life, at most 0.2 s" in reported
+    assert "3 segments into 1" in reported
     assert verified(lake) == []  # there is a new one
 
 
@@ -161,16 +161,16 @@ def test_machines_left_out_are_named(lake: Lake, monkeypatch: pytest.MonkeyPatch
 def test_the_slots_that_are_there_are_taken(lake: Lake) -> None:
     with duckdb.connect() as connection:
         SlotStore(lake, 60 * 10**9).roll_up(DAY, connection)
-    told = json.loads(run("stats", lake.root, "--json"))
-    assert (told["slot_s"], told["days"][0]["samples_in_slots"]) == (60.0, 12)
+    reported = json.loads(run("stats", lake.root, "--json"))
+    assert (reported["slot_s"], reported["days"][0]["samples_in_slots"]) == (60.0, 12)
     with pytest.raises(InputError, match="has slots of 60 s, none of --slot-s 300"):
         run("stats", lake.root, "--slot-s", "300")
     rolled(lake)
     for command in ("stats", "compact"):
         with pytest.raises(InputError, match=r"has slots of 60 and 300 s; say which, --slot-s: central's build"):
             run(command, lake.root)
-    told = json.loads(run("compact", lake.root, "--slot-s", "60", "--min-segments", "2", "--json"))
-    assert told["compacted"][DAY.isoformat()]["written"] == 1
+    reported = json.loads(run("compact", lake.root, "--slot-s", "60", "--min-segments", "2", "--json"))
+    assert reported["compacted"][DAY.isoformat()]["written"] == 1
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_central_does_meanwhile_is_no_problem(lake: Lake, monkeypatch: pyte
     assert set(left.values()) == {0}
 
 
-def test_damage_in_a_lake_that_is_in_use_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_in_a_lake_that_is_in_use_is_reported(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     rolled(lake)
     lost = lake.segments()[0]
     original = Folder.open

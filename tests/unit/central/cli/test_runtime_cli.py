@@ -143,14 +143,14 @@ def test_evaluate_says_what_the_predictions_are(study, model, tmp_path, capsys, 
         t, t_hat, bound = (
             np.array([float(row[name]) for row in here]) for name in ("runtime_us", "predicted_us", "bound_us_0.1")
         )
-        told = line["bounds"]["0.1"]
+        reported = line["bounds"]["0.1"]
         assert line["rows"] == len(here)
         assert line["mape"] == pytest.approx(np.mean(np.abs(t_hat - t) / t))
         assert line["mape_by_prediction"] == pytest.approx(np.mean(np.abs(t / t_hat - 1)))
-        assert told["coverage"] == pytest.approx(np.mean(t <= bound))
-        assert told["coverage_low"] < told["coverage"] < told["coverage_high"]
-        assert told["margin"] == pytest.approx(np.mean(np.maximum(bound - t, 0) / t))
-        assert told["margin_by_bound"] == pytest.approx(np.mean(np.abs(t / bound - 1)))
+        assert reported["coverage"] == pytest.approx(np.mean(t <= bound))
+        assert reported["coverage_low"] < reported["coverage"] < reported["coverage_high"]
+        assert reported["margin"] == pytest.approx(np.mean(np.maximum(bound - t, 0) / t))
+        assert reported["margin_by_bound"] == pytest.approx(np.mean(np.abs(t / bound - 1)))
 
 
 def test_the_file_that_was_fitted_to_is_no_test(study, model, capsys, monkeypatch):
@@ -312,8 +312,8 @@ def test_rows_with_unknown_names_may_stay_empty(model, tmp_path, capsys, monkeyp
     code, shown, _ = run(capsys, monkeypatch, *given)
     assert code == 0
     assert "rows: 2 predicted" in shown and "left empty, with names that the model has not: 2 rows" in shown
-    told = json.loads(run(capsys, monkeypatch, *given, "--json")[1])
-    assert (told["rows"], told["rows_unknown"], told["rows_without_bound"]) == (4, 2, {})
+    reported = json.loads(run(capsys, monkeypatch, *given, "--json")[1])
+    assert (reported["rows"], reported["rows_unknown"], reported["rows_without_bound"]) == (4, 2, {})
     found = list(csv.DictReader(out.open()))
     assert [row["predicted_us"] == "" for row in found] == [True, False, True, False]
     assert [row["bound_us_0.1"] == "" for row in found] == [True, False, True, False]
@@ -331,7 +331,7 @@ def test_rows_with_unknown_names_may_stay_empty(model, tmp_path, capsys, monkeyp
         ([HEADER, ("new", "p1", "newer", "5")], "'new' was seen beside unknown workloads only; give other runs of it"),
     ],
 )  # fmt: skip
-def test_an_update_that_tells_nothing_is_refused(rows, said, model, tmp_path, capsys, monkeypatch):
+def test_an_update_that_reports_nothing_is_refused(rows, said, model, tmp_path, capsys, monkeypatch):
     path = write(tmp_path / "runs.csv", rows)
     code, _, err = run(capsys, monkeypatch, "update", path, "--model", model, "--out", tmp_path / "m")
     assert code == 3
@@ -348,7 +348,7 @@ def test_nothing_is_written_over_what_is_read(study, model, capsys, monkeypatch)
     assert "--out is --model itself" in err
 
 
-def test_where_nothing_can_be_written_is_told_before_the_training(study, tmp_path, capsys, monkeypatch):
+def test_where_nothing_can_be_written_is_reported_before_the_training(study, tmp_path, capsys, monkeypatch):
     def trained(*_, **__):
         raise AssertionError("trained")
 
@@ -380,7 +380,7 @@ def test_a_share_twice_in_other_letters_is_refused():
         parse_epsilons("0.1,1e-1")
 
 
-def test_what_is_told_of_a_table_does_not_go_into_it(study, model, tmp_path, capsys, monkeypatch):
+def test_what_is_reported_of_a_table_does_not_go_into_it(study, model, tmp_path, capsys, monkeypatch):
     given = ("predict", study / "new.csv", "--model", model, "--epsilon", "0.1", "--out")
     monkeypatch.setattr(command, "people_console", lambda path: cli.errors if path == tmp_path / "o" else cli.console)
     code, out, err = run(capsys, monkeypatch, *given, tmp_path / "o")

@@ -88,21 +88,21 @@ def test_short_options_are_knobs(tmp_path):
     assert len(truth["antagonists"]) == 4
 
 
-def test_json_tells_what_was_written(tmp_path):
+def test_json_reports_what_was_written(tmp_path):
     out, truth = tmp_path / "t.parquet", tmp_path / "t.json"
     result = run("synth", "--out", str(out), "--truth", str(truth), *SMALL, "--json")
-    told = json.loads(result.stdout)
-    assert (told["rows"], told["out"]) == (ROWS, str(out))
-    assert told["antagonists"] == json.loads(truth.read_text())["antagonists"]
+    reported = json.loads(result.stdout)
+    assert (reported["rows"], reported["out"]) == (ROWS, str(out))
+    assert reported["antagonists"] == json.loads(truth.read_text())["antagonists"]
     ran = set(pq.read_table(out)["collection_id"].to_pylist())
-    assert (told["jobs"], told["antagonists_with_rows"]) == (len(ran), len(ran & set(told["antagonists"])))
-    assert told["antagonists_with_rows"] < len(told["antagonists"]), "else the trace cannot tell the two apart"
+    assert (reported["jobs"], reported["antagonists_with_rows"]) == (len(ran), len(ran & set(reported["antagonists"])))
+    assert reported["antagonists_with_rows"] < len(reported["antagonists"]), "else the trace cannot tell the two apart"
 
 
 def test_presets_lists_presets_and_knobs():
-    told = json.loads(run("presets", "--json").stdout)
-    assert set(told["presets"]) == set(PRESETS)
-    assert told["knobs"]["cpi_noise"]["help"]
+    reported = json.loads(run("presets", "--json").stdout)
+    assert set(reported["presets"]) == set(PRESETS)
+    assert reported["knobs"]["cpi_noise"]["help"]
     text = run("presets").stdout
     assert "paper:" in text
     assert "cpi_noise" in text

@@ -10,13 +10,13 @@ from tests.unit.central.build.test_builds import SECTION, write_day
 async def test_a_replica_catches_up_with_what_another_built(tmp_path):
     lake = Lake(tmp_path / "lake")
     behind, ahead = VersionFollower(VersionStore(lake.objects)), Builder(SECTION, lake)
-    told = []
-    behind.on_version.append(lambda built: told.append(built.version))
+    reported = []
+    behind.on_version.append(lambda built: reported.append(built.version))
     write_day(lake, 0, 1)
     for number in (1, 2):
         ahead.build_once()
         await behind.catch_up()
-        assert (behind.current.version, told) == (number, list(range(1, number + 1)))
+        assert (behind.current.version, reported) == (number, list(range(1, number + 1)))
         write_day(lake, number, number + 1)
     await behind.catch_up()  # nothing newer: nothing told
-    assert (behind.current.version, told) == (2, [1, 2])
+    assert (behind.current.version, reported) == (2, [1, 2])

@@ -115,7 +115,7 @@ def test_not_a_number_in_parquet_is_not_known(tmp_path):
         ({"where": "at_s > 100"}, "no usable row of 6 (6 not wanted (--where))"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(tmp_path, changes, message):
+def test_what_is_wrong_is_reported_in_one_line(tmp_path, changes, message):
     with pytest.raises(InputError) as caught:
         make_runs(Table(written(tmp_path)), with_columns(**changes))
     assert message in str(caught.value)
@@ -147,7 +147,7 @@ def test_expressions_can_open_no_file(tmp_path):
         ("odd[1].csv", b"a\n1\n", "are not supported; rename it"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(tmp_path, name, content, message):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -161,12 +161,12 @@ def test_the_papers_errors_of_two_runs():
     estimated = np.array([1.1, 2.0, 3.0, 2.0, 3.0])
     runs = np.array(["a", "a", "a", "b", "b"])
     at_s = np.array([0.1, 0.9, 1.5, 7.0, 8.0])
-    told = errors(measured, estimated, runs, at_s)
+    reported = errors(measured, estimated, runs, at_s)
     # a: 95th percentiles 3.8 and 2.9; quanta (1.5, 1.55) and (4, 3). b: 2 and 2.95; quanta 0 and 0.5.
-    assert told["overall_error"] == pytest.approx((0.9 / 3.8 + 0.95 / 2) / 2)
-    assert told["dynamic_error"] == pytest.approx(((0.05 / 1.5 + 0.25) / 2 + 0.25) / 2)
-    assert told["mean_ape"] == pytest.approx((0.1 + 0 + 0.25 + 0 + 0.5) / 5)
-    assert told["median_ape"] == pytest.approx(0.1)
+    assert reported["overall_error"] == pytest.approx((0.9 / 3.8 + 0.95 / 2) / 2)
+    assert reported["dynamic_error"] == pytest.approx(((0.05 / 1.5 + 0.25) / 2 + 0.25) / 2)
+    assert reported["mean_ape"] == pytest.approx((0.1 + 0 + 0.25 + 0 + 0.5) / 5)
+    assert reported["median_ape"] == pytest.approx(0.1)
 
 
 def test_rows_without_an_estimate_do_not_count_and_none_at_all_is_no_error_of_0():
@@ -176,7 +176,7 @@ def test_rows_without_an_estimate_do_not_count_and_none_at_all_is_no_error_of_0(
 
 
 def test_the_cells_that_models_are_fitted_to_are_those_that_they_serve(tmp_path):
-    """Of workers where these are told: a level's model is fitted to the rows for which it is chosen later."""
+    """Of workers where these are reported: a level's model is fitted to the rows for which it is chosen later."""
     path = tmp_path / "runs.csv"
     lines = ["vm,phase,p95_s,ipc,guest_ratio,vcpu_idle_ratio,memory_stall_ratio,total_stall_ratio"]
     for vm, guest, idle in (("nobody", 0.2, 0.8), ("one", 0.24, 0.52), ("busy", 0.4, 0.2)):

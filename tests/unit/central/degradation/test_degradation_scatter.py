@@ -57,10 +57,10 @@ def of_rows(runs, model, rows, degradation):
 def test_it_is_that_within_runs_and_not_what_the_model_errs_about_them(runs, model):
     rows = np.flatnonzero(~runs.is_baseline)
     inputs = [runs.columns.inputs.index(name) for name in model.inputs]
-    told = model.predict(runs.values[rows][:, inputs], runs.baseline[rows][:, inputs])
-    found = of_rows(runs, model, rows, told.degradation)
+    reported = model.predict(runs.values[rows][:, inputs], runs.baseline[rows][:, inputs])
+    found = of_rows(runs, model, rows, reported.degradation)
     assert np.nanmedian(found) == pytest.approx(STRESSED, rel=0.2)
-    half = np.log(told.high / told.low) / 2 / 1.645
+    half = np.log(reported.high / reported.low) / 2 / 1.645
     assert np.nanmedian(half) > 1.5 * STRESSED  # intervals hold both
 
 
@@ -99,7 +99,7 @@ def test_a_percentile_of_a_run_is_that_of_a_normal_distribution_around_its_estim
     assert percentile_with(estimated, np.zeros(50), 95) == pytest.approx(3.0)
 
 
-def test_the_overall_error_is_told_with_it_and_without():
+def test_the_overall_error_is_reported_with_it_and_without():
     rng = np.random.default_rng(2)
     estimated = np.full(2000, 1.5)
     measured = estimated * np.exp(0.1 * rng.standard_normal(2000))

@@ -35,10 +35,10 @@ def calibrate(count=900, seed=1, **more):
 def test_the_nominal_share_is_covered_wherever_the_errors_are_large(nominal):
     _, fitted = calibrate(nominal=nominal)
     values, baseline, degradation, estimated = rows(4000, 2)
-    low, high, told = fitted.bounds(values, baseline, estimated)
+    low, high, reported = fitted.bounds(values, baseline, estimated)
     covered = (low <= degradation) & (degradation <= high)
     is_low = values[:, 0] < 0.5
-    assert told.mean() > 0.99
+    assert reported.mean() > 0.99
     assert covered.mean() == pytest.approx(nominal, abs=0.025)
     for part in (is_low, ~is_low):
         assert covered[part].mean() == pytest.approx(nominal, abs=0.1)
@@ -51,8 +51,8 @@ def test_rows_unlike_training_get_wider_intervals_and_then_none():
     medians = []
     for shift in (0.0, 4.0, 8.0, 1000.0):
         values, baseline, _, estimated = rows(300, 3, shift)
-        low, high, told = fitted.bounds(values, baseline, estimated)
-        medians.append((np.median(np.log(high / low)), told.mean()))
+        low, high, reported = fitted.bounds(values, baseline, estimated)
+        medians.append((np.median(np.log(high / low)), reported.mean()))
     widths, shares = zip(*medians, strict=True)
     assert widths[0] < widths[1] < widths[2] < widths[3]
     assert shares[0] > 0.99
@@ -95,8 +95,8 @@ def test_a_model_of_relative_features_finds_no_other_size_of_vm_new():
     _, raw = calibrate()
     values, baseline, _, estimated = rows(300, 4)
     for fitted, least, most in ((relative, 0.99, 1.0), (raw, 0.0, 0.01)):
-        told = fitted.bounds(100 * values, 100 * baseline, estimated)[2]
-        assert least <= told.mean() <= most
+        reported = fitted.bounds(100 * values, 100 * baseline, estimated)[2]
+        assert least <= reported.mean() <= most
 
 
 def test_columns_that_the_model_does_not_use_may_be_unknown():
@@ -122,8 +122,8 @@ def test_rows_without_an_estimate_are_not_used():
 def test_estimates_without_any_error_have_narrow_intervals_not_none():
     values, baseline, _, estimated = rows(100, 1)
     block = intervals.fit(values, baseline, estimated, estimated, scenarios(100), nominal=0.9)
-    low, high, told = Intervals.from_json(block).bounds(values, baseline, estimated)
-    assert told.mean() > 0.9
+    low, high, reported = Intervals.from_json(block).bounds(values, baseline, estimated)
+    assert reported.mean() > 0.9
     assert (high / low < 1.001).all()
     assert (low <= estimated).all()
     assert (estimated <= high).all()
@@ -146,7 +146,7 @@ def test_no_row_that_the_model_was_fitted_to_is_too_novel(count):
     assert without.bounds(values, baseline, estimated)[2].all()
     assert not without.bounds(all_values, all_baselines, guess)[2][count:].all()
     assert training.bounds(all_values, all_baselines, guess)[2].all()
-    # What is calibrated stays as it was: of rows like the measured ones, the same is told.
+    # What is calibrated stays as it was: of rows like the measured ones, the same is reported.
     for seen, was in zip(
         training.bounds(values, baseline, estimated), without.bounds(values, baseline, estimated), strict=True
     ):

@@ -241,7 +241,7 @@ def wait_gone(pid: int, seconds: float = 5.0) -> bool:
     return False
 
 
-def test_a_daemon_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_daemon_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
     daemons = Daemons()
     daemons.start("agent", ["check-config", str(tmp_path / "none.toml")], tmp_path / "log")
     daemons._running[0].process.wait(timeout=20)
@@ -282,7 +282,7 @@ def test_a_daemon_that_does_not_end_is_killed_with_its_children(
     assert daemons.stop() == []
 
 
-def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with pytest.raises(UnavailableError, match="demo: cannot start central: No such file"):
         Daemons().start("central", [], tmp_path / "log")
@@ -355,8 +355,8 @@ def outcome(first: str | None = "scan") -> Outcome:
 
 def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     _tell(outcome(), as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told["victims"][1] == {
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["victims"][1] == {
         "vm": "web-2",
         "true_degradation": None,
         "estimated_degradation": None,
@@ -372,8 +372,8 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
         "cannot_tell": "no_model",
         "is_held": None,
     }
-    assert [victim["is_held"] for victim in told["victims"]] == [True, None, False]
-    assert (told["injected_antagonist"], told["first_suspect"], told["seconds"]) == ("scan", "scan", 24.0)
+    assert [victim["is_held"] for victim in reported["victims"]] == [True, None, False]
+    assert (reported["injected_antagonist"], reported["first_suspect"], reported["seconds"]) == ("scan", "scan", 24.0)
     for wrong in ("train", None):
         with pytest.raises(UnavailableError, match=rf"the first suspect on host-2 is {wrong}, but scan was injected"):
             _tell(outcome(wrong), as_json=True)
@@ -479,15 +479,15 @@ def test_sockets_have_short_paths_however_long_tmpdir_is(tmp_path: Path, monkeyp
     assert not sockets.exists()
 
 
-def test_a_tmpdir_that_takes_nothing_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tmpdir_that_takes_nothing_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    told = r"cannot make a temporary folder \(.*gone: No such file or directory\); set TMPDIR"
-    with pytest.raises(UnavailableError, match=told), _folders(None):
+    reported = r"cannot make a temporary folder \(.*gone: No such file or directory\); set TMPDIR"
+    with pytest.raises(UnavailableError, match=reported), _folders(None):
         pass
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/first-hour.md", "help"])
-def test_how_long_it_takes_is_told_alike_everywhere(page: str) -> None:
+def test_how_long_it_takes_is_reported_alike_everywhere(page: str) -> None:
     text = demo.__doc__ if page == "help" else (ROOT / page).read_text(encoding="utf-8")
     assert text is not None
     assert DURATION in " ".join(text.split())
@@ -586,7 +586,7 @@ def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_stops_it_is_told_so_when_all_is_gone(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+def test_who_stops_it_is_reported_so_when_all_is_gone(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     class Console:
         def print(self, text: str) -> None:
             said.append((text, played[-1].closed, played[-1].socket().parent.exists()))
@@ -619,7 +619,7 @@ def test_the_program_is_called_by_its_whole_path_where_no_path_has_it(
 # --- the course ---
 
 
-def test_what_does_not_happen_in_time_is_told_with_the_last_words(
+def test_what_does_not_happen_in_time_is_reported_with_the_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
@@ -635,7 +635,7 @@ def test_what_does_not_happen_in_time_is_told_with_the_last_words(
     running.close()
 
 
-def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Path) -> None:
+def test_who_stays_is_reported_when_a_daemon_ends_and_where_the_page_is(tmp_path: Path) -> None:
     running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     assert running.socket() == tmp_path / f"{running._fleet.target}.sock"
     (tmp_path / "central" / "state").mkdir(parents=True)
@@ -695,10 +695,15 @@ def test_an_estimate_is_compared_with_the_truth_of_its_own_moment(tmp_path: Path
         latency(103.5, 1.2),
     ]
     slots = [SlotEstimate(start * S, 1.3, "victim") for start in (100, 102)]
-    told = running._victim(Truth(file), "web", slots)
-    assert (told.latency_told, told.latency_held, told.latency_untold) == (3, 2, 1)
-    assert told.cannot_tell == "unlike_training"
-    found = (told.latency_degradation, told.latency_low, told.latency_high, told.true_latency_degradation)
+    reported = running._victim(Truth(file), "web", slots)
+    assert (reported.latency_told, reported.latency_held, reported.latency_untold) == (3, 2, 1)
+    assert reported.cannot_tell == "unlike_training"
+    found = (
+        reported.latency_degradation,
+        reported.latency_low,
+        reported.latency_high,
+        reported.true_latency_degradation,
+    )
     assert found == pytest.approx((1.4, 1.3, 1.6, 1.5))
-    assert told.is_held is True
+    assert reported.is_held is True
     running.close()

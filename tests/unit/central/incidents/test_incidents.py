@@ -104,10 +104,10 @@ def trigger(
 
 
 def row(number: int, at: int = NOW, *, host: str = "h1", **changes) -> TriggerRow:
-    return told(number, trigger(at, **changes), host=host)
+    return reported(number, trigger(at, **changes), host=host)
 
 
-def told(number: int, report: agent_pb2.Trigger, *, host: str = "h1") -> TriggerRow:
+def reported(number: int, report: agent_pb2.Trigger, *, host: str = "h1") -> TriggerRow:
     return TriggerRow(host, "spool", number, 0, host, report.unix_ns, report.SerializeToString())
 
 
@@ -170,7 +170,7 @@ def test_what_the_last_report_says_does_not_change_who_it_was_all_the_time(store
     take(store, *rows)
     (found,) = listed(store)
     assert (found.suspect_job, found.suspect.job) == ("dedup", "dedup"), "now"
-    take(store, told(9, over(NOW + 1000 * S)))
+    take(store, reported(9, over(NOW + 1000 * S)))
     (found,) = listed(store)
     assert (found.suspect_job, found.suspect, found.suspect.first_reports) == ("scan", found.suspects[0], 3)
     assert store.get(found.id).recurrence.job == "scan"
@@ -182,7 +182,7 @@ def test_what_the_last_report_says_does_not_change_who_it_was_all_the_time(store
 
 
 def test_a_finding_of_the_hosts_own_analysis_is_an_incident(store):
-    take(store, told(1, host_only()))
+    take(store, reported(1, host_only()))
     (found,) = listed(store)
     assert (found.suspect_job, found.suspect.vm, list(found.found_by)) == ("dedup", "uuid-dedup", [HOST])
     assert math.isnan(found.peak_mn_cpi) and math.isnan(found.peak_threshold) and math.isnan(found.suspect.peak)
@@ -194,7 +194,7 @@ def test_a_finding_of_the_hosts_own_analysis_is_an_incident(store):
 
 
 def test_one_incident_names_both_analyses_that_found_it(store):
-    take(store, told(1, host_only()), row(2, NOW + 300 * S, mn_cpi=2.5))
+    take(store, reported(1, host_only()), row(2, NOW + 300 * S, mn_cpi=2.5))
     (found,) = listed(store)
     assert (list(found.found_by), found.reports) == ([HOST, FLEET], 2)
     assert (found.peak_mn_cpi, found.peak_threshold, found.suspect_job) == (2.5, 2.0, "scan")
@@ -220,7 +220,7 @@ def test_victims_are_ranked_by_their_worst_slow_down_and_n_cpi_is_evidence(store
 def test_the_host_with_the_slowest_victim_now_comes_first(store):
     take(store, row(1, host="h1", slow_down=slower(3.0)), row(2, NOW + S, host="h1", slow_down=slower(1.2)))
     take(store, row(1, NOW + S, host="h2", slow_down=slower(1.5)), row(1, NOW + S, host="h3", mn_cpi=9.0))
-    take(store, row(1, NOW + S, host="h4", slow_down=slower(9.0)), told(2, over(NOW + 2 * S), host="h4"))
+    take(store, row(1, NOW + S, host="h4", slow_down=slower(9.0)), reported(2, over(NOW + 2 * S), host="h4"))
     assert [one.host for one in store.open_now(NOW, limit=9)] == ["h2", "h1", "h3"]
     assert [one.host for one in store.open_now(NOW, limit=2)] == ["h2", "h1"]
     assert store.count_open(NOW) == 3
@@ -230,11 +230,11 @@ def test_the_host_with_the_slowest_victim_now_comes_first(store):
 
 
 def test_it_is_over_as_soon_as_the_host_says_so_and_the_same_again_within_the_gap(store):
-    take(store, told(1, over(NOW)))
+    take(store, reported(1, over(NOW)))
     assert listed(store) == [], "nothing began"
     take(store, row(2, NOW + S), row(3, NOW + 300 * S))
     assert store.count_open(NOW) == 1
-    take(store, told(4, over(NOW + 360 * S)))
+    take(store, reported(4, over(NOW + 360 * S)))
     (found,) = listed(store)
     assert (found.victims_now, found.HasField("slowest_now"), store.count_open(NOW)) == (0, False, 0)
     assert (found.last_unix_ns, found.reports) == (NOW + 300 * S, 2), "an end makes nothing longer"
@@ -242,9 +242,9 @@ def test_it_is_over_as_soon_as_the_host_says_so_and_the_same_again_within_the_ga
     (again,) = listed(store)
     assert (again.id, again.reports, again.victims_now, again.suspect_job) == (found.id, 3, 1, "dedup")
     assert store.count_open(NOW) == 1
-    take(store, told(6, over(NOW + 350 * S)), told(4, over(NOW + 360 * S)))
+    take(store, reported(6, over(NOW + 350 * S)), reported(4, over(NOW + 360 * S)))
     assert store.count_open(NOW) == 1, "older ends say nothing"
-    take(store, told(7, over(NOW + 500 * S), host="h2"))
+    take(store, reported(7, over(NOW + 500 * S), host="h2"))
     assert store.count_open(NOW) == 1, "nor do those of other hosts"
 
 
@@ -301,9 +301,9 @@ def reports(draw) -> list[TriggerRow]:
         slow = slower(ratio, ratio - draw(st.sampled_from((0.0, 0.125))), ratio)
         suspect = draw(st.sampled_from(("scan", "dedup")))
         if kind == "over":
-            made.append(told(number, over(at)))
+            made.append(reported(number, over(at)))
         elif kind == "host":
-            made.append(told(number, host_only(at)))
+            made.append(reported(number, host_only(at)))
         else:
             score = NAN if kind == "nobody" else 2.0
             made.append(row(number, at, mn_cpi=3.0 + minute % 7, suspect=suspect, score=score, slow_down=slow))
@@ -333,12 +333,12 @@ def test_the_order_of_arrival_does_not_matter(tmp_path_factory, rows, seed, spli
 def test_a_report_of_many_vms_takes_no_more_statements_than_one_of_few(store):
     """Each takes Python's lock from the loop that acknowledges, and hosts choose how many VMs a report names."""
     statements = []
-    sa.event.listen(store._engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
+    sa.event.listen(store._engine, "before_cursor_execute", lambda *reported: statements.append(reported[2]))
 
     def taken(number: int, vms: int, at: int) -> int:
         victims = [agent_pb2.TriggerVictim(vm=f"vm-{each}", job="web") for each in range(vms)]
         statements.clear()
-        take(store, told(number, agent_pb2.Trigger(unix_ns=at, victims=victims)))
+        take(store, reported(number, agent_pb2.Trigger(unix_ns=at, victims=victims)))
         return len(statements)
 
     assert taken(1, 256, NOW) == taken(2, 1, NOW + 2 * GAP)
@@ -387,7 +387,7 @@ def test_filters_and_pages(store):
 
 def test_what_is_past_the_retention_goes_and_does_not_come_back(store):
     take(store, row(1, NOW), row(2, NOW + DAY), row(3, NOW + DAY, host="h2", suspect="dedup"))
-    take(store, told(4, over(NOW)))
+    take(store, reported(4, over(NOW)))
     assert store.prune(NOW + 1) == 1
     assert store.prune(NOW + 1) == 0
     assert [(i.suspect_job, i.first_unix_ns) for i in listed(store)] == [("dedup", NOW + DAY), ("scan", NOW + DAY)]
@@ -424,7 +424,7 @@ def test_what_could_be_done_is_kept_as_it_was_said_last(store):
     assert list(one.recommendations) == []
     assert advised(store, one.id) == [1.0]
     assert {len(report.recommendations) for report in store.get(one.id).reports} == {0}
-    take(store, told(9, over(NOW + 3700 * S)))
+    take(store, reported(9, over(NOW + 3700 * S)))
     assert advised(store, one.id) == [], "once it is over nothing is to be done"
     store.prune(NOW + DAY)
     with store._engine.connect() as connection:
@@ -591,7 +591,7 @@ async def test_reports_reach_history_once_over_failures_and_kills(tmp_path, monk
     store.close()
 
 
-async def test_the_recorder_tells_once_that_history_is_away(tmp_path, monkeypatch, capsys):
+async def test_the_recorder_reports_once_that_history_is_away(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("central.incidents.recorder._RETRY_S", 0.01)
     journal = Journal(tmp_path, replica="r", commit_interval_s=0.001)
     journal.start()
@@ -742,9 +742,9 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
 
 
 def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, answered, capsys):
-    take(store, row(1, slow_down=slower(1.9, 1.6, 2.2)), told(2, host_only(NOW + 60 * S)))
+    take(store, row(1, slow_down=slower(1.9, 1.6, 2.2)), reported(2, host_only(NOW + 60 * S)))
     take(store, row(3, NOW, host="h2", slow_down=slower(NAN, cannot_tell="no_model"), score=NAN))
-    take(store, told(4, over(NOW + S), host="h2"))
+    take(store, reported(4, over(NOW + S), host="h2"))
     incidents = mark_open(listed(store), NOW)
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=incidents)
     incidents_cli.list_("h:1", **FILES, open_only=True)
@@ -770,7 +770,7 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     assert victim.split()[2:10] == ["1.90x", "[1.60,", "2.20]", "4", "2", "1.50x", "[1.25,", "1.75]"]
     assert suspect.split() == ["dedup-1", "dedup", "1", "1", "-", "yes", "-", "0"]
     assert "are of the last report" in shown
-    take(store, told(9, over(NOW + 90 * S)))
+    take(store, reported(9, over(NOW + 90 * S)))
     answered["GetIncident"] = store.get(1)
     incidents_cli.show("1", "h:1", **FILES)
     shown = capsys.readouterr().out

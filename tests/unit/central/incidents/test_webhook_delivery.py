@@ -1,4 +1,4 @@
-"""Webhooks: in which order incidents are told, and what becomes of it when receiver, central or database fail."""
+"""Webhooks: in which order incidents are reported, and what becomes of it when receiver, central or database fail."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from central.incidents import webhook_tables
 from central.incidents.store import IncidentStore, StoreError
 from central.incidents.webhooks import Timing, Webhooks
 from tests.support.webhook_receiver import HANG, Receiver
-from tests.unit.central.incidents.test_incidents import GAP, NOW, S, over, row, told
+from tests.unit.central.incidents.test_incidents import GAP, NOW, S, over, reported, row
 
 QUICK = Timing(poll_s=0.02, first_retry_s=0.005, last_retry_s=0.02)
 
@@ -65,7 +65,7 @@ def take(store, *rows) -> None:
     store.take(rows, gap_ns=GAP, oldest_unix_ns=0)
 
 
-async def test_beginning_and_end_are_told_once_in_order_over_failures(store, receiver):
+async def test_beginning_and_end_are_reported_once_in_order_over_failures(store, receiver):
     clock = Clock()
     take(store, row(1), row(2, host="h2"), row(3, NOW - 2 * GAP, host="h3"))  # the last is over already
     receiver.answers.extend([500, (429, {"Retry-After": "0"}), 503])
@@ -85,7 +85,7 @@ async def test_beginning_and_end_are_told_once_in_order_over_failures(store, rec
     assert (status.last_error, [d.count for d in status.dropped]) == ("", [0, 0, 0])
 
 
-async def test_what_goes_on_anew_is_told_anew_and_what_was_merged_is_over(store, receiver):
+async def test_what_continues_again_is_reported_again_and_what_was_merged_is_over(store, receiver):
     clock = Clock()
     take(store, row(1))
     take(store, row(2, NOW + 2 * GAP))
@@ -99,15 +99,15 @@ async def test_what_goes_on_anew_is_told_anew_and_what_was_merged_is_over(store,
     assert sorted(receiver.taken()[3:]) == [("1", "firing"), ("2", "resolved")]
 
 
-async def test_an_end_is_told_after_the_quiet_gap_and_what_comes_again_before_is_no_news(store, receiver):
+async def test_an_end_is_reported_after_the_quiet_gap_and_what_comes_again_before_is_no_news(store, receiver):
     clock = Clock()
-    take(store, row(1), told(2, over(NOW + S)))  # over before anybody was told
+    take(store, row(1), reported(2, over(NOW + S)))  # over before anybody was reported
     take(store, row(3, host="h2"))
     async with running(webhooks(store, receiver, clock=clock)):
         await until(lambda: receiver.taken() == [("2", "firing")])
-        take(store, told(4, over(NOW + 60 * S), host="h2"))
+        take(store, reported(4, over(NOW + 60 * S), host="h2"))
         clock.now = NOW + 120 * S
-        take(store, row(5, NOW + 120 * S, host="h2"), told(6, over(NOW + 180 * S), host="h2"))
+        take(store, row(5, NOW + 120 * S, host="h2"), reported(6, over(NOW + 180 * S), host="h2"))
         take(store, row(7, NOW + 120 * S, host="h3"))
         await until(lambda: len(receiver.taken()) == 2)
         clock.now = NOW + 120 * S + GAP + 1
@@ -117,7 +117,7 @@ async def test_an_end_is_told_after_the_quiet_gap_and_what_comes_again_before_is
     assert receiver.posts[2].alert["endsAt"] == "2027-01-15T08:02:00.000Z"
 
 
-async def test_it_is_told_again_once_somebody_is_suspected_and_not_when_that_changes(store, receiver):
+async def test_it_is_reported_again_once_someone_is_suspected_and_not_when_that_changes(store, receiver):
     take(store, row(1, score=math.nan))
     async with running(webhooks(store, receiver)):
         await until(lambda: len(receiver.taken()) == 1)
@@ -166,7 +166,7 @@ async def test_one_receiver_does_not_wait_for_another_and_the_oldest_go(store, r
     slow.close()
 
 
-async def test_what_waits_is_told_by_the_next_start(store, receiver):
+async def test_what_waits_is_reported_by_the_next_start(store, receiver):
     take(store, row(1), row(2, host="h2"))
     receiver.answers.extend([200, HANG])
     async with running(webhooks(store, receiver)):
@@ -226,7 +226,7 @@ async def test_that_notices_a_lease_that_everybody_has(store, receiver, monkeypa
         assert receiver.posts[0].what == receiver.posts[1].what
 
 
-async def test_history_that_is_away_is_told_of_and_awaited(store, receiver, monkeypatch):
+async def test_history_that_is_away_is_reported_of_and_awaited(store, receiver, monkeypatch):
     found = webhooks(store, receiver)
     write, away = store.write, [True]
 

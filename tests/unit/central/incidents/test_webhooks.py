@@ -1,4 +1,4 @@
-"""Webhooks: what is told of an incident, and how it is posted; over real HTTP."""
+"""Webhooks: what learns of an incident, and how it is posted; over real HTTP."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def receiver():
     found.close()
 
 
-# -- what is told
+# -- what is reported
 
 #: As Prometheus' documentation of Alertmanager's <webhook_config> lists them.
 KEYS = {
@@ -94,7 +94,7 @@ def test_a_slow_down_of_the_cpi_says_so():
     assert alert["annotations"]["slow_down"] == "1.52x CPI [1.31, 1.78]"
 
 
-def test_its_end_has_the_labels_and_the_beginning_that_were_told():
+def test_its_end_has_the_labels_and_the_beginning_that_were_reported():
     first = webhook_messages.firing(incident(), "")
     later = incident()
     later.first_unix_ns -= 900 * S  # a report of before came late
@@ -128,7 +128,7 @@ def test_many_victims_and_no_suspect():
     assert not {"suspect_vm", "suspect_job"} & annotations.keys()
 
 
-def test_what_the_host_alone_found_is_told_without_what_is_not_known():
+def test_what_the_host_alone_found_is_reported_without_what_is_not_known():
     found = incident(peak_mn_cpi=math.nan, peak_threshold=math.nan)
     del found.victims[:], found.found_by[1:]
     found.victims.add(vm="u1", name="web-1", job="web", peak=math.nan)

@@ -150,7 +150,7 @@ def test_a_hundred_thousand_spool_ids_leave_as_many_ranges_as_the_budget_has() -
     door.take(spool_id="one more", sequence=1)
 
 
-def test_what_goes_on_in_a_known_spool_is_no_new_range() -> None:
+def test_what_continues_in_a_known_spool_is_no_new_range() -> None:
     door = Door(max_ranges_per_day=3)
     for number in range(1, 50):
         door.take(spool_id="disk", sequence=number)

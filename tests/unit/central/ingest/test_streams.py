@@ -103,7 +103,7 @@ async def test_a_host_that_does_not_read_fills_its_queue_only() -> None:
     assert stream.drain() == []
 
 
-def test_the_registry_tells_who_came_and_what_changed() -> None:
+def test_the_registry_reports_who_came_and_what_changed() -> None:
     registry, seen = StreamRegistry(), []
     registry.on_change.append(
         lambda stream: seen.append((stream.host, sorted(stream.jobs), stream.coefficient_version))

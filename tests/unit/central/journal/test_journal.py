@@ -338,22 +338,22 @@ async def test_a_transaction_counts_the_bytes_of_what_hosts_say(
 
 async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    told: list[str] = []
-    journal.on_failure.append(told.append)
+    reported: list[str] = []
+    journal.on_failure.append(reported.append)
     pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
     journal._connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "disk is full"
     sender = Sender(journal)
     for sequence in range(1, 101):
         sender.submit(sequence)
-    await until(lambda: told, PATIENCE_S)
-    assert told == ["database or disk is full"]
+    await until(lambda: reported, PATIENCE_S)
+    assert reported == ["database or disk is full"]
     assert journal.failure == "database or disk is full"
     before = len(sender.outcomes)
     committed = journal._connection.execute("SELECT coalesce(sum(batches), 0) FROM packs").fetchone()[0]
     assert before == committed < 100
     journal._connection.execute("PRAGMA max_page_count = 100000")
     assert sorted(await sender.heard(100)) == [(sequence, True) for sequence in range(1, 101)]
-    assert told == ["database or disk is full", ""]
+    assert reported == ["database or disk is full", ""]
     assert (journal.failure, journal.stats.accepted_batches) == ("", 100)
     await journal.close()
 

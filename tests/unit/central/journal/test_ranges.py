@@ -31,7 +31,7 @@ def test_holds_what_was_added_as_ranges_that_never_touch(added: list[int]) -> No
     assert list(SequenceRanges(reversed(pairs))) == pairs
 
 
-def test_tells_how_ranges_changed() -> None:
+def test_reports_how_ranges_changed() -> None:
     ranges = SequenceRanges([(1, 3), (5, 6)])
     assert ranges.add(2) is None
     assert ranges.add(8) == RangeChange(8, 8)

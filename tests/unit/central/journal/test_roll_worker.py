@@ -35,7 +35,7 @@ async def _with_rows(folder: Path) -> Journal:
     return journal
 
 
-async def test_it_writes_what_a_thread_would_and_is_started_anew_when_it_dies(tmp_path: Path) -> None:
+async def test_it_writes_what_a_thread_would_and_is_started_again_when_it_dies(tmp_path: Path) -> None:
     journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
     roll = await journal.begin_roll(10**6)
     assert roll is not None
@@ -60,7 +60,7 @@ async def test_it_writes_what_a_thread_would_and_is_started_anew_when_it_dies(tm
     await journal.close()
 
 
-async def test_a_lake_that_cannot_be_written_is_told_by_it(tmp_path: Path) -> None:
+async def test_a_lake_that_cannot_be_written_is_reported_by_it(tmp_path: Path) -> None:
     journal = await _with_rows(tmp_path)
     (tmp_path / "lake").write_text("not a folder")
     worker = RollWorker(str(tmp_path / "lake"), tmp_path, journal.lock)

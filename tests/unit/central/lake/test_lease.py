@@ -93,7 +93,7 @@ def test_a_damaged_lease_runs_out_like_a_silent_one(tmp_path: Path) -> None:
 
 
 def test_a_watcher_outwaits_a_dead_holder_by_that_ones_time(tmp_path: Path) -> None:
-    clock, told = Clock(), list[tuple[str, float]]()
+    clock, reported = Clock(), list[tuple[str, float]]()
     dead = Lease(Folder(tmp_path), "a", 90.0, clock)
     [watcher] = leases(tmp_path, clock, "cli")
     assert dead.acquire()
@@ -101,12 +101,12 @@ def test_a_watcher_outwaits_a_dead_holder_by_that_ones_time(tmp_path: Path) -> N
     def sleep(seconds: float) -> None:
         clock.now_s += seconds
 
-    assert watcher.outwait(lambda *words: told.append(words), sleep) is True
-    assert (told, clock.now_s, watcher.token) == ([("a", 90.0)], 90.0, 2)
-    assert watcher.outwait(lambda *words: told.append(words), sleep) is True, "its own"
+    assert watcher.outwait(lambda *words: reported.append(words), sleep) is True
+    assert (reported, clock.now_s, watcher.token) == ([("a", 90.0)], 90.0, 2)
+    assert watcher.outwait(lambda *words: reported.append(words), sleep) is True, "its own"
     watcher.release()
-    assert dead.outwait(lambda *words: told.append(words), sleep) is True
-    assert (len(told), clock.now_s) == (1, 90.0), "what is free is not waited for"
+    assert dead.outwait(lambda *words: reported.append(words), sleep) is True
+    assert (len(reported), clock.now_s) == (1, 90.0), "what is free is not waited for"
 
 
 def test_a_watcher_gives_up_once_the_holder_renews_and_takes_what_is_released(tmp_path: Path) -> None:

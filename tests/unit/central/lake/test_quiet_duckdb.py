@@ -32,16 +32,16 @@ def shown(program: str) -> bytes:
     ours, terminal = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", program], stdout=terminal, stderr=terminal, cwd=ROOT)
     os.close(terminal)
-    told = b""
+    reported = b""
     while True:
         try:
             piece = os.read(ours, 65_536)
         except OSError:  # the terminal's other end is closed
             break
-        told += piece
+        reported += piece
     os.close(ours)
-    assert process.wait() == 0, told
-    return told
+    assert process.wait() == 0, reported
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def shown(program: str) -> bytes:
     [("duckdb_connection", True), ("duckdb", False)],  # the latter shows that there would be something
 )
 def test_a_long_query_shows_nothing_on_a_terminal(opened_by, is_quiet):
-    told = shown(PROGRAM.format(opened_by)).partition(b"begin\r\n")[2]
-    assert (told == b"") == is_quiet
+    reported = shown(PROGRAM.format(opened_by)).partition(b"begin\r\n")[2]
+    assert (reported == b"") == is_quiet
 
 
 def test_engines_are_quiet_and_fetch_nothing(tmp_path):

@@ -63,9 +63,9 @@ async def test_central_warns_where_incidents_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW_S)
-    told, _ = await warned(tmp_path, capsys, [("central-1", "0" * 8)], url)
-    assert ("other replicas write into this lake" in told and "replicas=['central-1']" in told) is (url == "")
-    assert "under the name" not in told
+    reported, _ = await warned(tmp_path, capsys, [("central-1", "0" * 8)], url)
+    assert ("other replicas write into this lake" in reported and "replicas=['central-1']" in reported) is (url == "")
+    assert "under the name" not in reported
 
 
 @pytest.mark.parametrize("url", ["", "postgresql://db/w"])
@@ -73,8 +73,8 @@ async def test_central_warns_of_another_one_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW_S)
-    told, own = await warned(tmp_path, capsys, [("central-0", "feedbeef")], url)
-    [line] = told.splitlines()
+    reported, own = await warned(tmp_path, capsys, [("central-0", "feedbeef")], url)
+    [line] = reported.splitlines()
     assert "another central writes into this lake under the name of this one; set a central.replica of its own" in line
     assert f"journal={own}" in line
     assert "others=['central-0-feedbeef']" in line

@@ -105,7 +105,7 @@ def test_segments_of_other_times_and_vms_are_not_read(tmp_path: Path, monkeypatc
     assert starts(windows, "v", 0, 20) == [10] and opened == [early[0].key]
 
 
-def test_failures_are_told(tmp_path: Path, monkeypatch) -> None:
+def test_failures_are_reported(tmp_path: Path, monkeypatch) -> None:
     lake = Lake(tmp_path)
     [segment] = lake.write_segment(table(("v", 1, 10)), A)
     with pytest.raises(SlowError, match=r"^took longer than -1 s$"):

@@ -170,10 +170,10 @@ def test_enough_runs_find_the_embedding_of_a_new_name_as_predictions_need_it(wha
         members.workload[:1, : 60 if what == "workload" else 40],
         members.platform[:1, : 60 if what == "platform" else 40],
     )
-    told = rows.take(np.arange(80))
+    reported = rows.take(np.arange(80))
     estimate = new_workload if what == "workload" else new_platform
     zeros = [np.zeros(part.shape[1]) for part in (known.workload, known.platform)]
-    found, base = estimate(known, *zeros, told, truth[:80], 0.001)
+    found, base = estimate(known, *zeros, reported, truth[:80], 0.001)
     assert base == 0
     grown = Members(
         shape,

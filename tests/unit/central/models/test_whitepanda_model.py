@@ -106,7 +106,7 @@ def test_sums_by_hand():
     state = WhitepandaState.of(rows)
     z = 1.3489795003921634  # per unit of ln c, for the quartiles are 0.5 and 1.5
     y = np.array([-z, 0, z])
-    # slots 0 and 5 begin runs (factor 0.8), slot 1 goes on from slot 0
+    # slots 0 and 5 begin runs (factor 0.8), slot 1 continues from slot 0
     d, e, o = (
         np.array([0.8, 3 - 0.6, 1.6]),
         np.array([0.8 * y[0], -0.6 * y[0], 0.8 * y[2]]),

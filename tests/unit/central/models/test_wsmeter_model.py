@@ -113,9 +113,9 @@ def test_a_comparison_has_the_weighted_means_and_what_they_cover() -> None:
     by_machine = [side.value.reshape(40, 3).mean(axis=1) for side in (current, new)]
     by_machine[0][0] = (3 * by_machine[0][0] + 1.0) / 4  # where the job "gone" is too
     assert found.baseline.value == pytest.approx(by_machine[1].mean() / by_machine[0].mean() - 1)
-    with pytest.raises(TooLittleCovered) as told:
+    with pytest.raises(TooLittleCovered) as reported:
         compare(gone, new, weights, min_coverage=0.96)
-    assert (told.value.jobs, told.value.coverage) == (3, pytest.approx(0.95))
+    assert (reported.value.jobs, reported.value.coverage) == (3, pytest.approx(0.95))
 
 
 def test_a_machine_on_both_sides_is_compared_with_itself() -> None:
@@ -137,7 +137,7 @@ def test_jobs_with_too_few_instances_or_on_one_machine_are_left_out() -> None:
     assert compare(current, new, SHARES, top=2).left_out == {"not_top": 1}
 
 
-def test_winners_and_losers_are_told_after_the_multiplicity() -> None:
+def test_winners_and_losers_are_reported_after_the_multiplicity() -> None:
     rng = np.random.default_rng(4)
     current, new = two_sides(rng)
     gain = {"a": 1.2, "b": 0.9, "c": 1.0}
@@ -168,7 +168,7 @@ def test_intervals_by_machines_cover_where_the_papers_do_not() -> None:
             )
             ours += found.difference.low <= 0 <= found.difference.high
             papers += found.independent.low <= 0 <= found.independent.high
-    # 95 % of 200, within three standard errors; that taking instances as independent is told apart is the point.
+    # 95 % of 200, within three standard errors; that taking instances as independent is distinguished is the point.
     assert 0.904 <= ours / draws <= 0.996
     assert papers / draws < 0.86
 

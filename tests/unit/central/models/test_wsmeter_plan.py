@@ -122,7 +122,7 @@ def test_the_target_is_inclusive() -> None:
     assert plan.observe.tolist() == [7]
 
 
-def test_a_search_that_ends_early_tells_the_gap(monkeypatch) -> None:
+def test_a_search_that_ends_early_reports_the_gap(monkeypatch) -> None:
     rng = np.random.default_rng(2)
     jobs = 200
     weight = (np.arange(jobs) + 7.0) ** -1.9

@@ -156,11 +156,11 @@ def test_shares_of_time_from_an_agents_windows_by_hand(waited):
     assert ranking.added == pytest.approx([(1.3 * 0.2 + 0.4 * 0.1 + 0.5 * 0.25) / 2.2, 1.3 / 8 / 2.2, 0.0])
 
 
-def test_what_the_configuration_knows_rates_of_is_not_told_by_waits(waited):
+def test_what_the_configuration_knows_rates_of_is_not_reported_by_waits(waited):
     config = PlacementSection(cpu_cores=8, memory_bytes_per_s=1e9, disk_bytes_per_s=1e6)
     found = live(waited, config).snapshot()
     assert (found.resources, found.hosts.units.tolist()) == (("cpu", "memory", "disk"), [8.0, 1.0, 1.0])
-    assert found.jobs["web"].loading[0] == 1.5  # all cores: the bandwidth tells of memory
+    assert found.jobs["web"].loading[0] == 1.5  # all cores: the bandwidth reports memory
     assert np.isnan(found.jobs["web"].loading[1:]).all()  # which nobody has measured, and the answer says so
     assert list(found.unmeasured) == ["memory", "disk", "network_wait"]
     assert found.unmeasured["memory"] == (
@@ -306,12 +306,12 @@ def test_on_the_command_line(asked, monkeypatch):
     shown = run("--central", "central:7443", "--loading", "cpu=0.4,disk=0.5").stdout
     assert "h3" in shown and "1.3000" in shown and "3 of 3 hosts" in shown
     assert "left out: network_wait: no agent measures it; placement.network_bytes_per_s would" in shown
-    told = run("--central", "central:7443", "--job", "web", "--json", "--top", "1").stdout
-    assert '"host": "h3"' in told and '"hosts_in_all": 3' in told
+    reported = run("--central", "central:7443", "--job", "web", "--json", "--top", "1").stdout
+    assert '"host": "h3"' in reported and '"hosts_in_all": 3' in reported
     monkeypatch.setenv(fleets.CENTRAL, "central:7443")
     assert "3 of 3 hosts" in run("--job", "web").stdout  # without files there is nothing else to ask
     monkeypatch.delenv(fleets.CENTRAL)
-    assert set(json.loads(told)["unmeasured"]) == {"memory_stall", "network_wait"}
+    assert set(json.loads(reported)["unmeasured"]) == {"memory_stall", "network_wait"}
     for words, line in (
         (
             ["--central", "c:1", "vms.csv"],

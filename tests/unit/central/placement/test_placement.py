@@ -181,7 +181,7 @@ def test_limits_amounts_units_and_reasons(files):
     assert full["placements"][0]["why"] == "no host has room: 1 lack cpu, 3 lack disk"
 
 
-def test_ties_are_told_of_dfactor_only(files):
+def test_ties_are_reported_of_dfactor_only(files):
     three = "job,cpu,disk\nv,1,0\n"
     hosts = "host,cpu,disk\na,0.5,0\nb,0.3,0\nc,0.3,0.9\nd,0.1,0\n"
     for held, words in (

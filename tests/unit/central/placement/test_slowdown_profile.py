@@ -1,4 +1,4 @@
-"""`whitepanda slowdown profile`: loading vectors from runs and shares, their intervals, and what cannot be told."""
+"""`whitepanda slowdown profile`: loading vectors from runs and shares, their intervals, and what is unknown."""
 
 import json
 import math
@@ -97,8 +97,8 @@ def test_copies_give_two_candidates(written):
         pytest.approx({"resource-1": 0.1, "resource-2": 0.9}, rel=1e-8),
     ]
     assert job["notes"] == ["the model cannot distinguish the two vectors; give --larger and --rest"]
-    told = profiled(path, "--larger", "disk", "--rest", "cpu")["jobs"][0]
-    assert told["loading"] == pytest.approx({"disk": 0.9, "cpu": 0.1}, rel=1e-8)
+    reported = profiled(path, "--larger", "disk", "--rest", "cpu")["jobs"][0]
+    assert reported["loading"] == pytest.approx({"disk": 0.9, "cpu": 0.1}, rel=1e-8)
     shown = run("profile", path).stdout
     assert "varmail: resource-1 0.9, resource-2 0.1" in shown and "unknown" in shown  # the interval of an exact fit
 

@@ -237,15 +237,17 @@ def test_the_commands(lake: Lake) -> None:
     assert run(app, ["verify", str(lake.root)]).output == "8 segments, no problem\n"
     quick = run(app, ["verify", str(lake.root), "--quick"]).output
     assert quick == "8 segments, no problem in footers and manifests\n"
-    told = json.loads(run(app, ["stats", str(lake.root), "--json"]).output)
-    assert told["replicas"] == {"central-0": 20, "central-1": 12}
-    [day] = told["days"]
+    reported = json.loads(run(app, ["stats", str(lake.root), "--json"]).output)
+    assert reported["replicas"] == {"central-0": 20, "central-1": 12}
+    [day] = reported["days"]
     assert {key: day[key] for key in ("day", "segments", "rows", "duplicate_rows", "samples_in_slots")} == {
         "day": "1970-01-02", "segments": 8, "rows": 32, "duplicate_rows": 12, "samples_in_slots": 20
     }  # fmt: skip
-    told = json.loads(run(app, ["compact", str(lake.root), "--min-segments", "2", "--grace-s", "0", "--json"]).output)
-    assert told["compacted"] == {"1970-01-02": {"sources": 8, "written": 2, "rows": 32}}
-    assert (told["removed"], told["dropped"]) == (8, 0)
+    reported = json.loads(
+        run(app, ["compact", str(lake.root), "--min-segments", "2", "--grace-s", "0", "--json"]).output
+    )
+    assert reported["compacted"] == {"1970-01-02": {"sources": 8, "written": 2, "rows": 32}}
+    assert (reported["removed"], reported["dropped"]) == (8, 0)
     assert "replica central-1: 12 rows" in run(app, ["stats", str(lake.root)]).output
     result = run(app, ["stats", str(lake.root / "nowhere")])
     assert str(result.exception).endswith("no such folder; central.lake_dir, or lake in central.state_dir")

@@ -169,7 +169,7 @@ def test_few_segments_of_each_of_many_journals_are_no_crowd(tmp_path, clock, mon
     assert not once.is_crowded()
 
 
-def test_segments_that_were_merged_during_their_roll_up_are_read_anew(lake, monkeypatch):
+def test_segments_that_were_merged_during_their_roll_up_are_read_again(lake, monkeypatch):
     """As by a replica that has the lease by now; else rolls of which only some are in slots would stop all builds."""
     store, publish, merged = SlotStore(lake, SLOT_NS), ManifestCommit.publish, []
 
@@ -195,19 +195,19 @@ def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatc
 
 
 async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(tmp_path, lake, clock, monkeypatch):
-    told = []
+    reported = []
     daemon = InThread(tmp_path, lake, SECTION, clock_unix_ns=clock)
     built = daemon.here = builder(lake, clock)
-    daemon.follower.on_version.append(lambda version: told.append(version.version))
+    daemon.follower.on_version.append(lambda version: reported.append(version.version))
     original = LakeMaintenance.run
 
     def late(self, check):
-        told.append("care")
+        reported.append("care")
         return original(self, check)
 
     monkeypatch.setattr(LakeMaintenance, "run", late)
     await daemon.build_and_announce()
-    assert told == [1, "care"]
+    assert reported == [1, "care"]
     assert segments(lake) == [1, 1, 1, 5]
     clock.unix_ns += 24 * HOUR_NS
     built.stop()
@@ -269,7 +269,7 @@ def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypat
     assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
 
 
-def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock, monkeypatch, capsys):
+def test_a_failure_is_reported_once_costs_no_version_and_is_tried_again(lake, clock, monkeypatch, capsys):
     log.configure("info")
     original = LakeMaintenance._run
 
@@ -280,9 +280,9 @@ def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock,
     built = builder(lake, clock)
     assert after_build(built) == 1
     assert after_build(built) is None
-    told = capsys.readouterr().err
-    assert told.count("the lake was not compacted, nor old days deleted") == 1
-    assert "LakeError: segment x is damaged" in told
+    reported = capsys.readouterr().err
+    assert reported.count("the lake was not compacted, nor old days deleted") == 1
+    assert "LakeError: segment x is damaged" in reported
     assert built.last_error == ""
     monkeypatch.setattr(LakeMaintenance, "_run", original)
     assert after_build(built) is None
@@ -399,7 +399,7 @@ def test_samples_of_a_machine_left_out_are_kept_until_a_build_takes_them(lake, c
     assert segments(lake) == [1, 0, 1, 5]
     assert verified(lake) == []
     monkeypatch.undo()
-    SlotStore(lake, SLOT_NS).remove(FIRST_DAY)  # as the guide says: have that day rolled up anew
+    SlotStore(lake, SLOT_NS).remove(FIRST_DAY)  # as the guide says: have that day rolled up again
     clock.unix_ns += 24 * HOUR_NS
     assert after_build(built) == 2
     assert (built.current.manifest.machines_left_out, built.current.manifest.rows) == ((), 20 * 600)
@@ -421,7 +421,7 @@ def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake,
     assert verified(lake) == []
 
 
-def test_a_machine_left_out_of_a_state_is_in_the_slots_so_retention_goes_on(lake, clock, monkeypatch):
+def test_a_machine_left_out_of_a_state_is_in_the_slots_so_retention_continues(lake, clock, monkeypatch):
     original = methods.write
 
     def write(method, running, rows, *arguments):

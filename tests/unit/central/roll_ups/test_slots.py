@@ -251,7 +251,7 @@ def test_two_builders_at_once_count_once(tmp_path, connection, monkeypatch) -> N
     assert_same(found(lake), expected(lake))
 
 
-def test_what_is_newer_or_damaged_is_told_in_a_line(tmp_path, connection) -> None:
+def test_what_is_newer_or_damaged_is_reported_in_a_line(tmp_path, connection) -> None:
     lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)
     write(lake, 0, 1, [1])
     manifest = store.roll_up(DAY, connection)

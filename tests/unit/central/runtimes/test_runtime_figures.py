@@ -65,19 +65,19 @@ def test_products_of_the_embeddings_are_means_over_members():
 def test_the_table_and_how_near_groups_are(model, tmp_path):
     result = run("embeddings", "--model", model, "--out", tmp_path / "e.parquet", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    reported = json.loads(result.stdout)
     table = pq.read_table(tmp_path / "e.parquet")
     assert table.column_names == ["kind", "name", *(f"dimension_{n}" for n in range(2 * RANK))]
     assert table["kind"].to_pylist() == ["workload"] * W + ["platform"] * P
     assert table["name"].to_pylist()[::10] == ["a/w0", "b/w10"]
     assert table["dimension_0"][0].as_py() == embed(model_of())[0].values[0, 0]
-    workloads = told["neighbours"]["workload"]
-    assert (told["dimensions"], workloads["names"], workloads["groups"], workloads["share"]) == (6, 12, 2, 1.0)
+    workloads = reported["neighbours"]["workload"]
+    assert (reported["dimensions"], workloads["names"], workloads["groups"], workloads["share"]) == (6, 12, 2, 1.0)
     # By hand: 2 * 6 * 5 of 12 * 11 pairs are of one group.
     assert workloads["chance"] == pytest.approx(60 / 132)
     assert workloads["chance_low"] < workloads["chance"] < workloads["chance_high"] < 1
     assert workloads["p"] < 0.01
-    assert told["neighbours"]["platform"]["p"] > 0.05
+    assert reported["neighbours"]["platform"]["p"] > 0.05
     out = run("embeddings", "--model", model, "--out", tmp_path / "e.csv").stdout
     assert "workloads: 12 in 2 groups; the nearest other one is of the same group for 100.0%, by chance" in out
     assert len((tmp_path / "e.csv").read_text().splitlines()) == 1 + W + P

@@ -129,7 +129,7 @@ def test_errors_too_large_for_numbers_are_not_known():
     assert found["bounds"]["0.10"]["margin"] is None
 
 
-def test_what_cannot_be_written_is_told_at_once(tmp_path):
+def test_what_cannot_be_written_is_reported_at_once(tmp_path):
     here = tmp_path / "rows.csv"
     here.touch()
     check_output(tmp_path / "new.parquet", suffixes=TABLES, others={"ROWS": here})

@@ -113,17 +113,17 @@ def test_what_is_written_is_what_fit_reads(tmp_path):
     asked = ["runtime", "observations", str(tmp_path / "lake"), "--out", str(tmp_path / "made"), "--json"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["rows"], told["workloads"], told["vm_slots_without_instructions"]) == (5, 4, 2)
+    reported = json.loads(result.stdout)
+    assert (reported["rows"], reported["workloads"], reported["vm_slots_without_instructions"]) == (5, 4, 2)
     named = read_rows(tmp_path / "made" / "observations.parquet")
     workloads = read_features(tmp_path / "made" / "workloads.parquet", "workload")
     platforms = read_features(tmp_path / "made" / "platforms.parquet", "platform")
     placed = named.placed(workloads.names, platforms.names, "")
     assert sorted(placed.co_runners.tolist()) == [0, 1, 3, 3, 3]
     assert sorted(np.exp(read_log_runtimes(named))) == pytest.approx([1e6, 1e6, 1e6, 2e6, 4e6])
-    told = CliRunner().invoke(app, asked[:-1]).stdout
-    assert "5 rows of 1 days: 4 workloads, 2 platforms" in told
-    assert "left out: 2 VMs' slots without instructions" in told
+    reported = CliRunner().invoke(app, asked[:-1]).stdout
+    assert "5 rows of 1 days: 4 workloads, 2 platforms" in reported
+    assert "left out: 2 VMs' slots without instructions" in reported
 
 
 def test_what_is_refused(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A fit that was stopped goes on behind its last member, to the same model; other files beside the model stay."""
+"""A fit that was stopped continues behind its last member, to the same model; other files beside the model stay."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ class Trainers:
         return pitot_training.Trained(w, p, 0.5)
 
 
-def test_a_fit_that_was_stopped_goes_on_to_the_same_model(tmp_path, monkeypatch):
+def test_a_fit_that_was_stopped_continues_to_the_same_model(tmp_path, monkeypatch):
     said = []
     Trainers(monkeypatch)
     whole = fitted()
@@ -200,7 +200,7 @@ def test_a_fit_that_was_killed_gives_the_same_predictions(tmp_path, monkeypatch)
     assert not (tmp_path / "cut").exists() and (tmp_path / "cut.partial").exists()
     trained, train = [], pitot_training.Trainer.member
     monkeypatch.setattr(
-        pitot_training.Trainer, "member", lambda self, seed, told: trained.append(seed) or train(self, seed, told)
+        pitot_training.Trainer, "member", lambda self, seed, log: trained.append(seed) or train(self, seed, log)
     )
     run(*fit_to, tmp_path / "cut")
     assert trained == [1, 2]  # the quantile heads; the member is from before

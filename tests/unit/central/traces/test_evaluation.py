@@ -160,7 +160,7 @@ def test_consistency_and_average_over_victims():
         ([-np.inf, -np.inf, -np.inf], 0.5, 1 / 3),
     ],
 )
-def test_scores_that_the_order_of_additions_tells_apart_are_tied(scores, percentile, first):
+def test_scores_that_the_order_of_additions_reports_apart_are_tied(scores, percentile, first):
     class Given:
         def learn(self, day):
             pass

@@ -169,7 +169,7 @@ def test_antagonists_only_have_strength_unless_a_background_is_asked_for():
     assert np.flatnonzero(jobs.strength[jobs.is_sensitive]).tolist() == [0, 1]
 
 
-def test_burners_use_more_and_antagonists_as_told():
+def test_burners_use_more_and_antagonists_as_reported():
     even = {"usage_job_spread": 0, "burners": 6, "companions": 4, "days": 1}
     run = Run(**even, burner_usage=5, antagonist_usage=2)
     ordinary = run.mean_usage("ordinary")
@@ -256,7 +256,7 @@ def test_an_effect_may_be_a_presence_a_threshold_or_late():
     assert steps[0] < 0.5 * steps[1]
 
 
-def test_batch_usage_is_told_lower_while_all_are_slowed_down():
+def test_batch_usage_is_reported_lower_while_all_are_slowed_down():
     plain, throttled = Run(**EXACT), Run(**EXACT, throttling=2.0)
     ls = plain.is_sensitive
     np.testing.assert_array_equal(throttled.cpi, plain.cpi)

@@ -29,12 +29,12 @@ def ask(served, lake, run):  # noqa: F811 - the fixtures; central's lake is the 
     return call
 
 
-def rounded(told):
+def rounded(reported):
     """JSON without the last digits: shares go through the protocol as percents."""
-    return json.loads(told, parse_float=lambda digits: float(f"{float(digits):.11g}"))
+    return json.loads(reported, parse_float=lambda digits: float(f"{float(digits):.11g}"))
 
 
-async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkeypatch):
+async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, monkeypatch):
     sides = (f"rest,{DAY_1}", f"hosts={lake.parent / 'test.csv'},{DAY_1}")
     more = ("--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)
     here = await ask("compare", *sides, "--lake", lake, *more, central=False)
@@ -50,7 +50,7 @@ async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkey
     assert "2 jobs in all, of which central sends the 1 heaviest" in (await ask("compare", *sides))[1]
 
 
-async def test_a_plan_is_told_and_made_again_as_from_files(ask, lake, tmp_path):
+async def test_a_plan_is_reported_and_made_again_as_from_files(ask, lake, tmp_path):
     rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc")
     write_jobs(tmp_path / "jobs.parquet", jobs_of(rows))
     write_rows(tmp_path / "seen.csv", rows.observed)

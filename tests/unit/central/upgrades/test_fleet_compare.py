@@ -12,7 +12,7 @@ from central.upgrades import show
 from tests.support.fleet_cli import rows_file, write
 
 
-def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None:
+def test_compare_reports_the_difference_and_what_it_is_of(run, tmp_path) -> None:
     now, new = (rows_file(tmp_path / "now.parquet"), rows_file(tmp_path / "new.parquet", 1, 1.05, range(100, 140)))
     code, out, _ = run("compare", now, new, "--json", "--plot", tmp_path / "c.png")
     found = json.loads(out)

@@ -66,7 +66,7 @@ def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> No
     assert json.loads(out)["coverage"] == pytest.approx(found["coverage"])
 
 
-def test_a_fleet_that_cannot_be_covered_is_told(run, tmp_path) -> None:
+def test_a_fleet_that_cannot_be_covered_is_reported(run, tmp_path) -> None:
     rows = [f"m{k},a" for k in range(9)] + [f"m{k},b" for k in range(3)] + ["m1,c"] * 9
     fleet = write(tmp_path / "f.csv", "machine,job\n" + "\n".join(rows) + "\n")
     plan = write(tmp_path / "p.json", '{"jobs": [{"job": "a", "observe": 4}]}')

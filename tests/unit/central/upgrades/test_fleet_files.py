@@ -96,6 +96,6 @@ def test_the_commands_of_the_guide_do_what_it_says(run, tmp_path, monkeypatch) -
             ran += 1
             if target:
                 Path(target).write_text(out)
-        for told in re.findall(r"^    (\S.*)$", after, re.MULTILINE):
-            assert told in outputs, block
+        for reported in re.findall(r"^    (\S.*)$", after, re.MULTILINE):
+            assert reported in outputs, block
     assert ran == 13

@@ -61,9 +61,9 @@ def test_jobs_may_be_left_out(run, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "told"), [(2.6e-8, "the optimum to within 1e-06 of it"), (0.0123, "within 1.23% of the optimum")]
+    ("gap", "reported"), [(2.6e-8, "the optimum to within 1e-06 of it"), (0.0123, "within 1.23% of the optimum")]
 )
-def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, monkeypatch, gap, told) -> None:
+def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, monkeypatch, gap, reported) -> None:
     jobs = write(tmp_path / "jobs.csv", PAPER)
     out = run("plan", jobs, "--margin-percent", 3, "--top", 1)[1]
     assert "1 job, 25 instances, cost 25: the integer optimum" in out
@@ -75,7 +75,7 @@ def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, mon
         return replace(found, is_optimal=False, lower_bound=found.cost * (1 - gap))
 
     monkeypatch.setattr(planning, "cheapest_plan", unproven)
-    assert told in run("plan", jobs, "--margin-percent", 3)[1]
+    assert reported in run("plan", jobs, "--margin-percent", 3)[1]
 
 
 def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path) -> None:

@@ -49,8 +49,8 @@ def flipped(path: Path, at: int) -> None:
 def verify(lake: Lake) -> tuple[int, list[str]]:
     """The exit code and the problems."""
     result = CliRunner().invoke(lake_cli.app, ["verify", str(lake.root), "--json"])
-    told = json.loads(result.output)
-    return result.exit_code, told["problems"]
+    reported = json.loads(result.output)
+    return result.exit_code, reported["problems"]
 
 
 def checked(segment: Segment) -> None:
@@ -107,15 +107,15 @@ def test_whatever_byte_of_a_manifest_changes_is_seen(small: Lake) -> None:
     rolled(small)
     (path,) = small.root.glob("slots/*/*/*.json")
     whole = path.read_bytes()
-    store, unseen, told = SlotStore(small, 300 * 10**9), [], set()
+    store, unseen, reported = SlotStore(small, 300 * 10**9), [], set()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
         try:
             unseen.append((at, store.manifests()))
         except DamagedError as error:
-            told.add(str(error).partition("; ")[2])
+            reported.add(str(error).partition("; ")[2])
     assert unseen == []
-    (remedy,) = told
+    (remedy,) = reported
     assert remedy.startswith("restore it from a copy, or delete slots/slot=300/day=1970-01-02: ")
 
 
@@ -215,7 +215,7 @@ def coefficients(builder: Builder) -> list[float]:
     return [row.value for row in builder.current.coefficients_page(0, 100)]
 
 
-def test_damaged_state_is_made_anew_and_told_and_changes_no_coefficient(
+def test_damaged_state_is_made_again_and_reported_and_changes_no_coefficient(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log.configure("info")
@@ -345,7 +345,7 @@ def test_samples_stay_where_the_slots_made_of_them_are_damaged(lake: Lake) -> No
     assert drop_samples(lake, manifests, raw_days=1) == 1
 
 
-def test_slots_damaged_under_a_reader_are_told(small: Lake) -> None:
+def test_slots_damaged_under_a_reader_are_reported(small: Lake) -> None:
     manifest = rolled(small)
     (path,) = small.root.glob("slots/*/*/*-slots.parquet")
     flipped(path, 300)
@@ -393,7 +393,7 @@ MIN_TWO = {"stats": (), "compact": ("--min-segments", "2")}
 
 
 @pytest.mark.parametrize("kind", ["loop", "pipe", "folder"])
-def test_state_that_is_no_file_is_made_anew(lake: Lake, kind: str) -> None:
+def test_state_that_is_no_file_is_made_again(lake: Lake, kind: str) -> None:
     for path in sorted(lake.root.glob("state/*/*/*/digests.json")):
         made_odd(path if kind == "loop" else path.with_name("pairs.parquet"), kind)
     code, found = verify(lake)

@@ -1,4 +1,4 @@
-"""What was deleted from the lake by hand is told with day and rows; what central deletes by right never is."""
+"""What was deleted from the lake by hand is reported with day and rows; what central deletes by right never is."""
 
 import json
 import shutil
@@ -145,7 +145,7 @@ def gone_rows(path: Path) -> str:
     return f"{pq.read_metadata(path).num_rows:,}"
 
 
-def test_a_loss_that_was_merged_over_is_still_told(lake: Lake) -> None:
+def test_a_loss_that_was_merged_over_is_still_reported(lake: Lake) -> None:
     gone = lake.segments(DAYS[0])[1]
     rows, all_rows = gone.rows, sum(segment.rows for segment in lake.segments(DAYS[0]))
     gone.path.unlink()
@@ -199,7 +199,7 @@ def test_the_command_says_that_a_day_was_meant_to_go(lake: Lake) -> None:
     assert verified(lake) == []
 
 
-def test_a_day_of_slots_deleted_by_hand_is_told_where_its_samples_are_gone_too(lake: Lake) -> None:
+def test_a_day_of_slots_deleted_by_hand_is_reported_where_its_samples_are_gone_too(lake: Lake) -> None:
     rows = build(lake)
     store = SlotStore(lake, SLOT_NS)
     drop_samples(lake, store.manifests(), raw_days=2)
@@ -210,11 +210,11 @@ def test_a_day_of_slots_deleted_by_hand_is_told_where_its_samples_are_gone_too(l
         f"day {DAYS[0]}: neither slots nor samples are there, though version 1 was built from them (at least "
         f"{rows - kept:,} rows); restore {store.folder(DAYS[0])} from a copy, or the next build goes without the day"
     )
-    shutil.rmtree(lake.root / store.folder(DAYS[1]))  # its samples are there: the next build rolls them up anew
+    shutil.rmtree(lake.root / store.folder(DAYS[1]))  # its samples are there: the next build rolls them up again
     assert len(verified(lake)) == 1
 
 
-def test_slots_rolled_up_anew_from_fewer_samples_are_told(lake: Lake) -> None:
+def test_slots_rolled_up_again_from_fewer_samples_are_reported(lake: Lake) -> None:
     rows = build(lake)
     lost = lake.segments(DAYS[0])[0]
     count = lost.rows
@@ -254,7 +254,7 @@ def test_notes_of_retention_only_go_forward_and_one_stays(lake: Lake) -> None:
     facts = json.loads(lake.objects.read(note.name))
     assert facts["through"] == DAYS[2].isoformat()
     assert datetime.fromtimestamp(facts["noted_unix_ns"] / 1e9, UTC).year >= 2026
-    (lake.root / "retention" / "samples-through-soon.json").touch()  # somebody else's
+    (lake.root / "retention" / "samples-through-soon.json").touch()  # another user's
     assert deleted_through(lake, "samples") == DAYS[2]
 
 

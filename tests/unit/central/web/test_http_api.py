@@ -1,4 +1,4 @@
-"""The fleet API as JSON: what gRPC answers, its OpenAPI document, who may ask, and what a wrong request is told."""
+"""The fleet API as JSON: what gRPC answers, its OpenAPI document, who may ask, and what a wrong request is reported."""
 
 import asyncio
 import base64
@@ -185,7 +185,7 @@ def test_requests_from_parameters():
         read_request(route, [("vm", "x"), ("page_size", "7"), ("vm", "y")])
 
 
-def test_the_document_tells_the_limit_that_is_kept():
+def test_the_document_reports_the_limit_that_is_kept():
     for route in ROUTES:
         for parameter in document()["paths"][route.path]["get"]["parameters"]:
             if parameter["name"] == "page_size":
@@ -260,7 +260,7 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
         ("/v1/nothing", 404, "nothing is here; /openapi.json lists what there is"),
     ],
 )
-async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
+async def test_a_wrong_request_is_reported_in_one_line(local, path, status, said):
     found, answer = await get(local, path)
     assert found == status
     assert answer["error"].startswith(said)
@@ -494,14 +494,14 @@ async def test_a_page_of_another_name_cannot_ask_through_a_browser(local):
     assert status == 200
 
 
-async def test_a_store_that_is_away_is_told(served, local, monkeypatch):
+async def test_a_store_that_is_away_is_reported(served, local, monkeypatch):
     served.store.close()
     monkeypatch.setattr(served.store, "_engine", IncidentStoreAway())
     status, answer = await get(local, "/v1/incidents")
     assert (status, answer["error"]) == (503, "incident history does not answer: gone; is its database up?")
 
 
-async def test_a_vm_history_that_cannot_be_read_is_told(served, local, monkeypatch):
+async def test_a_vm_history_that_cannot_be_read_is_reported(served, local, monkeypatch):
     for error, said in (
         (SlowError("took longer than 20 s"), "took longer than 20 s; ask for a shorter time by since_unix_ns"),
         (LakeError("x.parquet is damaged"), "x.parquet is damaged; `whitepanda lake verify` tells more"),
@@ -578,12 +578,12 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
             return f"{int(stream.getpeercert()['serialNumber'], 16):x}"
 
     async def until_told(what):
-        told = ""
+        reported = ""
         async with asyncio.timeout(30):
-            while what not in told:
+            while what not in reported:
                 await asyncio.sleep(0.01)
                 read = capsys.readouterr()
-                told += read.out + read.err
+                reported += read.out + read.err
 
     try:
         old, before = await asyncio.to_thread(serial), (tmp_path / "central.crt").read_bytes()
@@ -657,6 +657,6 @@ async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> N
     assert (status["last_incidents_error"], status["open_incidents"]) == ("away", None)
     assert "\nwhitepanda_central_open_incidents " not in text
     served.incidents_error = ""
-    served.store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0)  # its time is in the future: it goes on
+    served.store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0)  # its time is in the future: it continues
     _, status = await get(local, "/v1/status")
     assert status["open_incidents"] == 1

@@ -376,7 +376,7 @@ def test_counters_have_the_moment_at_which_they_were_read(host, tree, make, monk
         assert sample.vms[host.uuid_of("b")].stamps["numa"].mono_ns < sample.mono_ns  # its own
 
 
-def test_a_removed_group_is_looked_for_anew(host, tree, make, clock, monkeypatch):
+def test_a_removed_group_is_looked_for_again(host, tree, make, clock, monkeypatch):
     host.vm("a", 10, [11])
     tree.add(10, SCOPE)
     source = make()
@@ -486,11 +486,11 @@ def test_few_vms_are_looked_at_closely_at_once(host, tree, make, clock):
         host.vm(f"v{number}", 10 * number, [10 * number + 1])
         tree.add(10 * number, f"machine/qemu-{number}-v.libvirt-qemu")
     source = make()
-    told = []
+    reported = []
     for _ in range(3):
-        told.append(sum(vm.cgroup is not None for vm in source.sample().vms.values()))
+        reported.append(sum(vm.cgroup is not None for vm in source.sample().vms.values()))
         clock[0] += 10**9
-    assert told == [8, 16, 20]
+    assert reported == [8, 16, 20]
     assert all(vm.absent.get("cgroup") is None for vm in source.sample().vms.values())
 
 

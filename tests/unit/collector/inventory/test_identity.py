@@ -38,7 +38,7 @@ def test_a_vm_of_openstack_nova_is_known_from_one_of_libvirt_alone(host, invento
     assert [(vm.manager, vm.by_libvirt) for vm in inventory.vms()] == [("nova", True), ("libvirt", True)]
 
 
-def test_an_unknown_type_of_domain_is_told_by_its_threads_names(host, inventory):
+def test_an_unknown_type_of_domain_is_reported_by_its_threads_names(host, inventory):
     host.vm("a", 10, [11], kind="xen")
     (host.proc / "10/task/11/comm").write_text("CPU 0/TCG\n")
     assert inventory.vms()[0].accelerator == "tcg"
@@ -198,7 +198,7 @@ def wedge(host):
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
-def test_a_wedged_process_costs_only_its_vm_until_it_goes_on(host, inventory, wedge, caplog):
+def test_a_wedged_process_costs_only_its_vm_until_it_continues(host, inventory, wedge, caplog):
     host.vm("good", 10, [11])
     host.vm("hung", 20, [21])
     host.vm("later", 30, [31])
@@ -206,7 +206,7 @@ def test_a_wedged_process_costs_only_its_vm_until_it_goes_on(host, inventory, we
     assert names(inventory)[0] == "good"
     wait_until(lambda: names(inventory) == ["good", "later"])
     assert caplog.text.count("20/cmdline: reading it hangs; this VM is not measured until it continues") == 1
-    host.status("hung", 20, [21, 22])  # libvirt replaces the file: it goes on waiting for the same answer
+    host.status("hung", 20, [21, 22])  # libvirt replaces the file: it continues waiting for the same answer
     assert names(inventory) == ["good", "later"]
     assert len([t for t in threading.enumerate() if t.name == "cmdline"]) == 1
     go_on()

@@ -19,7 +19,7 @@ def open_fds():
 
 @pytest.fixture
 def sleeper():
-    """Start processes that sleep; their first argument is told."""
+    """Start processes that sleep; their first argument is reported."""
     started = []
 
     def start(argument: str) -> subprocess.Popen:
@@ -35,7 +35,7 @@ def sleeper():
         process.communicate()
 
 
-def test_a_process_that_ended_is_told_until_it_is_dropped(sleeper):
+def test_a_process_that_ended_is_reported_until_it_is_dropped(sleeper):
     watch = ProcessWatch()
     one, other = sleeper("one"), sleeper("other")
     watches = [watch.add(one.pid), watch.add(other.pid)]
@@ -95,7 +95,7 @@ def test_a_watch_is_of_the_process_in_the_newest_file_and_closed_with_it(host, s
     assert open_fds() - before - pipes <= 1  # the epoll set
 
 
-def test_a_process_of_somebody_else_is_not_watched(host, sleeper):
+def test_a_process_of_someone_else_is_not_watched(host, sleeper):
     process = sleeper("not the VM")
     host.status("a", process.pid, [process.pid])
     inventory = Inventory(str(host.state), "/proc")

@@ -144,7 +144,7 @@ def test_an_interface_of_a_libvirt_network_is_what_it_has_become():
         ("<interface type='network'><actual type='hostdev'/></interface>", True),
     ],
 )
-def test_devices_that_are_passed_through_are_told(device, passed):
+def test_devices_that_are_passed_through_are_reported(device, passed):
     assert parse_status(with_devices(device)).vfio is passed
 
 

@@ -318,7 +318,7 @@ def test_a_paused_vm_is_asked_once_more_and_then_rarely_and_its_reading_stays_tr
     run(30)
     running = len(asked)
     host.vm("a", 10, [11], extra=DEVICES, state="paused")
-    source._connection._touched.append(a)  # libvirt tells of the suspension
+    source._connection._touched.append(a)  # libvirt reports the suspension
     paused_at = clocks.mono_ns // S
     run(90)
     assert asked[running:] == [paused_at]
@@ -393,7 +393,7 @@ def test_after_a_call_that_hung_disks_are_read_twice_for_a_rate(host, module, so
 
 
 @pytest.mark.parametrize("event", [0, 15, 19])
-def test_what_libvirt_tells_of_a_vm_makes_its_disks_due(host, module, source, clocks, event):
+def test_what_libvirt_reports_of_a_vm_makes_its_disks_due(host, module, source, clocks, event):
     a, b = host.uuid_of("a"), host.uuid_of("b")
     for _ in range(3):
         source.sample()
@@ -410,7 +410,7 @@ def test_what_libvirt_tells_of_a_vm_makes_its_disks_due(host, module, source, cl
     assert module.blocks() == [a]
 
 
-def test_a_new_epoch_begins_anew(host, module, source, clocks):
+def test_a_new_epoch_begins_again(host, module, source, clocks):
     for _ in range(3):
         source.sample()
         clocks.advance(0.01)
@@ -550,7 +550,7 @@ def test_disks_behind_vhost_user_are_not_visible_and_rbd_is_qemus_to_tell(host, 
     assert module.blocks() == [host.uuid_of("b")]
 
 
-def test_interfaces_that_open_vswitch_tells_are_not_asked_for(host, module, source, inventory, clocks):
+def test_interfaces_that_open_vswitch_reports_are_not_asked_for(host, module, source, inventory, clocks):
     a, b = host.uuid_of("a"), host.uuid_of("b")
     epoch = "111111112222-1000"
     for _ in range(3):
@@ -565,13 +565,13 @@ def test_interfaces_that_open_vswitch_tells_are_not_asked_for(host, module, sour
     # All told: libvirt is not asked at all.
     inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch, b: epoch})
     module.asked.clear()
-    told = source.sample().vms
-    assert told[b].disks["vda"].read_bytes == 32
+    reported = source.sample().vms
+    assert reported[b].disks["vda"].read_bytes == 32
     assert module.asked == []
-    # Nothing was asked, so that nothing is made anew: a sample in which anything is another is another one.
+    # Nothing was asked, so that nothing is made again: a sample in which anything is another is another one.
     again = source.sample().vms
-    assert (again[a], again[b]) == (told[a], told[b])
-    assert again[b] is told[b]
+    assert (again[a], again[b]) == (reported[a], reported[b])
+    assert again[b] is reported[b]
     inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch})
     assert source.sample().vms[b].interfaces["vnet3"].receive_bytes == 11
     inventory.interfaces_covered.replace(clocks.mono_ns, {a: epoch, b: epoch})
@@ -592,7 +592,7 @@ def test_nonsense_of_one_vm_is_only_that_vms(host, module, source):
     assert sample.vms[host.uuid_of("b")].disks["vda"].read_bytes == 32
 
 
-def test_a_domain_that_fails_costs_nobody_else_and_is_told_once(host, module, source, clocks, caplog):
+def test_a_domain_that_fails_costs_nobody_else_and_is_reported_once(host, module, source, clocks, caplog):
     module.domains[host.uuid_of("a")] = module.libvirtError("internal error: monitor is gone")
     with caplog.at_level(logging.WARNING):
         for _ in range(30):
@@ -767,7 +767,7 @@ def test_a_driver_without_keep_alive_works_without(module, source):
     source.close()
 
 
-def test_a_keep_alive_that_fails_is_told_and_leaves_no_connection(module, source):
+def test_a_keep_alive_that_fails_is_reported_and_leaves_no_connection(module, source):
     module.refuse_keep_alive = module.libvirtError("internal error: the caller doesn't support keepalive")
     with pytest.raises(SourceError, match="support keepalive; reconnecting at the next tick") as caught:
         source.open()
@@ -775,7 +775,7 @@ def test_a_keep_alive_that_fails_is_told_and_leaves_no_connection(module, source
     assert module.opened[0].closed
 
 
-def test_probe_tells_the_version_and_leaves_no_connection(module, source):
+def test_probe_reports_the_version_and_leaves_no_connection(module, source):
     probe = source.probe()
     assert (probe.available, probe.detail) == (True, "qemu:///system, libvirt 9.0.0")
     assert [connection.closed for connection in module.opened] == [True]

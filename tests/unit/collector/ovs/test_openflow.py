@@ -222,7 +222,7 @@ def test_a_counter_that_a_port_does_not_have_is_none(bridge, client):
     assert client.stats(soon()) == {3: PortStats(1, 2, 3, 4, None, None, 5_000_000_250)}
 
 
-def test_a_restarted_bridge_is_connected_to_anew_within_the_reading(bridge, client):
+def test_a_restarted_bridge_is_connected_to_again_within_the_reading(bridge, client):
     fake = bridge(two_ports)
     client.stats(soon())
     fake.drop()
@@ -236,7 +236,7 @@ def test_a_restarted_bridge_is_connected_to_anew_within_the_reading(bridge, clie
     assert client.connections == 3
 
 
-def test_a_bridge_that_hangs_costs_the_deadline_and_is_asked_anew(bridge, client):
+def test_a_bridge_that_hangs_costs_the_deadline_and_is_asked_again(bridge, client):
     silent = threading.Event()
     bridge(lambda v, x, k: b"" if silent.is_set() else two_ports(v, x, k))
     client.stats(soon())
@@ -251,7 +251,7 @@ def test_a_bridge_that_hangs_costs_the_deadline_and_is_asked_anew(bridge, client
     assert client.connections == 2
 
 
-def test_nobody_listens_is_told_from_no_permission(tmp_path, client, monkeypatch):
+def test_nobody_listens_is_reported_from_no_permission(tmp_path, client, monkeypatch):
     path = tmp_path / "br0.mgmt"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

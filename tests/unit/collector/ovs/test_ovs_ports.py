@@ -89,13 +89,13 @@ def test_a_port_of_someone_else_is_not_taken(fields):
     assert found(vm(nic("tap1", MAC, ID)), port("x", **fields)) == {}
 
 
-def test_what_is_not_unique_tells_nothing_and_the_next_id_may():
+def test_what_is_not_unique_reports_nothing_and_the_next_id_may():
     assert found(vm(nic("tap1")), port("x", mac=MAC), port("y", 2, mac=MAC)) == {}
     both = port("x", mac=MAC, vm_uuid=ME), port("y", 2, mac=MAC, vm_uuid=ME, port_id=ID)
     assert found(vm(nic("tap1", port_id=ID)), *both) == {"tap1": "y"}
 
 
-def test_several_interfaces_are_told_apart_and_told_only_together():
+def test_several_interfaces_are_distinguished_and_reported_only_together():
     two = vm(nic("tap1", MAC), nic("tap2", MAC2))
     one, other = port("x", 1, vm_uuid=ME, mac=MAC), port("y", 2, vm_uuid=ME, mac=MAC2)
     assert found(two, one, other) == {"tap1": "x", "tap2": "y"}
@@ -104,7 +104,7 @@ def test_several_interfaces_are_told_apart_and_told_only_together():
     assert found(vm(nic("tap1", MAC), nic("tap2", MAC)), one) == {}
 
 
-def test_a_vm_without_interfaces_or_an_unknown_one_is_not_told():
+def test_a_vm_without_interfaces_or_an_unknown_one_is_not_reported():
     assert found(vm(), port("x", vm_uuid=ME)) == {}
     assert found(vm(nic("", "")), port("x", 1)) == {}
 

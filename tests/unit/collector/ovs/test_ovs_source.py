@@ -144,7 +144,7 @@ def test_the_guest_receives_what_the_bridge_transmits(host, source):
     assert sample.vms[A].interfaces == {"tap1": InterfaceCounters(1200, 1100, 12, 11, 2, 1, opened=1)}
 
 
-def test_what_is_told_libvirt_is_not_asked_for(host, source):
+def test_what_is_reported_libvirt_is_not_asked_for(host, source):
     one_vm(host)
     host.vm(B, "tap1b", "tap2b")
     host.port("br0", "tap1b", 6, *[0] * 6)  # its other interface is elsewhere
@@ -195,10 +195,10 @@ def test_a_vm_on_two_bridges(host, source):
 
 
 @pytest.mark.parametrize(
-    ("first_ms", "second_ms", "told"), [(300, 0, False), (0, 300, False), (150, 150, False), (80, 80, True)]
+    ("first_ms", "second_ms", "reported"), [(300, 0, False), (0, 300, False), (150, 150, False), (80, 80, True)]
 )
 def test_a_vm_on_two_bridges_is_read_from_the_first_question_to_the_last_answer(
-    host, source, first_ms, second_ms, told
+    host, source, first_ms, second_ms, reported
 ):
     """Its counters are a sum: of one moment only where all of it is short."""
     host.vm(A, "tap1", "tap2")
@@ -208,7 +208,7 @@ def test_a_vm_on_two_bridges_is_read_from_the_first_question_to_the_last_answer(
     for bridge, wait_ms in (("br0", first_ms), ("br1", second_ms)):
         host.bridges[bridge].wait = lambda wait_ms=wait_ms: host.wait(wait_ms)
     vms = source.sample().vms
-    if told:
+    if reported:
         assert vms[A].stamps["interfaces"] == (host.now_ns, host.now_ns + 7)
         assert vms[A].interfaces.keys() == {"tap1", "tap2"}
     else:
@@ -258,7 +258,7 @@ def test_drops_that_are_not_counted_have_a_reason_and_the_rest_a_rate():
     ],
     ids=["row", "taken off and put on", "vswitchd restarted", "port younger than before"],
 )
-def test_a_port_made_anew_is_another_epoch_however_high_its_counters(host, source, change):
+def test_a_port_made_again_is_another_epoch_however_high_its_counters(host, source, change):
     one_vm(host)
     before = source.sample()
     host.bridges["br0"].put(5, "tap1", *[10**6] * 6, age_s=101)
@@ -273,7 +273,7 @@ def test_a_port_made_anew_is_another_epoch_however_high_its_counters(host, sourc
 def test_a_port_that_stays_keeps_its_number(host, source):
     one_vm(host)
     assert [source.sample().vms[A].interfaces["tap1"].opened for _ in range(3)] == [1, 1, 1]
-    host.vm(B, "tap2")  # matched anew
+    host.vm(B, "tap2")  # matched again
     host.port("br0", "tap2", 6, *[0] * 6)
     opened = {uuid: vm.interfaces for uuid, vm in source.sample().vms.items()}
     assert opened[A]["tap1"].opened == 1
@@ -284,7 +284,7 @@ def test_a_number_that_is_anothers_now_is_not_taken_for_the_port(host, source):
     one_vm(host)
     source.sample()
     bridge = host.bridges["br0"]
-    # ovs-vswitchd was restarted and numbered anew; OVSDB has not said so yet.
+    # ovs-vswitchd was restarted and numbered again; OVSDB has not said so yet.
     bridge.connections = 2
     bridge.ports = {5: ("tap9", PortStats(*[10**9] * 6, S))}
     assert dict(source.sample().vms[A].absent) == {"interfaces": Reason.VM_STARTING}
@@ -340,7 +340,7 @@ def test_bridges_without_vms_are_not_connected_to(host, source):
     assert (sample.vms, host.bridges["br0"].closed) == ({}, True)
 
 
-def test_probe_tells_what_answers(host, source):
+def test_probe_reports_what_answers(host, source):
     one_vm(host)
     assert source.probe().detail == "unix:/run/ovs/db.sock: 1 bridge, 1 port"
     host.port("br1", "uplink", 1, *[0] * 6)
@@ -462,5 +462,5 @@ def test_ports_that_did_not_move_give_the_same_object(host, source):
     third = source.sample().vms[A]
     assert third.interfaces["tap1"].receive_drops == first.interfaces["tap1"].receive_drops + 1
     assert third.interfaces["tap2"] is first.interfaces["tap2"]
-    host.bridges["br0"].put(1, "tap1", 1, 2, 3, 4, 5, 7, age_s=1)  # made anew, and counted just as far
+    host.bridges["br0"].put(1, "tap1", 1, 2, 3, 4, 5, 7, age_s=1)  # made again, and counted just as far
     assert source.sample().vms[A].interfaces["tap1"].opened != third.interfaces["tap1"].opened

@@ -252,7 +252,7 @@ def test_a_cpu_without_a_file_gets_what_the_kernel_offers(skylake):
     assert catalog.title == "CPU of vendor Other, family 6, model 85, which whitepanda does not know"
 
 
-def test_a_hybrid_cpu_is_told_and_counts_the_basics(skylake):
+def test_a_hybrid_cpu_is_reported_and_counts_the_basics(skylake):
     proc, sys = skylake
     devices = sys / "bus/event_source/devices"
     (devices / "cpu").rename(devices / "cpu_core")

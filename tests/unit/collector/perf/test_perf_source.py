@@ -199,7 +199,7 @@ def test_a_mediated_vpmu_that_is_off_is_no_conflict(host):
     assert host.source.probe().available
 
 
-def test_counters_that_do_not_count_are_told(host):
+def test_counters_that_do_not_count_are_reported(host):
     host.kernel.counters[0] = [1000, 1000, 0, 0]
     probe = host.source.probe()
     assert (probe.available, probe.reason) == (False, Reason.NO_PMU)
@@ -234,7 +234,7 @@ def test_counts_are_raw_and_per_thread(host):
     assert host.fds() == (4, 2)  # two events and one /proc file per vCPU
     again = host.sample()["a"]
     assert again.perf == vm.perf
-    assert len(host.kernel.attempts) == 4  # nothing was opened anew
+    assert len(host.kernel.attempts) == 4  # nothing was opened again
 
 
 def test_counters_have_the_moment_at_which_they_were_read(host, monkeypatch):
@@ -381,7 +381,7 @@ def test_a_hot_unplugged_vcpu_is_closed(host):
     assert len(host.kernel.events) == 2
 
 
-def test_another_epoch_opens_anew(host):
+def test_another_epoch_opens_again(host):
     host.vm("a", 10, [11])
     first = host.sample()["a"]
     host.vm("a", 10, [11], epoch="e2")
@@ -402,7 +402,7 @@ def test_a_vm_that_is_gone_is_closed_and_close_twice_is_fine(host):
 
 
 @pytest.mark.parametrize("how", ["errno", "error state"])
-def test_a_group_that_cannot_be_read_is_opened_anew(host, how):
+def test_a_group_that_cannot_be_read_is_opened_again(host, how):
     host.vm("a", 10, [11])
     host.vm("b", 20, [21])
     first = host.sample()["a"].perf.groups[11][0]

@@ -226,7 +226,7 @@ def test_a_time_sliced_vm_has_true_ipc_in_every_tick_and_each_event_in_its_turn(
     host = make(programmable=3)
     host.vm("a", 10, vcpus=2)
     last = host.perf()
-    told = []
+    reported = []
     for tick in range(1, 7):
         host.kernel.run(11, 400)
         host.kernel.run(12, 600)
@@ -235,13 +235,13 @@ def test_a_time_sliced_vm_has_true_ipc_in_every_tick_and_each_event_in_its_turn(
         assert isinstance(found, PerfDelta)
         assert (found.cycles, found.instructions) == (1_000_000, 500_000)
         assert found.incomplete is None
-        told.append({name: event.counted / event.cycles for name, event in found.events.items()})
+        reported.append({name: event.counted / event.cycles for name, event in found.events.items()})
         sliced = {name for name, reason in found.missing.items() if reason is Reason.TIME_SLICED}
-        assert sliced == CONFIGS.keys() - told[-1].keys()
+        assert sliced == CONFIGS.keys() - reported[-1].keys()
         assert found.missing["reference_cycles"] is Reason.NO_EVENT
         last = now
-    assert told[:3] == [{"memory_stall_cycles": 0.2}, {"l2_misses": 0.007}, {"llc_misses": 0.003}]
-    assert told[3:] == told[:3]
+    assert reported[:3] == [{"memory_stall_cycles": 0.2}, {"l2_misses": 0.007}, {"llc_misses": 0.003}]
+    assert reported[3:] == reported[:3]
 
 
 def joined(perf, tick):
@@ -251,7 +251,7 @@ def joined(perf, tick):
 
 
 @pytest.mark.parametrize("call", ["enable", "disable"])
-def test_a_group_that_cannot_be_switched_is_opened_anew(make, call):
+def test_a_group_that_cannot_be_switched_is_opened_again(make, call):
     host = make(programmable=3)
     host.vm("a", 10)
     host.vm("b", 20)
@@ -325,7 +325,7 @@ def test_a_configuration_that_cannot_be_read_leaves_the_watchdog_open(tmp_path):
     assert PerfHost(str(tmp_path), str(tmp_path), str(tmp_path)).watchdog() == "may hold"
 
 
-def test_a_counter_that_is_not_there_is_told(make):
+def test_a_counter_that_is_not_there_is_reported(make):
     host = make(programmable=2)
     assert "llc_misses (no_counter)" in host.source.probe().detail
 
@@ -377,7 +377,7 @@ def test_a_group_with_others_in_it_is_shared(make):
     }
 
 
-def test_another_vm_below_a_vms_group_makes_it_shared_and_moving_opens_anew(make):
+def test_another_vm_below_a_vms_group_makes_it_shared_and_moving_opens_again(make):
     host = make(scope="cgroup")
     host.vm("a", 10, group="/a.scope")
     opened = host.perf().groups[0][0].opened

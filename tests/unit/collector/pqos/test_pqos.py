@@ -267,7 +267,7 @@ def test_threads_are_kept_in_step(fake, tree, make, now):
     assert fake.groups[0].members == {1000, 1005}
 
 
-def test_a_change_that_fails_makes_the_group_anew(fake, tree, make):
+def test_a_change_that_fails_makes_the_group_again(fake, tree, make):
     source = make(FakeInventory([vm(tree, 1), vm(tree, 2)]))
     fake.read = {n: values(1, 1000, 1000) for n in range(2)}
     source.sample()
@@ -343,7 +343,7 @@ def test_a_total_that_falls_is_no_value_and_no_burst_when_it_returns(fake, tree,
     assert (back.opened, back.domains["all"].mbm_total_bytes) == (opened, 1010)
 
 
-def test_a_group_that_was_removed_by_others_is_made_anew(fake, tree, make):
+def test_a_group_that_was_removed_by_others_is_made_again(fake, tree, make):
     source = make(FakeInventory([vm(tree, 1)]))
     fake.read = {0: values(1, 1000, 900), 1: values(1, 7, 7)}
     opened = source.sample().vms["uuid-1"].rdt.opened
@@ -375,7 +375,7 @@ def test_an_error_of_one_vm_is_its_own(fake, tree, make, caplog):
     assert caplog.text.count("vm1: libpqos does not monitor it") == 1
 
 
-def test_a_vm_in_somebody_elses_group_is_let_alone(fake, tree, make, caplog):
+def test_a_vm_in_someone_elses_group_is_let_alone(fake, tree, make, caplog):
     tree.group("mon_groups/theirs", "2001\n")
     source = make(FakeInventory([vm(tree, 1), vm(tree, 2)]))
     fake.read = {0: values(1, 1, 1)}

@@ -40,7 +40,7 @@ class Listed:
 
 @pytest.fixture
 def worker():
-    """A process of two threads that counts to the number it is told and says so."""
+    """A process of two threads that counts to the number it is reported and says so."""
     with subprocess.Popen(
         [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
@@ -133,7 +133,7 @@ def test_of_a_vm_that_slept_only_waits_are_read_and_of_one_that_ran_everything(w
     source.close()
 
 
-def test_waits_of_a_starved_vm_are_told_though_its_clock_stands_still(worker, vm, read, monkeypatch):
+def test_waits_of_a_starved_vm_are_reported_though_its_clock_stands_still(worker, vm, read, monkeypatch):
     """A thread that gets no CPU at all is moved between CPUs by the load balancer, which adds to its wait.
 
     Seen with a SCHED_IDLE process beside a hog on each CPU: 2.7 s of wait while the clock did not move.
@@ -189,8 +189,8 @@ def test_a_thread_that_spins_runs_and_one_that_waits_or_is_stopped_does_not(work
     source.close()
 
 
-def test_a_vm_that_sleeps_after_it_ran_is_told_to_run_no_more(worker, vm, monkeypatch):
-    """Its clock stands still, so that all but the count is what was told before."""
+def test_a_vm_that_sleeps_after_it_ran_is_reported_to_run_no_more(worker, vm, monkeypatch):
+    """Its clock stands still, so that all but the count is what was reported before."""
     source = ProcfsSource(Listed(vm))
     asleep(worker)
     source.sample()
@@ -254,9 +254,9 @@ def test_the_bytes_of_a_group_are_read_though_the_process_slept(worker, vm, read
     """They are written back when it sleeps; its threads and its own times need no reading."""
     source = ProcfsSource(Listed(vm))
     asleep(worker)
-    told = [(1, 2, Reason.UNSPECIFIED), (1, 9, Reason.UNSPECIFIED)]
+    reported = [(1, 2, Reason.UNSPECIFIED), (1, 9, Reason.UNSPECIFIED)]
     monkeypatch.setattr(StorageBytes, "moves_alone", True)
-    monkeypatch.setattr(StorageBytes, "read", lambda *_: told.pop(0))
+    monkeypatch.setattr(StorageBytes, "read", lambda *_: reported.pop(0))
     first = source.sample().vms["u"]
     read.clear()
     second = source.sample().vms["u"]

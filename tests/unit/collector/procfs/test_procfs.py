@@ -102,7 +102,7 @@ def test_a_thread_that_had_not_run_is_not_taken_to_sleep_for_ever(host, make):
     assert source.sample().vms[host.uuid_of("a")].threads[11].cpu_ns == 10 * NS_PER_TICK
 
 
-def test_values_are_read_anew_through_open_files(host, make):
+def test_values_are_read_again_through_open_files(host, make):
     host.vm("a", 10, [11])
     source = make()
     source.sample()
@@ -169,7 +169,7 @@ def test_files_are_closed_with_their_threads_and_vms(host, make):
     source.sample()
     assert open_files(host) == 1 + 2 + 1
     (host.proc / "10/task/11/schedstat").unlink()
-    host.vm("a", 10, [11], start=5000)  # a new epoch has its files opened anew
+    host.vm("a", 10, [11], start=5000)  # a new epoch has its files opened again
     assert source.sample().vms[host.uuid_of("a")].threads[11].start_ticks == 5000
     assert open_files(host) == 1 + 2
     source.close()
@@ -375,14 +375,14 @@ def test_vms_take_turns_where_many_vcpus_may_run(host, make, monkeypatch, looked
     source.sample()
     assert tick() == (1, 2, 0)
     assert looked == [11, 12, 21, 22]
-    told = []
+    reported = []
     for _ in range(4):  # four moved at the sampling before: two turns
-        told.append(tick())
+        reported.append(tick())
         assert looked in ([11, 12], [21, 22])
-    assert told[:2] == told[2:]
-    assert sorted(told[:2], key=str) == [(1, None, 0), (None, 2, 0)]
+    assert reported[:2] == reported[2:]
+    assert sorted(reported[:2], key=str) == [(1, None, 0), (None, 2, 0)]
     # What moved while it was not the VM's turn is seen at its next one.
-    assert tick(moved=False) == told[0]
+    assert tick(moved=False) == reported[0]
     assert tick(moved=False) == (1, 2, 0)  # three may still run
     assert looked == [11, 21, 22]
 
@@ -546,7 +546,7 @@ def test_storage_without_the_processs_file_is_the_groups(host, make, monkeypatch
 
 
 @pytest.mark.parametrize("refused", [None, "io.stat", "10/cgroup", "self/mountinfo"])
-def test_storage_is_told_as_soon_as_descriptors_are_free(host, make, monkeypatch, refused):
+def test_storage_is_reported_as_soon_as_descriptors_are_free(host, make, monkeypatch, refused):
     host.vm("a", 10, [11])
     source = make()
     full = OSError(errno.EMFILE, "Too many open files")
@@ -620,8 +620,8 @@ def test_storage_of_a_group_that_was_removed_is_looked_for_at_the_next_reading(h
     assert moved.exists()
 
 
-def test_storage_of_a_group_made_anew_by_the_same_name_is_no_continuation(host, of_group, monkeypatch):
-    """Also where it is made anew right before the look who else is in it."""
+def test_storage_of_a_group_made_again_by_the_same_name_is_no_continuation(host, of_group, monkeypatch):
+    """Also where it is made again right before the look who else is in it."""
     path = host.proc.parent / "cgroup/qemu-1-a.libvirt-qemu/io.stat"
     of_group._vms[host.uuid_of("a")].storage._readings = 59
     path.unlink()
@@ -647,12 +647,12 @@ def test_who_else_is_in_the_group_of_storage_is_looked_at_now_and_then(host, of_
     assert of_group._files.count == 2
 
 
-def test_storage_that_is_told_needs_no_descriptor_to_look_with(host, of_group, monkeypatch):
-    told = (1000, 1000, Reason.UNSPECIFIED)
+def test_storage_that_is_reported_needs_no_descriptor_to_look_with(host, of_group, monkeypatch):
+    reported = (1000, 1000, Reason.UNSPECIFIED)
     with monkeypatch.context() as full:
         for file in ("10/io", "io.stat", "10/cgroup"):
             deny_io(full, OSError(errno.EMFILE, "Too many open files"), file)
-        assert taken(host, of_group, 120) == [told] * 120
+        assert taken(host, of_group, 120) == [reported] * 120
     move_to(host, "foo.service", 20, amount=50)
     assert taken(host, of_group, 60)[-1] == DENIED
 

@@ -35,7 +35,7 @@ def test_pools():
     assert parse_pools(USERS) == {"100": "front", "101": "front"}
 
 
-def test_what_is_told_of_a_vm(pve):
+def test_what_is_reported_of_a_vm(pve):
     config = ProxmoxConfig(str(pve))
     assert config.vm("101").name == "web1"
     assert config.vm("101").facts == {

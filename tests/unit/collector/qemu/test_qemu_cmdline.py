@@ -143,7 +143,7 @@ def test_a_free_text_is_no_option():
         ("-nodefaults -readconfig /etc/vm.cfg", False),  # which may have devices
     ],
 )
-def test_whether_all_network_devices_are_told(options, whole):
+def test_whether_all_network_devices_are_reported(options, whole):
     assert parse(f"kvm {options}").networks_known is whole
 
 

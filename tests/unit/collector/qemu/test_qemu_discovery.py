@@ -100,7 +100,7 @@ def test_libvirts_are_left_to_libvirt(qemu_host, found):
     assert list(found(8)) == ["b"]
 
 
-def test_a_libvirts_that_no_status_file_tells_is_measured_after_a_while(qemu_host, finder, found):
+def test_a_libvirts_that_no_status_file_reports_is_measured_after_a_while(qemu_host, finder, found):
     """KubeVirt's, a session's, one of a libvirt in a container: nobody else would have it."""
     qemu_host.process(500, LIBVIRTS.format(name="pod", uuid=ONE))
     for _ in range(4):
@@ -113,7 +113,7 @@ def test_a_libvirts_that_no_status_file_tells_is_measured_after_a_while(qemu_hos
     assert list(found()) == []
 
 
-def test_a_libvirts_arguments_are_not_read_while_libvirt_tells_of_it(qemu_host, found, monkeypatch):
+def test_a_libvirts_arguments_are_not_read_while_libvirt_reports_of_it(qemu_host, found, monkeypatch):
     qemu_host.process(500, LIBVIRTS.format(name="a", uuid=ONE))
     reads = []
     real = discovery.read_once
@@ -146,7 +146,7 @@ def test_who_is_trusted_with_a_vm(qemu_host, caplog, monkeypatch):
     assert "add the user to sources.qemu.users" in caplog.text
 
 
-def test_one_whose_user_is_not_told_is_no_vm(qemu_host, found):
+def test_one_whose_user_is_not_reported_is_no_vm(qemu_host, found):
     qemu_host.process(500, "kvm -name one")
     (qemu_host.proc / "500/status").write_text("Name:\tUid:\t0\n")
     qemu_host.process(510, "kvm -name two")
@@ -254,7 +254,7 @@ def test_one_thread_for_all_vcpus(qemu_host, found):
     assert found()["one"].vcpu_tids == (502,)
 
 
-def test_what_qmp_told_stands_where_names_tell_nothing(qemu_host, finder, found):
+def test_what_qmp_reported_stands_where_names_tell_nothing(qemu_host, finder, found):
     qemu_host.process(500, f"qemu-system-x86_64 -uuid {ONE}", threads=("q", "q", "q"))
     vm = found()["qemu-500"]
     assert (vm.vcpu_tids, vm.accelerator) == ((), "tcg")
@@ -454,7 +454,7 @@ def test_without_a_thread_left_known_vms_stay(qemu_host, caplog):
     assert caplog.text.count("can't start new thread; raise the agent's TasksMax") == 1
 
 
-def test_a_defect_while_looking_is_told_once_and_costs_no_known_vm(qemu_host, found, monkeypatch, caplog):
+def test_a_defect_while_looking_is_reported_once_and_costs_no_known_vm(qemu_host, found, monkeypatch, caplog):
     qemu_host.process(500, "kvm -name one")
     assert list(found()) == ["one"]
     monkeypatch.setattr(discovery, "listed", lambda _folder: 1 // 0)
@@ -482,8 +482,8 @@ def test_whatever_goes_wrong_with_one_process_costs_only_that_one(
     qemu_host.process(500, "kvm -name second", start=2)
     for _ in range(2):
         assert list(found()) == ["second"]
-    told = f"process 490: examining it failed: {type(error).__name__}"
-    assert caplog.text.count(told) == caplog.text.count("failed") == 1
+    reported = f"process 490: examining it failed: {type(error).__name__}"
+    assert caplog.text.count(reported) == caplog.text.count("failed") == 1
 
 
 def test_a_known_vm_whose_threads_cannot_be_listed_costs_no_other(qemu_host, found, monkeypatch):
@@ -527,7 +527,7 @@ def test_json_of_any_size_costs_little():
     assert disk_kind("json:" + "[" * 5000) == disk_kind("json:[1]") == ""
 
 
-def test_the_arguments_of_somebody_who_is_not_trusted_are_not_parsed(qemu_host, found, monkeypatch):
+def test_the_arguments_of_someone_who_is_not_trusted_are_not_parsed(qemu_host, found, monkeypatch):
     qemu_host.process(400, "kvm -name theirs", uid=65500)
     qemu_host.process(410, LIBVIRTS.format(name="session", uuid=ONE), uid=65500)
     qemu_host.process(500, "kvm -name one")
@@ -538,7 +538,7 @@ def test_the_arguments_of_somebody_who_is_not_trusted_are_not_parsed(qemu_host, 
     assert [text.split(b"\0")[2] for text in parsed] == [b"one"]
 
 
-def test_a_libvirts_of_another_user_is_not_told_as_left_out_while_libvirt_may_tell_of_it(qemu_host, found, caplog):
+def test_a_libvirts_of_another_user_is_not_reported_as_left_out_while_libvirt_may_tell_of_it(qemu_host, found, caplog):
     qemu_host.process(500, LIBVIRTS.format(name="theirs", uuid=ONE), uid=65500)
     assert list(found()) == list(found()) == []
     assert caplog.text == ""
@@ -554,7 +554,7 @@ def test_probe(qemu_host, finder, monkeypatch):
     assert (missing.available, missing.reason) == (False, Reason.NOT_PRESENT)
 
 
-def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host, caplog):
+def test_the_inventory_reports_libvirts_and_ours(qemu_host, finder, host, caplog):
     host.vm("lib", 800, [801])
     qemu_host.process(500, f"kvm -name bare -uuid {TWO}")
     qemu_host.process(600, f"kvm -name twin -uuid {host.uuid_of('lib')}")
@@ -562,8 +562,8 @@ def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host, caplog):
     for _ in range(2):
         assert [(vm.name, vm.manager) for vm in inventory.vms()] == [("lib", "libvirt"), ("bare", "qemu")]
     twin = f"process 600: QEMU twin has the UUID {host.uuid_of('lib')} of libvirt's VM lib"
-    told = f"{twin} and is not measured; give it its own -uuid"
-    assert [record.getMessage() for record in caplog.records] == [told]
+    reported = f"{twin} and is not measured; give it its own -uuid"
+    assert [record.getMessage() for record in caplog.records] == [reported]
     probe = inventory.probe()
     assert probe.available
     assert "status files" in probe.detail

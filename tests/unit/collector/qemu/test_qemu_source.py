@@ -54,7 +54,7 @@ def source(inventory, qemu_host, poller):
 
 @pytest.fixture
 def take(qemu_host, source):
-    """Sample some time later: what is told of each VM, by its name."""
+    """Sample some time later: what learns of each VM, by its name."""
 
     def sample(seconds=2.5):
         qemu_host.later(seconds)
@@ -64,7 +64,7 @@ def take(qemu_host, source):
     return sample
 
 
-def test_libvirts_vms_are_in_the_inventory_and_not_told(qemu_host, host, source, poller):
+def test_libvirts_vms_are_in_the_inventory_and_not_reported(qemu_host, host, source, poller):
     host.vm("lib", 800, [801])
     qemu_host.process(500, "kvm -name bare")
     sample = source.sample()
@@ -202,17 +202,17 @@ def test_a_tap_that_was_handed_in_may_be_in_the_agents_namespace(qemu_host, take
     assert take()["one"].interfaces["given"].transmit_bytes == 7
 
 
-def test_interfaces_that_open_vswitch_tells_are_left_to_it(qemu_host, inventory, take):
+def test_interfaces_that_open_vswitch_reports_are_left_to_it(qemu_host, inventory, take):
     qemu_host.process(500, "kvm -name one -uuid 57500000-0000-4000-8000-000000000001 -netdev tap,id=n,ifname=tap7")
     qemu_host.devices({"tap7": (1, 2)})
     vm = inventory.vms()[0]
     inventory.interfaces_covered.replace(qemu_host.now_ns, {vm.uuid: vm.epoch})
-    told = take()["one"]
-    assert (told.interfaces, "interfaces" in told.absent) == (None, False)
+    reported = take()["one"]
+    assert (reported.interfaces, "interfaces" in reported.absent) == (None, False)
     assert take(60)["one"].interfaces is not None  # it stopped telling
 
 
-def test_a_vm_whose_vcpus_nobody_tells(qemu_host, take, poller, caplog):
+def test_a_vm_whose_vcpus_nobody_reports(qemu_host, take, poller, caplog):
     qemu_host.process(500, "kvm -name one", start=33, threads=("q", "q", "q"))
     assert "threads" not in take()["one"].absent  # not asked yet
     poller.readings["111111112222-33"] = Reason.NOT_VISIBLE
@@ -296,7 +296,7 @@ def test_probe_says_what_is_wrong(qemu_host, host):
     assert probe.detail == f"{none}: No such file or directory; see sources.procfs.root"
 
 
-def test_probe_tells_what_may_not_be_read_from_what_is_not_there(inventory, source, monkeypatch):
+def test_probe_reports_what_may_not_be_read_from_what_is_not_there(inventory, source, monkeypatch):
     def refused(folder):
         raise PermissionError(13, "Permission denied", str(folder))
 

@@ -50,7 +50,7 @@ class KernelTree(Tree):
                 self.value(place, domain, event, value)
 
     def group(self, place: Place) -> Place:
-        """A control or monitoring group, as somebody else makes it."""
+        """A control or monitoring group, as another user makes it."""
         folder = Path(self.path(place))
         folder.mkdir()
         for path in self.files:

@@ -220,7 +220,7 @@ def test_back_off_doubles_and_ends():
     assert turns.next(1, now + S) == Step("", "a")
 
 
-def test_what_was_refused_tells_how_many_there_are():
+def test_what_was_refused_reports_how_many_there_are():
     turns = Turns(10 * S)
     for uuid in "abc":
         turns.want(uuid, 1)

@@ -213,7 +213,7 @@ def test_more_vms_than_ids_take_turns(machine):
     (m.kernel.root / "info/L3_MON/num_rmids").write_text("8\n")
     uuids = [m.vm(f"v{n}", 10 * n, [10 * n + 1]) for n in range(1, 11)]
     source = m.source(hold_s=10, reserve_rmids=3)  # 8 ids: the root's, 3 reserved, 4 for us
-    told = dict.fromkeys(uuids, 0)
+    reported = dict.fromkeys(uuids, 0)
     for _ in range(60):
         vms = m.tick(source)
         assert count(vms) == len(m.own_groups()) == 4
@@ -221,10 +221,10 @@ def test_more_vms_than_ids_take_turns(machine):
             if sample.rdt is None:
                 assert dict(sample.absent) == {"rdt": Reason.NO_RMID}
             else:
-                told[uuid] += 1
+                reported[uuid] += 1
     # Each holds for 10 s, waits for the others and comes again.
-    assert set(told.values()) == {20, 30}
-    assert sum(told.values()) == 240
+    assert set(reported.values()) == {20, 30}
+    assert sum(reported.values()) == 240
 
 
 @pytest.mark.parametrize("max_groups", [0, 100, 7, 3])
@@ -233,13 +233,13 @@ def test_max_groups_is_a_bound_and_not_a_number_of_ids(machine, max_groups):
     (m.kernel.root / "info/L3_MON/num_rmids").write_text("8\n")
     uuids = [m.vm(f"v{n}", 10 * n, [10 * n + 1]) for n in range(1, 21)]
     source = m.source(hold_s=5, reserve_rmids=4, max_groups=max_groups)
-    told = dict.fromkeys(uuids, 0)
+    reported = dict.fromkeys(uuids, 0)
     for _ in range(200):
         vms = m.tick(source)
         assert count(vms) == len(m.own_groups()) == 3
         for uuid, sample in vms.items():
-            told[uuid] += sample.rdt is not None
-    assert {told[uuid] for uuid in uuids} == {30}
+            reported[uuid] += sample.rdt is not None
+    assert {reported[uuid] for uuid in uuids} == {30}
 
 
 def test_fewer_ids_than_the_kernel_says_and_the_turns_go_on(machine):
@@ -252,13 +252,13 @@ def test_fewer_ids_than_the_kernel_says_and_the_turns_go_on(machine):
     tried = []
     real_make = m.kernel.make
     m.kernel.make = lambda place: tried.append(place) or real_make(place)
-    told = dict.fromkeys(uuids, 0)
+    reported = dict.fromkeys(uuids, 0)
     for _ in range(200):
         vms = m.tick(source)
         assert count(vms) == 3
         for uuid, sample in vms.items():
-            told[uuid] += sample.rdt is not None
-    assert {told[uuid] for uuid in uuids} == {30}
+            reported[uuid] += sample.rdt is not None
+    assert {reported[uuid] for uuid in uuids} == {30}
     # A group per turn, one refusal per turn (the new group first) and per look for more.
     assert len(tried) <= 3 + 2 * 3 * 200 / 5 + 200 / 60 + 1
     (m.kernel.root / "info/L3_MON/num_rmids").write_text("100\n")
@@ -282,15 +282,15 @@ def test_occupancy_is_of_the_later_part_of_a_turn(machine):
     m = machine()
     a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
     source = m.source(max_groups=1, hold_s=8)
-    told = {a: [], b: []}
+    reported = {a: [], b: []}
     for _ in range(32):
         for uuid, sample in m.tick(source).items():
             if sample.rdt:
                 domain = sample.rdt.domains["00"]
                 assert (domain.llc_occupancy_bytes is None) == (domain.reason is Reason.VM_STARTING)
-                assert domain.mbm_total_bytes == 0  # bandwidth is told at once
-                told[uuid].append(domain.llc_occupancy_bytes)
-    assert told == {a: ([None] * 5 + [0] * 3) * 2, b: ([None] * 5 + [0] * 3) * 2}
+                assert domain.mbm_total_bytes == 0  # bandwidth is reported at once
+                reported[uuid].append(domain.llc_occupancy_bytes)
+    assert reported == {a: ([None] * 5 + [0] * 3) * 2, b: ([None] * 5 + [0] * 3) * 2}
 
 
 @pytest.mark.parametrize(("reserve", "least"), [(1, 3), (0, 2)])
@@ -434,7 +434,7 @@ def test_a_restarted_vm_has_a_new_group(machine):
     assert m.kernel.log[-4:-2] == [f"rmdir {own(uuid).name}", f"mkdir {own(uuid).name}"]
 
 
-def test_a_group_that_somebody_removed_is_made_anew(machine):
+def test_a_group_that_someone_removed_is_made_again(machine):
     m = machine()
     uuid = m.vm("a", 10, [11])
     source = m.source()
@@ -547,7 +547,7 @@ def test_domains_come_and_go_with_their_cpus(machine):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (1 << 40, 5),  # it began anew, or wrapped
+        (1 << 40, 5),  # it began again, or wrapped
         (1000, 18446744073708863487),  # a negative number, as an unsigned one
         (1000, 1 << 62),  # no memory is that fast
     ],
@@ -557,13 +557,13 @@ def test_no_absurd_value_becomes_a_rate(machine, before, after):
     uuid = m.vm("a", 10, [11])
     source = m.source()
     m.tick(source)
-    told = []
+    reported = []
     for value in (before, before + 10, after, before + 20, before + 30):
         m.kernel.everywhere(own(uuid), 0, value, 0)
-        told.append(m.tick(source)[uuid].rdt)
+        reported.append(m.tick(source)[uuid].rdt)
     pairs = [
         (one.domains["00"].mbm_total_bytes, other.domains["00"].mbm_total_bytes)
-        for one, other in itertools.pairwise(told)
+        for one, other in itertools.pairwise(reported)
         if one.opened == other.opened
     ]
     differences = {b - a for a, b in pairs if a is not None and b is not None}

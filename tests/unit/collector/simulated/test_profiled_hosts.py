@@ -282,11 +282,11 @@ def test_roles_are_as_the_page_defines_them() -> None:
 
 def test_a_step_of_one_vm_leaves_all_unscored() -> None:
     tracker = RoleTracker(np.array([True, False]))
-    told = [
+    reported = [
         tracker.step(float(t), np.array([1.0, 4.0 if t else 1.0]), np.zeros(2, dtype=np.intp), np.ones(2))
         for t in range(8)
     ]
-    assert [row[0] for row in told] == [Role.STEADY] + [Role.UNSCORED] * 5 + [Role.STEADY] * 2
+    assert [row[0] for row in reported] == [Role.STEADY] + [Role.UNSCORED] * 5 + [Role.STEADY] * 2
 
 
 # --- scenarios of the live source ---
@@ -333,11 +333,11 @@ def test_days_of_windows_of_one_step_are_those_of_as_many_steps() -> None:
     }
     scenario = parse(text, "test.toml")
     days = simulate_days(scenario, start_unix_s=60.0, end_unix_s=1260.0, every_s=60.0, window_s=2.0)
-    host, told = Host(scenario), []
+    host, reported = Host(scenario), []
     for at_s in range(0, 1200, 60):
         host.step(at_s, 60 + at_s, 60.0)
-        told += [(vm.cpi, vm.usage_cores) for vm in host.vms if vm in host.running]
-    assert len(told) == 20 + 18 - 1  # one comes later, and is away at 600 s
-    cpis, cores = zip(*told, strict=True)
+        reported += [(vm.cpi, vm.usage_cores) for vm in host.vms if vm in host.running]
+    assert len(reported) == 20 + 18 - 1  # one comes later, and is away at 600 s
+    cpis, cores = zip(*reported, strict=True)
     assert days.cpi == pytest.approx(cpis, rel=1e-12)
     assert days.cpu_usage_cores == pytest.approx(cores, rel=1e-12)

@@ -293,7 +293,7 @@ def test_a_bad_scenario_is_an_unavailable_source_with_one_line(tmp_path: Path) -
     made.close()
 
 
-def test_a_truth_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_truth_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "scenario.toml").write_text(TWO_VMS)
     made = SimulatedSource(tmp_path / "scenario.toml", tmp_path / "missing" / "truth.jsonl")
     with pytest.raises(SourceError, match=r"cannot write the truth file .*missing/truth.jsonl: No such file"):
@@ -532,7 +532,7 @@ def test_days_have_one_window_per_vm_and_step_of_the_grid() -> None:
     assert history.cycles[index] == pytest.approx(history.cpu_usage_cores[index] * 2 * S * 2.0, rel=1e-6)
 
 
-def test_days_are_what_the_live_source_would_have_told(tmp_path: Path) -> None:
+def test_days_are_what_the_live_source_would_have_reported(tmp_path: Path) -> None:
     text = TWO_VMS + "\n[noise]\ncorrelation_s = 1.0\n"
     days = simulate_days(scenario(text), start_unix_s=0, end_unix_s=3000, every_s=1.0, window_s=1.0)
     made, clock = source(tmp_path, text)

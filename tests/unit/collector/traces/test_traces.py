@@ -154,7 +154,7 @@ def test_a_rule_that_compares_with_no_number_is_refused():
     LatencySensitiveRule(priority=float("-inf"))  # all are
 
 
-def test_where_a_reason_came_first_is_told(tmp_path):
+def test_where_a_reason_came_first_is_reported(tmp_path):
     bad = "1,0,-1,1,2,0.5,1,200,3\n"
     first, second = write(tmp_path / "a.csv", FLAT + ROWS), write(tmp_path / "b.csv", FLAT + ROWS + 2 * bad)
     for batch_rows in (1, 2, 1000):
@@ -365,7 +365,7 @@ def test_batches_of_any_size_give_the_same(tmp_path_factory, keys, batch_rows):
         assert counts.rows_read == len(keys) == counts.accepted + sum(counts.rejected.values())
 
 
-def test_iterating_again_counts_anew(tmp_path):
+def test_iterating_again_counts_again(tmp_path):
     reader = read_trace(write(tmp_path / "a.csv", FLAT + ROWS))
     collect(reader)
     first = replace(reader.counts)
@@ -391,7 +391,7 @@ def test_missing_columns_are_named_with_what_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_other_separators_are_told(tmp_path, mark):
+def test_other_separators_are_reported(tmp_path, mark):
     file = write(tmp_path / "a.csv", (FLAT + ROWS).replace(",", mark))
     with pytest.raises(InputError) as error:
         read_trace(file)
@@ -468,7 +468,7 @@ PLAIN = (FLAT + ROWS).encode()
         (b"PAR1 and nothing else", "not readable as Parquet"),
     ],
 )
-def test_what_is_no_trace_is_told_in_one_line(tmp_path, content, message):
+def test_what_is_no_trace_is_reported_in_one_line(tmp_path, content, message):
     file = tmp_path / "x.csv"
     file.write_bytes(content)
     with pytest.raises(InputError) as error:
@@ -483,7 +483,7 @@ def test_a_folder_is_no_trace(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.csv.gz"])
-def test_the_content_tells_the_format_not_the_name(tmp_path, name):
+def test_the_content_reports_the_format_not_the_name(tmp_path, name):
     want, _ = read(write(tmp_path / "want.csv", FLAT + ROWS))
     file = tmp_path / name
     buffer = io.BytesIO()
