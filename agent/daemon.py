@@ -123,9 +123,8 @@ class Daemon:
         self._slots.start()
         # Required sources are waited for; the others join when they can.
         required = [slot for slot in self._slots if slot.plan.mode == "required"]
-        await wait_for(
-            required, lambda slot: slot.tried or self._stop.is_set(), clock=self._clock, timeout_s=_START_WAIT_S
-        )
+        stop, clock = self._stop, self._clock
+        await wait_for(required, lambda slot: slot.tried or stop.is_set(), clock=clock, timeout_s=_START_WAIT_S)
         check_required(required, _START_WAIT_S)
         self._start_analysis()
         self._start_cloud_white()
@@ -144,7 +143,7 @@ class Daemon:
             gc.freeze()
             gc.set_threshold(_GC_THRESHOLD)
             sdnotify.notify("READY=1")
-            _log.info("agent runs", host=self.state.names.host, platform=self.state.names.platform)
+            _log.info("agent started", host=self.state.names.host, platform=self.state.names.platform)
             await self._stop.wait()
             sdnotify.notify("STOPPING=1")
             ticking.cancel()
@@ -212,8 +211,7 @@ class Daemon:
         views = self._slots.views()
         bad = [f"{view.name} {view.state}" for view in views if view.state not in {"available", "off"}]
         uplink = self.state.uplink()
-        vms = len(self.state.pipeline.table)
-        parts = [counted(vms, "VM"), *bad]
+        parts = [counted(len(self.state.pipeline.table), "VM"), *bad]
         if uplink.state != "off":
             parts.append(f"central {uplink.state}, {uplink.spooled_batches} batches spooled")
         sdnotify.notify("STATUS=" + "; ".join(parts))
@@ -305,15 +303,13 @@ class Daemon:
                 refusals=self._refusals,
                 now_unix_ns=self._clock.unix_ns,
             )
-            self.state.analysis = HostAnalysis(
-                self._config.analysis, self.state.names.platform, self._store, llc_domains()
-            )
-            most = self._config.analysis.max_host_suspects
+            section, platform = self._config.analysis, self.state.names.platform
+            self.state.analysis = HostAnalysis(section, platform, self._store, llc_domains())
+            most = section.max_host_suspects
             sources = without_real_sources(self._config).sources
             resctrl = Path(sources.resctrl.root) if sources.resctrl.mode != "off" else None
-            self.state.advisor = Advisor(
-                self.state, self._store, limits_of(resctrl, self._config.act, self._config.uplink.address)
-            )
+            limits = limits_of(resctrl, self._config.act, self._config.uplink.address)
+            self.state.advisor = Advisor(self.state, self._store, limits)
             if most and sources.cgroup.mode != "off":  # a simulated host has no control groups
                 from agent.sampling.host_cgroups import HostSuspects
 
@@ -390,11 +386,8 @@ class Daemon:
         from agent.uplink.client import Uplink
         from agent.uplink.spool import Spool
 
-        spool = Spool(
-            Path(self._config.agent.state_dir) / "spool.db",
-            max_bytes=section.spool_max_mib << 20,
-            boot_id=self._boot_id,
-        )
+        file = Path(self._config.agent.state_dir) / "spool.db"
+        spool = Spool(file, max_bytes=section.spool_max_mib << 20, boot_id=self._boot_id)
         self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
         uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients, refusals=self._refusals)
         self.state.uplink = uplink.view

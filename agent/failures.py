@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 
 from agent.clock import Clock, SystemClock
 from whitepanda.common import log
@@ -120,9 +119,7 @@ class Guard:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:
             self._failures.works(self._what)
             return False

@@ -20,7 +20,7 @@ from agent.act.victims import Degradation
 from collector.base import VmIdentity
 from whitepanda.common import log
 
-#: In the audit log, where nobody asked.
+#: In the audit log for actions of the service itself.
 SERVICE = Peer(-1, -1)
 
 _WORSE_SAMPLES = 3  # in a row: one bad second of the victim is nothing
@@ -88,7 +88,7 @@ class Actor:
         return self._undo_due()
 
     def stop(self) -> list[Done]:
-        """Undo everything: nobody could do it later. To be called again until nothing is in force."""
+        """Undo everything, as no process could later. Call it again until nothing is in force."""
         for one in self.journal.records:
             watched = self._watch(one)
             watched.why, watched.retry_at_ns = "the service ends", 0
@@ -102,11 +102,8 @@ class Actor:
             ActError: libvirt, resctrl or the disk fails; what was changed is undone.
 
         """
-        try:
+        with self._refusals_logged("apply", peer, asked):
             return self._apply(asked, peer)
-        except (RefusedError, ActError) as error:
-            self.refused("apply", peer, str(error), asked)
-            raise
 
     def _apply(self, asked: Apply, peer: Peer) -> Done:
         if not self.limits.enabled:
@@ -136,21 +133,16 @@ class Actor:
             return done
         suffers = self.degradation(asked.victim, "") if asked.victim else None
         record = Record(
+            **{key: getattr(asked, key) for key in ("action", "vm", "amount", "victim", "why")},
+            **peer._asdict(),
             number=self.journal.next_number,
-            action=asked.action,
-            vm=asked.vm,
-            amount=asked.amount,
             before=before,
             after=after,
             began_unix_ns=self.clock.unix_ns(),
             until_boot_ns=self.clock.boot_ns() + round(asked.seconds * 1e9),
             boot_id=self.boot_id,
-            uid=peer.uid,
-            pid=peer.pid,
-            victim=asked.victim,
             victim_degradation=suffers.ratio if suffers else None,
             victim_signal=suffers.signal if suffers else "",
-            why=asked.why,
             name=vm.name,
             group=own.group if own else "",
         )
@@ -164,19 +156,12 @@ class Actor:
             ActError: which VMs run is not known, so the name cannot be resolved.
 
         """
-        try:
-            found = self._to_undo(asked)
-        except (RefusedError, ActError) as error:
-            self.refused("undo", peer, str(error))
-            raise
-        return [self._end(one, peer, "told to") for one in found]
-
-    def _to_undo(self, asked: Undo) -> list[Record]:
-        vm = uuid_of(asked.vm, self._named) if asked.vm else ""
-        found = [one for one in self.journal.records if asked.number in {0, one.number} and vm in {"", one.vm}]
-        if asked.number and not found:
-            raise RefusedError(f"no action {asked.number} is in force; `whitepanda act list` has those that are")
-        return found
+        with self._refusals_logged("undo", peer):
+            vm = uuid_of(asked.vm, self._named) if asked.vm else ""
+            found = [one for one in self.journal.records if asked.number in {0, one.number} and vm in {"", one.vm}]
+            if asked.number and not found:
+                raise RefusedError(f"no action {asked.number} is in force; `whitepanda act list` has those that are")
+        return [self._end(one, peer, "on request") for one in found]
 
     def tick(self) -> list[Done]:
         """Undo what is over, and retry what could not be undone."""
@@ -197,24 +182,19 @@ class Actor:
     def in_force(self) -> tuple[Listing, ...]:
         """Return all actions, with what is left of their time."""
         now = self.clock.boot_ns()
+        left_s = [max(0.0, (one.until_boot_ns - now) / 1e9) for one in self.journal.records]
         return tuple(
-            Listing(
-                one,
-                max(0.0, (one.until_boot_ns - now) / 1e9) if one.boot_id == self.boot_id else 0.0,
-                self._watch(one).trouble,
-            )
-            for one in self.journal.records
+            Listing(one, seconds if one.boot_id == self.boot_id else 0.0, self._watch(one).trouble)
+            for one, seconds in zip(self.journal.records, left_s, strict=True)
         )
 
     def _running(self, name: str) -> Iterator[Named]:
-        for vm in self.vms(name):
-            yield Named(vm.uuid, vm.name, f"{vm.manager}, process {vm.pid}")
+        return (Named(vm.uuid, vm.name, f"{vm.manager}, process {vm.pid}") for vm in self.vms(name))
 
     def _named(self, name: str) -> Iterator[Named]:
         """Yield the VMs that an undo may mean: also one that is gone while its action is in force."""
         yield from self._running(name)
-        for one in self.journal.records:
-            yield Named(one.vm, one.name, f"action {one.number}")
+        yield from (Named(one.vm, one.name, f"action {one.number}") for one in self.journal.records)
 
     # --- the steps ---
 
@@ -223,7 +203,7 @@ class Actor:
             self.journal.put(record)
             self._audit("begin", record, peer, "begun", record.why)
         except OSError as error:
-            # Nothing was carried out. Where the disk fails again, the record is found to be undone at the next tick.
+            # Nothing was changed. Where the disk fails again, the next tick finds that the record is undone.
             try:
                 self.journal.end(record, self.clock.boot_ns())
             except OSError as failed:
@@ -241,15 +221,8 @@ class Actor:
         except OSError as error:
             self._end(record, SERVICE, "the disk is full")
             raise ActError(f"act.state_dir cannot be written: {error.strerror}; undone") from error
-        _log.info(
-            "applied",
-            number=record.number,
-            vm=record.vm,
-            action=record.action,
-            after=record.after,
-            uid=peer.uid,
-            pid=peer.pid,
-        )
+        vm, action, after = record.vm, record.action, record.after
+        _log.info("applied", number=record.number, vm=vm, action=action, after=after, **peer._asdict())
         return Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
 
     def _judge(self, record: Record) -> None:
@@ -329,9 +302,8 @@ class Actor:
         if watched.settled_at_ns is None:
             watched.settled_at_ns = now + round(backend.settles_s * 1e9)
         if now < watched.settled_at_ns:
-            raise ActError(
-                f"setting it was interrupted and may still come; it is looked at for {backend.settles_s:g} s"
-            )
+            settles = f"it is watched for {backend.settles_s:g} s"
+            raise ActError(f"setting it was interrupted and may still take effect; {settles}")
 
     def _is_over(self, record: Record) -> bool:
         return record.boot_id != self.boot_id or self.clock.boot_ns() >= record.until_boot_ns
@@ -348,12 +320,19 @@ class Actor:
     def _audit_dry_run(self, done: Done, peer: Peer, why: str) -> None:
         if not self._allowance.take(self.clock.boot_ns()):
             return
+        line = Line("apply", done.number, done.action, done.vm, done.result, done.before, done.after, why, *peer)
         try:
-            self.audit.write(
-                Line("apply", done.number, done.action, done.vm, done.result, done.before, done.after, why, *peer)
-            )
+            self.audit.write(line)
         except OSError as error:
             raise ActError(f"the audit log cannot be written: {error.strerror}; see act.state_dir") from error
+
+    @contextlib.contextmanager
+    def _refusals_logged(self, event: str, peer: Peer, asked: Apply | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (RefusedError, ActError) as error:
+            self.refused(event, peer, str(error), asked)
+            raise
 
     def refused(self, event: str, peer: Peer, why_not: str, asked: Apply | None = None) -> None:
         """Write a refusal to the journal and the audit log, at a limited rate."""

@@ -60,9 +60,8 @@ class Journal:
             self._kept = _read(self._path)
         except BlockingIOError as error:
             self._lock.close()
-            raise UnavailableError(
-                f"another `whitepanda act run` has {folder}; stop it, or set act.state_dir"
-            ) from error
+            remedy = "stop it, or set act.state_dir"
+            raise UnavailableError(f"another `whitepanda act run` has {folder}; {remedy}") from error
         except BaseException:
             self._lock.close()
             raise
@@ -112,11 +111,9 @@ def _read(path: Path) -> _Kept:
     except OSError as error:
         raise UnavailableError(f"{path}: cannot read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnavailableError(
-            f"{path}: damaged: {error}; see in audit.jsonl what is to be undone, then remove it"
-        ) from error
+        remedy = "see in audit.jsonl what is to be undone, then remove it"
+        raise UnavailableError(f"{path}: damaged: {error}; {remedy}") from error
     if kept.format != _FORMAT:
-        raise UnavailableError(
-            f"{path}: has format {kept.format}, this version knows {_FORMAT}: run the one that wrote it"
-        )
+        known = f"this version knows {_FORMAT}: run the one that wrote it"
+        raise UnavailableError(f"{path}: has format {kept.format}, {known}")
     return kept

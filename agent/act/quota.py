@@ -51,21 +51,12 @@ class Virsh:
 
         """
         environment = {"LC_ALL": "C", "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")}
+        options = {"capture_output": True, "text": True, "errors": "replace", "check": False, "env": environment}
         try:
-            done = self._run(
-                self.words(*arguments),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._deadline_s,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
+            done = self._run(self.words(*arguments), timeout=self._deadline_s, stdin=subprocess.DEVNULL, **options)
         except subprocess.TimeoutExpired as error:
-            raise ActError(
-                f"virsh {arguments[0]}: no answer within {self._deadline_s:g} s; is libvirt's daemon hung?"
-            ) from error
+            late = f"no answer within {self._deadline_s:g} s"
+            raise ActError(f"virsh {arguments[0]}: {late}; is libvirt's daemon hung?") from error
         except OSError as error:
             raise ActError(f"cannot run virsh: {error.strerror}; install libvirt-clients (Debian)") from error
         if done.returncode == 0:

@@ -70,15 +70,10 @@ class Resctrl:
             if pid is None:
                 raise ActError(f"no VM {vm} runs here; `whitepanda vms` lists those that do")
             if not (self._root / "info").is_dir():
-                raise ActError(
-                    f"{self._root}: no resctrl; needs a CPU with RDT or QoS, "
-                    f"and `mount -t resctrl resctrl {self._root}`"
-                )
-            if self._group(vm).is_dir():
-                raise ActError(
-                    f"{self._group(vm)} is left of an action that has no record any more; "
-                    f"`rmdir {self._group(vm)}` lifts it"
-                )
+                remedy = f"needs a CPU with RDT or QoS, and `mount -t resctrl resctrl {self._root}`"
+                raise ActError(f"{self._root}: no resctrl; {remedy}")
+            if (group := self._group(vm)).is_dir():
+                raise ActError(f"{group} is left of an action that has no record any more; `rmdir {group}` lifts it")
             self._check_is_free(vm, self._threads(pid))
             schemata = _schemata(self._root)
             name = "MB" if self._action == "limit-bandwidth" else "L3"
@@ -176,10 +171,8 @@ class Resctrl:
                 continue
             held = set(map(int, (group / "tasks").read_text().split())) & tids
             if held:
-                raise ActError(
-                    f"VM {vm} is in the control group {group.name} of somebody else (thread {min(held)}); "
-                    "it is left alone"
-                )
+                where = f"the control group {group.name} of somebody else (thread {min(held)})"
+                raise ActError(f"VM {vm} is in {where}; it is left alone")
 
     def _make(self, group: Path) -> None:
         # As in collector.resctrl.tree: the root has no write bit, and a root without capabilities needs one.

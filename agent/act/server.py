@@ -72,14 +72,10 @@ def make_actor(config: AgentConfig, journal: Journal) -> Actor:
     def pid_of(uuid: str) -> int | None:
         return next((vm.pid for vm in inventory.vms() if vm.uuid == uuid), None)
 
-    def by_resctrl(action: Action) -> Resctrl:
-        return Resctrl(action, Path(sources.resctrl.root), pid_of, Path(sources.procfs.root))
-
-    backends: dict[Action, Backend] = {
-        "cap-cpu": Quota(virsh),
-        "limit-bandwidth": by_resctrl("limit-bandwidth"),
-        "limit-cache": by_resctrl("limit-cache"),
-    }
+    by_resctrl: tuple[Action, ...] = ("limit-bandwidth", "limit-cache")
+    roots = Path(sources.resctrl.root), pid_of, Path(sources.procfs.root)
+    backends: dict[Action, Backend] = {action: Resctrl(action, *roots) for action in by_resctrl}
+    backends["cap-cpu"] = Quota(virsh)
     return Actor(
         limits=msgspec.convert(section, Limits, from_attributes=True),
         journal=journal,
@@ -160,7 +156,7 @@ class Server:
                 self.ready.set()
                 sdnotify.notify("READY=1")
                 limits = self._actor.limits
-                self._log.info("act runs", enabled=limits.enabled, dry_run=limits.dry_run, socket=str(self._path))
+                self._log.info("act started", enabled=limits.enabled, dry_run=limits.dry_run, socket=str(self._path))
                 await self._stop.wait()
                 sdnotify.notify("STOPPING=1")
                 for task in running:
@@ -181,10 +177,8 @@ class Server:
             await self._work(self._actor.stop)
         if left := self._actor.in_force():
             vms = ", ".join(one.record.vm for one in left)
-            raise ActError(
-                f"left in force: {len(left)} limits (VMs {vms}: {left[0].trouble}); "
-                "the next start of the service undoes them"
-            )
+            remedy = "the next start of the service undoes them"
+            raise ActError(f"left in force: {len(left)} limits (VMs {vms}: {left[0].trouble}); {remedy}")
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         """Call it in the one thread. A started call runs to its end, even where its waiter was cancelled."""

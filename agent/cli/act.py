@@ -165,10 +165,8 @@ def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
         is_sure = file is not None or not DEFAULT_CONFIG.exists()
         if asked.vm and socket is None and is_sure and is_empty(Path(known.act.state_dir)):
             if not is_uuid(asked.vm):
-                errors.print(
-                    Text(f"no service runs, so nobody has looked whether a VM is named {asked.vm[:80]!r}"),
-                    soft_wrap=True,
-                )
+                unchecked = f"no service runs, so it was not checked whether a VM is named {asked.vm[:80]!r}"
+                errors.print(Text(unchecked), soft_wrap=True)
             return Answer()
         raise
 

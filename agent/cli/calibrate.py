@@ -5,7 +5,7 @@ import signal
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import typer
 from rich.progress import Progress
@@ -22,6 +22,7 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 _INTERRUPTED = 130
+_T = TypeVar("_T")
 
 
 def calibrate(
@@ -47,8 +48,7 @@ def calibrate(
     problem = file_problem(runs, replace=force)
     if check:
         campaign = Campaign(what, settings, beside_others=beside_others)
-        problems = [] if problem is None else [problem]
-        _until_signal(_find(campaign, problems))
+        problems = [*([] if problem is None else [problem]), *_until_signal(campaign.problems())]
         _show_check(what, campaign, problems, as_json=json)
         if problems:
             raise typer.Exit(problems[0].exit_code)
@@ -107,26 +107,22 @@ class _Watch:
         errors.print(f"{where}: p95 {p95}{failed}", soft_wrap=True)
 
 
-async def _find(campaign: Campaign, problems: list[WhitepandaError]) -> None:
-    problems += await campaign.problems()
-
-
 def _left(file: RunsFile) -> str:
     return f"; the finished runs are in {file.part}" if file.leave() else ""
 
 
-def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+def _until_signal(work: Coroutine[Any, Any, _T]) -> _T:
     """Run it to its end, or until SIGINT or SIGTERM: a KeyboardInterrupt once everything is undone."""
 
-    async def run() -> None:
+    async def run() -> _T:
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(work)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        await task
+        return await task
 
     try:
-        asyncio.run(run())
+        return asyncio.run(run())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -140,10 +136,8 @@ def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaErr
         print_error(str(problem))
     if problems:
         return
-    console.print(
-        f"{plan.runs:,} runs of {len(plan.vms)} VMs, about {plan.seconds / 3600:.2g} h; nothing hinders their start",
-        soft_wrap=True,
-    )
+    size = f"{plan.runs:,} runs of {len(plan.vms)} VMs, about {plan.seconds / 3600:.2g} h"
+    console.print(f"{size}; nothing hinders their start", soft_wrap=True)
     _show_sources(campaign)
 
 
@@ -160,10 +154,8 @@ def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ..
             }
             for result in watch.results
         ]
-        sources = sources_json(campaign.sources)
-        print_json(
-            {"file": str(file.path), "rows": file.rows, "runs": runs, "sources": sources, "left_to_agent": list(left)}
-        )
+        sources = {"sources": sources_json(campaign.sources), "left_to_agent": list(left)}
+        print_json({"file": str(file.path), "rows": file.rows, "runs": runs, **sources})
         return
     console.print(f"{file.path!s}: {file.rows:,} rows of {len(watch.results):,} runs", soft_wrap=True)
     _show_sources(campaign)

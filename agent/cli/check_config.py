@@ -2,7 +2,6 @@
 
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from rich.text import Text
 
 from agent.cli._options import print_error, print_warning
-from agent.config import AgentConfig, SimulatedSection
+from agent.config import AgentConfig
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.config import read_toml
 from whitepanda.common.errors import ConfigError
@@ -26,14 +25,6 @@ from whitepanda.common.tls import warnings as doubts
 _FILES = {"scenario": "write it (docs/simulated.md has an example)"}
 
 
-@dataclass(slots=True)
-class _Result:
-    file: Path
-    kind: str | None = None
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
 def check_config(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Configuration files of agent or central.")],
     *,
@@ -41,73 +32,60 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Says all that is wrong at once. Central's TLS files and list of revoked serials must do. Warns of other files in
-    them that are missing, of an agent's TLS files and secret files that will not do, and of passwords that everybody
-    may read.
+    All problems are reported at once. Errors: central's TLS files and list of revoked serials are unusable. Warnings:
+    other files are missing, an agent's TLS or secret files are unusable, a password is readable by everybody.
     """
     results = [_check(file) for file in files]
     if json:
-        print_json(
-            [
-                {"file": str(r.file), "kind": r.kind, "ok": not r.errors, "errors": r.errors, "warnings": r.warnings}
-                for r in results
-            ]
-        )
+        print_json(results)
     else:
         for result in results:
-            for warning in result.warnings:
+            for warning in result["warnings"]:
                 print_warning(warning)
-            for error in result.errors:
+            for error in result["errors"]:
                 print_error(error)
-            if not result.errors:
-                console.print(Text(f"{result.file}: ok ({result.kind})"), soft_wrap=True)
-    if any(result.errors for result in results):
+            if result["ok"]:
+                console.print(Text(f"{result['file']}: ok ({result['kind']})"), soft_wrap=True)
+    if not all(result["ok"] for result in results):
         raise typer.Exit(ConfigError.exit_code)
 
 
-def _check(file: Path) -> _Result:
-    result = _Result(file)
+def _check(file: Path) -> dict[str, Any]:
+    """Return the findings on a file, as `--json` prints them."""
+    kind, errors, warnings = None, list[str](), list[str]()
     try:
         point = _kind_of(file)
-        result.kind = point.name
+        kind = point.name
         config = _loader(point, file)(file)
         is_central = point.name == "central"
         for name, section, key, value in _settings(config, ""):
-            problems_of = (_missing_file(name, section, key, value), _secret_problem(name, key, value))
-            result.warnings += filter(None, problems_of)
-            if key == "url" and file.stat().st_mode & stat.S_IROTH and _has_password(value):
-                mode = stat.S_IMODE(file.stat().st_mode)
-                result.warnings.append(
-                    f"{name} has a password, and everybody may read this file (mode {mode:04o}): "
-                    "chmod 0600, owned by whom central runs as"
-                )
+            found = [_missing_file(name, section, key, value), _secret_problem(name, key, value)]
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if key == "url" and mode & stat.S_IROTH and _has_password(value):
+                remedy = "chmod 0600, owned by the user that central runs as"
+                found.append(f"{name} has a password, and everybody may read this file (mode {mode:04o}): {remedy}")
             if isinstance(value, TlsFiles):
-                result.warnings += _tls_problems(value, section, name, is_central=is_central)
-        result.warnings = [f"{file}: {warning}" for warning in result.warnings]
+                found += _tls_problems(value, section, name, is_central=is_central)
+            warnings += [f"{file}: {warning}" for warning in found if warning]
         if hasattr(config, "file_problems"):
-            result.errors = [f"{file}: {problem}" for problem in config.file_problems()]
-        if isinstance(config, AgentConfig):
-            _check_scenario(config.sources.simulated)
+            errors = [f"{file}: {problem}" for problem in config.file_problems()]
+        # As the source does at start; a missing file is a warning.
+        if isinstance(config, AgentConfig) and (simulated := config.sources.simulated).mode != "off":
+            from collector.simulated import scenario  # noqa: PLC0415 - rarely needed
+
+            if Path(simulated.scenario).exists():
+                scenario.load(Path(simulated.scenario))
     except ConfigError as error:
-        result.errors = list(error.problems)
-    return result
-
-
-def _check_scenario(section: SimulatedSection) -> None:
-    """Raise what the source would raise at start. A missing file is a warning elsewhere."""
-    if section.mode != "off" and Path(section.scenario).exists():
-        from collector.simulated import scenario  # noqa: PLC0415 - rarely needed
-
-        scenario.load(Path(section.scenario))
+        errors = list(error.problems)
+    return {"file": str(file), "kind": kind, "ok": not errors, "errors": errors, "warnings": warnings}
 
 
 def _kind_of(file: Path) -> metadata.EntryPoint:
     """Find the first kind whose table the file has."""
     tables = read_toml(file)
     kinds = sorted(metadata.entry_points(group="whitepanda.config"), key=lambda point: point.name)
-    for point in kinds:
-        if point.name in tables:
-            return point
+    if found := next((point for point in kinds if point.name in tables), None):
+        return found
     known = " or ".join(f"[{p.name}]" for p in kinds)
     has = ", ".join(f"[{name}]" for name in tables) or "none"
     raise ConfigError(f"{file}: not a whitepanda configuration: it needs a table {known} (it has {has})")
@@ -115,11 +93,10 @@ def _kind_of(file: Path) -> metadata.EntryPoint:
 
 def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
     try:
-        loader: Callable[[Path], Any] = point.load()
+        return point.load()  # type: ignore[no-any-return]
     except ImportError as error:
         lacks = f"this installation lacks '{error.name}'; {how_to_install(point.name)}"
         raise ConfigError(f"{file}: cannot check a configuration of {point.name}: {lacks}") from error
-    return loader
 
 
 def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:
@@ -132,7 +109,6 @@ def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:
 
 
 def _missing_file(name: str, section: Any, key: str, value: Any) -> str:
-    """Say that a named file does not exist. Sections that are off need none."""
     if key not in _FILES or getattr(section, "mode", "") == "off" or not value or Path(value).exists():
         return ""
     return f'{name}: {value} does not exist; {_FILES[key]}, or set {name.rpartition(".")[0]}.mode = "off"'

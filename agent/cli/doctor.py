@@ -71,7 +71,11 @@ def _bundle(file: Path, settings: AgentConfig, findings: list[Check], *, anonymi
 
 def _table(findings: list[Check]) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        _lines(findings)
+        # Files and pipes get each finding on a line that ends where its text does.
+        rows = [("CHECK", "STATE", "WHAT"), *map(_cells, findings)]
+        name_width, state_width = (max(len(row[index]) for row in rows) for index in (0, 1))
+        for name, state, what in rows:
+            console.print(Text(f"{name:<{name_width}} {state:<{state_width}} {what}"), soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for title in ("CHECK", "STATE", "WHAT"):
@@ -81,14 +85,6 @@ def _table(findings: list[Check]) -> None:
         table.add_row(Text(name), Text(state, style=_STYLES[check.state]), Text(what))
     console.width = render.terminal_width()
     console.print(table)
-
-
-def _lines(findings: list[Check]) -> None:
-    """For files and pipes: each finding on a line that ends where its text does."""
-    rows = [("CHECK", "STATE", "WHAT"), *map(_cells, findings)]
-    name_width, state_width = (max(len(row[index]) for row in rows) for index in (0, 1))
-    for name, state, what in rows:
-        console.print(Text(f"{name:<{name_width}} {state:<{state_width}} {what}"), soft_wrap=True)
 
 
 def _cells(check: Check) -> tuple[str, str, str]:

@@ -43,11 +43,10 @@ def record(
         with _bar(seconds) as show:
             result = asyncio.run(Recording(settings).run(recorder, seconds, show))
         size_bytes = recorder.part.stat().st_size
-    except OSError as error:
+    except BaseException as error:
         recorder.discard()
-        raise UnavailableError(f"{file}: {error.strerror}; the recording was dropped") from error
-    except BaseException:
-        recorder.discard()
+        if isinstance(error, OSError):
+            raise UnavailableError(f"{file}: {error.strerror}; the recording was dropped") from error
         raise
     try:
         recorder.close()
@@ -111,12 +110,9 @@ def _show(file: Path, size_bytes: int, result: Recorded) -> None:
     vms, ticks = len(result.vms), result.ticks
     end = "ended early; " if result.ended_early else ""
     missed = f" ({result.missed_ticks} missed)" if result.missed_ticks else ""
-    console.print(
-        f"{file!s}: {end}{sum(result.samples.values()):,} samples of {vms:,} {'VM' if vms == 1 else 'VMs'}, "
-        f"{ticks:,} {'tick' if ticks == 1 else 'ticks'}{missed} in {result.seconds:.1f} s, "
-        f"{-(-size_bytes // 1000):,} kB",
-        soft_wrap=True,
-    )
+    counts = f"{sum(result.samples.values()):,} samples of {vms:,} {'VM' if vms == 1 else 'VMs'}"
+    took = f"{ticks:,} {'tick' if ticks == 1 else 'ticks'}{missed} in {result.seconds:.1f} s"
+    console.print(f"{file!s}: {end}{counts}, {took}, {-(-size_bytes // 1000):,} kB", soft_wrap=True)
     for source in result.sources:
         if source.state == "off":
             continue

@@ -62,7 +62,7 @@ def replay(
     config: Annotated[
         Path | None, typer.Option(help="Recordings: an agent's configuration, for its job rules and windows.")
     ] = None,
-    rate: Annotated[float, typer.Option(help="At most so many rows per second; 0: no limit.", min=0)] = 0.0,
+    rate: Annotated[float, typer.Option(help="Most rows per second; 0: no limit.", min=0)] = 0.0,
     patience: Annotated[float, typer.Option(help="Seconds that central may be away.", min=0)] = 60.0,
     max_cpi: Annotated[float, typer.Option(help="Traces: a larger CPI is absurd and not sent.")] = 100.0,
     priority: Annotated[float, typer.Option(help="Traces: latency-sensitive from this priority on ...")] = 120.0,
@@ -124,8 +124,7 @@ def replay(
     else:
         _show(result, sent=sent, wanted=not dry_run)
         _show_events(events)
-    problems = result.problems()
-    if problems:
+    if problems := result.problems():
         raise WhitepandaError(f"the counts do not add up: {'; '.join(problems)}")
     if result.rejected_batches:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(result.rejected_batches.items()))
@@ -146,12 +145,8 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
     except ImportError as error:
         message = f"reading traces needs {error.name}, which is not installed here; {how_to_install('central')}"
         raise UnavailableError(message) from error
-    reader = read_trace(
-        files,
-        rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
-        limits=TraceLimits(max_cpi=max_cpi),
-    )
-    return TraceRows(reader)
+    rule = LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class)
+    return TraceRows(read_trace(files, rule=rule, limits=TraceLimits(max_cpi=max_cpi)))
 
 
 @contextmanager

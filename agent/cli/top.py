@@ -46,9 +46,8 @@ def top(
         from agent.top.app import TopApp  # noqa: PLC0415 - an extra; nothing else may need it
         from agent.top.ending import Ending  # noqa: PLC0415 - of the live view, too
     except ImportError as error:
-        raise UnavailableError(
-            f"top needs {error.name}, which is not installed here; {how_to_install('top')}"
-        ) from error
+        lacks = f"{error.name}, which is not installed here"
+        raise UnavailableError(f"top needs {lacks}; {how_to_install('top')}") from error
     log.configure("error")  # a line of a log would tear the picture
     view = TopApp(_feed(socket, config, replay))
     with Ending(view.end, [file.fileno() for file in _terminals()]) as ending:

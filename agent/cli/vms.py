@@ -106,10 +106,9 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
     unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)
     lines += _most_often("no verdict on", unknown, len(answer.vms))
     victims = [vm for vm in answer.vms if word_of(vm) is VICTIM]
-    untold = Counter(
-        render.cannot_tell(slow_down_of(vm).cannot_tell) for vm in victims if not math.isfinite(slow_down_of(vm).ratio)
-    )
-    lines += _most_often("no slow-down of", untold, len(victims), "victim")
+    slow_downs = [slow_down_of(vm) for vm in victims]
+    unestimated = Counter(render.cannot_tell(one.cannot_tell) for one in slow_downs if not math.isfinite(one.ratio))
+    lines += _most_often("no slow-down of", unestimated, len(victims), "victim")
     return lines
 
 

@@ -5,6 +5,7 @@ and MAC addresses of VMs and facts about their owners, and no text that might ho
 """
 
 import asyncio
+import contextlib
 import errno
 import io
 import json
@@ -67,13 +68,9 @@ class Bundle:
 
     def add(self, name: str, what: str, content: object) -> None:
         """Add a file: text and bytes as they are, all else as JSON."""
-        if isinstance(content, str):
-            data = content.encode("utf-8", "replace")
-        elif isinstance(content, bytes):
-            data = content
-        else:
-            data = json.dumps(content, indent=2).encode("ascii") + b"\n"  # names need not be UTF-8
-        self.files[name] = (what, data)
+        if not isinstance(content, str | bytes):
+            content = json.dumps(content, indent=2) + "\n"  # ASCII: names need not be UTF-8
+        self.files[name] = (what, content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
 def make_bundle(
@@ -166,10 +163,9 @@ def versions() -> dict[str, str | None]:
         "machine": platform.machine(),
     }
     for package in _PACKAGES:
-        try:
+        found[package] = None
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
     programs = {
         "libvirtd": ("libvirtd", "virtqemud"),
         "qemu": (f"qemu-system-{platform.machine()}", "/usr/libexec/qemu-kvm", "kvm"),
@@ -180,23 +176,11 @@ def versions() -> dict[str, str | None]:
 
 def _version_of(programs: Sequence[str]) -> str | None:
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
-    for program in programs:
-        found = shutil.which(program, path=path)
-        if found is None:
-            continue
-        try:
-            done = subprocess.run(
-                [found, "--version"],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_COMMAND_S,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        return (done.stdout or done.stderr).strip().partition("\n")[0][:200] or None
+    options: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL, "text": True, "errors": "replace"}
+    for found in filter(None, (shutil.which(program, path=path) for program in programs)):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run([found, "--version"], timeout=_COMMAND_S, check=False, **options)
+            return (done.stdout or done.stderr).strip().partition("\n")[0][:200] or None
     return None
 
 

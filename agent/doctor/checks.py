@@ -23,6 +23,7 @@ from collector.base import Reason
 from collector.inventory.inventory import Inventory
 from collector.perf.host import CAP_PERFMON, CAP_SYS_ADMIN
 from collector.registry import SOURCES, SourceSpec, make_inventory
+from whitepanda.common.texts import counted
 from whitepanda.common.tls import (
     CERTIFICATE_CRITICAL_DAYS,
     CERTIFICATE_WARN_DAYS,
@@ -30,6 +31,7 @@ from whitepanda.common.tls import (
     client_context,
     not_grpc,
     problems,
+    reason_text,
     warnings,
 )
 
@@ -48,7 +50,7 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
 
     """
     versions = f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}"
-    yield Check("host", "info", versions, privacy="public")
+    yield _public("host", "info", versions)
     yield Check("configuration", "info", str(file) if file else "none, these are the defaults")
     inventory = make_inventory(config.sources)
     yield from _sources(config, inventory)
@@ -72,7 +74,7 @@ def _sources(config: AgentConfig, inventory: Inventory) -> Iterator[Check]:
         section = getattr(config.sources, spec.name)
         name = f"source {spec.name}"
         if section.mode == "off":
-            yield Check(name, "off", f"sources.{spec.name}.mode is off: {spec.help}", privacy="public")
+            yield _public(name, "off", f"sources.{spec.name}.mode is off: {spec.help}")
         else:
             yield _source(name, spec, section, inventory)
 
@@ -93,6 +95,10 @@ def _privacy(section: LibvirtSection) -> Privacy:
     return "names" if section.uri == LibvirtSection().uri else "secret"  # it may have credentials
 
 
+def _public(name: str, state: State, detail: str, reason: Reason = Reason.UNSPECIFIED) -> Check:
+    return Check(name, state, detail, reason=reason, privacy="public")
+
+
 # --- the kernel ---
 
 
@@ -108,58 +114,56 @@ def _paranoid(root: Path) -> Check:
     text = _read(root / "proc/sys/kernel/perf_event_paranoid")
     if text is None:
         detail = "no /proc/sys/kernel/perf_event_paranoid: this kernel has no perf events"
-        return Check(name, "missing", detail, reason=Reason.NO_PMU, privacy="public")
+        return _public(name, "missing", detail, Reason.NO_PMU)
     value = int(text) if text.lstrip("-").isdigit() else _PARANOID_MAX + 1
-    if _may_measure_others(root):
-        detail = f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)"
-        return Check(name, "ok", detail, privacy="public")
-    if value < 0:
-        return Check(name, "ok", f"{text}: everybody may measure", privacy="public")
-    detail = f"{text}, and we lack CAP_PERFMON: VMs are of another user; run as root or by the unit"
-    return Check(name, "missing", detail, reason=Reason.PARANOID, privacy="public")
-
-
-def _may_measure_others(root: Path) -> bool:
     lines = (_read(root / "proc/self/status") or "").splitlines()
     effective = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
-    return bool(effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN))
+    if effective & (1 << CAP_PERFMON | 1 << CAP_SYS_ADMIN):
+        return _public(name, "ok", f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)")
+    if value < 0:
+        return _public(name, "ok", f"{text}: everybody may measure")
+    detail = f"{text}, and we lack CAP_PERFMON: VMs are of another user; run as root or by the unit"
+    return _public(name, "missing", detail, Reason.PARANOID)
 
 
 def _pmu(root: Path) -> Check:
     devices = root / "sys/bus/event_source/devices"
     found = sorted(p.name for p in devices.glob("*") if p.name == "cpu" or p.name.startswith(("cpu_", "armv8")))
     if found:
-        return Check("PMU", "ok", f"the CPU's counters are there: {', '.join(found)}", privacy="public")
+        return _public("PMU", "ok", f"the CPU's counters are there: {', '.join(found)}")
     remedy = "if this host is a VM, give it a PMU (-cpu host,pmu=on); CPU time, waits, disk and network need none"
-    detail = f"this kernel sees no CPU counters, so no CPI; {remedy}"
-    return Check("PMU", "missing", detail, reason=Reason.NO_PMU, privacy="public")
+    return _public("PMU", "missing", f"this kernel sees no CPU counters, so no CPI; {remedy}", Reason.NO_PMU)
 
 
 def _kvm(root: Path) -> Check:
     if (root / "dev/kvm").exists():
-        return Check("KVM", "ok", "/dev/kvm is there", privacy="public")
+        return _public("KVM", "ok", "/dev/kvm is there")
     detail = "no /dev/kvm: virtualisation is off in the firmware, or kvm_intel or kvm_amd is not loaded"
-    return Check("KVM", "missing", detail, privacy="public")
+    return _public("KVM", "missing", detail)
 
 
 # --- what else may run here ---
 
 
-def _answers(path: Path) -> str:
-    """Return "" where somebody answers at a unix socket, else why not."""
+def _answers(address: Path | str) -> str:
+    """Return "" where a program answers at a unix socket (a path) or at ADDRESS:PORT, else why not."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(_DEADLINE_S)
-            probe.connect(str(path))
-    except OSError as error:
-        return error.strerror or "no answer"
+        if isinstance(address, Path):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(_DEADLINE_S)
+                probe.connect(str(address))
+        else:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _DEADLINE_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error) or "no answer"
     return ""
 
 
 def _libvirt(root: Path, section: LibvirtSection) -> Check:
     name = "libvirt socket"
     if section.mode == "off":
-        return Check(name, "off", "sources.libvirt.mode is off", privacy="public")
+        return _public(name, "off", "sources.libvirt.mode is off")
     privacy = _privacy(section)
     uri = urlsplit(section.uri)
     if given := parse_qs(uri.query).get("socket"):
@@ -173,7 +177,7 @@ def _libvirt(root: Path, section: LibvirtSection) -> Check:
     for path in (_under(root, one) for one in sockets):
         why = _answers(path)
         if not why:
-            return Check(name, "ok", f"somebody answers at {path}", privacy=privacy)
+            return Check(name, "ok", f"a daemon answers at {path}", privacy=privacy)
         tried.append(f"{path}: {why}")
     remedy = "start libvirtd or virtqemud if libvirt manages VMs here; Proxmox' and bare QEMUs need neither"
     return Check(name, "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT, privacy=privacy)
@@ -182,11 +186,11 @@ def _libvirt(root: Path, section: LibvirtSection) -> Check:
 def _resctrl(root: Path, section: ResctrlSection) -> Check:
     name = "resctrl"
     if section.mode == "off":
-        return Check(name, "off", "sources.resctrl.mode is off", privacy="public")
+        return _public(name, "off", "sources.resctrl.mode is off")
     listed = {line.split()[-1] for line in (_read(root / "proc/filesystems") or "").splitlines() if line.split()}
     if "resctrl" not in listed:
         detail = "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth"
-        return Check(name, "info", detail, privacy="public")
+        return _public(name, "info", detail)
     mounts = [line.split() for line in (_read(root / "proc/mounts") or "").splitlines()]
     places = [fields[1] for fields in mounts if fields[2:3] == ["resctrl"]]
     if not places:
@@ -198,46 +202,31 @@ def _resctrl(root: Path, section: ResctrlSection) -> Check:
     monitoring = _under(root, place) / "info/L3_MON"
     features = (_read(monitoring / "mon_features") or "").split()
     if not features:
-        detail = "mounted, but this CPU or kernel monitors neither cache nor bandwidth"
-        return Check(name, "info", detail, privacy="public")
-    rmids = (_read(monitoring / "num_rmids") or "?").strip()
-    return Check(name, "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids", privacy="public")
+        return _public(name, "info", "mounted, but this CPU or kernel monitors neither cache nor bandwidth")
+    rmids = _read(monitoring / "num_rmids") or "?"
+    return _public(name, "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids")
 
 
 def _ovs(root: Path, section: OvsSection) -> Check:
     name = "Open vSwitch"
     if section.mode == "off":
-        return Check(name, "off", "sources.ovs.mode is off", privacy="public")
+        return _public(name, "off", "sources.ovs.mode is off")
     kind, _, rest = section.database.partition(":")
     where = str(_under(root, rest)) if kind == "unix" else section.database
-    why = _answers(Path(where)) if kind == "unix" else _listens(rest)
-    text = (
-        f"not here ({where}: {why}); network counters are libvirt's"
-        if why
-        else f"answers at {where}; what is read there: source ovs"
-    )
-    return Check(name, "info", text)
+    if why := _answers(Path(where) if kind == "unix" else rest):
+        return Check(name, "info", f"not here ({where}: {why}); network counters are libvirt's")
+    return Check(name, "info", f"answers at {where}; for the data read there see source ovs")
 
 
 def _under(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-def _listens(address: str) -> str:
-    """Return "" where somebody listens at ADDRESS:PORT, else why not."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _DEADLINE_S).close()
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error) or "no answer"
-    return ""
-
-
 def _state_dir(path: Path, *, required: bool) -> Check:
     name = "state directory"
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir():
-        return Check(name, "missing", f"{existing} is no folder; set agent.state_dir", required)
+        return Check(name, "missing", f"{existing} is not a folder; set agent.state_dir", required)
     if not os.access(existing, os.W_OK | os.X_OK):
         detail = f"{existing} may not be written by user {os.geteuid()}: windows and coefficients need it"
         return Check(name, "missing", f"{detail}; run as root, or set agent.state_dir", required)
@@ -251,7 +240,7 @@ def _state_dir(path: Path, *, required: bool) -> Check:
 def _uplink(uplink: UplinkSection) -> Iterator[Check]:
     if not uplink.address:
         detail = "uplink.address is not set: the agent works alone, without statistics and coefficients"
-        yield Check("central", "off", detail, privacy="public")
+        yield _public("central", "off", detail)
         return
     wrong = problems(uplink.tls, server=False, prefix="uplink.tls")
     doubts = warnings(uplink.tls, server=False, prefix="uplink.tls")
@@ -262,7 +251,7 @@ def _uplink(uplink: UplinkSection) -> Iterator[Check]:
         return
     central = _central(uplink)
     if not doubts:
-        fit = f"{uplink.tls.certificate} and its key fit; signed by {uplink.tls.ca} is what we trust"
+        fit = f"{uplink.tls.certificate} and its key fit; certificates signed by {uplink.tls.ca} are trusted"
         yield Check(name, "ok", fit)
     elif central.state == "ok":
         yield Check(name, "ok", f"central accepts them, but {doubts[0]}")
@@ -283,11 +272,11 @@ def _certificates(config: AgentConfig) -> Iterator[Check]:
             continue
         days = int((expiry_s - time.time()) // 86400)
         when = f"{dt.datetime.fromtimestamp(expiry_s, dt.UTC):%Y-%m-%d %H:%M} UTC"
-        detail = f"{files.certificate} expired on {when}" if days < 0 else f"{files.certificate} expires on {when}"
+        detail = f"{files.certificate} {'expired' if days < 0 else 'expires'} on {when}"
         state: State = "ok"
         if days < CERTIFICATE_WARN_DAYS:
             state = "missing" if days < CERTIFICATE_CRITICAL_DAYS else "info"
-            left = f", in {days} day{'' if days == 1 else 's'}" if days >= 0 else ""
+            left = f", in {counted(days, 'day')}" if days >= 0 else ""
             detail += f"{left}; renew it with `whitepanda pki renew` and put the new one in its place"
         yield Check(f"certificate {setting}", state, detail)
 
@@ -301,11 +290,10 @@ def _central(uplink: UplinkSection) -> Check:
         remedy = "see uplink.tls.ca and uplink.server_name"
         why = f": its certificate does not pass: {error.verify_message}; {remedy}"
     except ssl.SSLError as error:
-        if other := not_grpc(_ssl_reason(error)):
-            why = f" {other}; see uplink.address"
-        else:
-            remedy = "does central trust the CA of uplink.tls.certificate?"
-            why = f": TLS failed: {_ssl_reason(error)}; {remedy}"
+        reason = reason_text(error)
+        other = not_grpc(reason)
+        failed = f": TLS failed: {reason}; does central trust the CA of uplink.tls.certificate?"
+        why = f" {other}; see uplink.address" if other else failed
     except OSError as error:
         remedy = "the agent spools until it answers; see uplink.address and the firewall"
         why = f": {error.strerror or str(error) or 'no answer'}; {remedy}"
@@ -330,8 +318,3 @@ def _handshake(uplink: UplinkSection) -> tuple[str, str]:
             if not stream.recv(1):
                 return "", " closed the connection: is it central?"
         return str(stream.version()), ""
-
-
-def _ssl_reason(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-    return str(reason).lower().replace("_", " ")

@@ -125,32 +125,23 @@ class Pseudonyms:
         rdt = vm.rdt
         if rdt is not None and rdt.owner != "whitepanda":
             rdt = replace(rdt, owner=self.of("group", rdt.owner))
-        return replace(
-            vm,
-            epoch=self.of("epoch", vm.epoch),
-            disks=self._by_device(vm.disks),
-            interfaces=self._by_device(vm.interfaces),
-            rdt=rdt,
-        )
+        disks, interfaces = self._by_device(vm.disks), self._by_device(vm.interfaces)
+        return replace(vm, epoch=self.of("epoch", vm.epoch), disks=disks, interfaces=interfaces, rdt=rdt)
 
     def _by_device(self, counters: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None if counters is None else {self.of("dev", device): item for device, item in counters.items()}
 
     def _identity(self, identity: VmIdentity) -> VmIdentity:
+        of, kinds = self.of, {"device": "dev", "mac": "mac", "port_id": "port"}
         interfaces = (
-            replace(
-                one,
-                device=self.of("dev", one.device),
-                mac=self.of("mac", one.mac),
-                port_id=self.of("port", one.port_id),
-            )
+            replace(one, **{name: of(kind, getattr(one, name)) for name, kind in kinds.items()})
             for one in identity.interfaces
         )
         return replace(
             identity,
-            uuid=self.of("uuid", identity.uuid),
-            name=self.of("vm", identity.name),
-            epoch=self.of("epoch", identity.epoch),
+            uuid=of("uuid", identity.uuid),
+            name=of("vm", identity.name),
+            epoch=of("epoch", identity.epoch),
             facts={
                 key if _FACT.fullmatch(key) else self.of("key", key): self.of("fact", value)
                 for key, value in identity.facts.items()

@@ -1,4 +1,4 @@
-"""What may be read of the VMs on this host, beyond what doctor says of each source.
+"""Which data of this host's VMs can be read, in addition to doctor's check of each source.
 
 Files are opened; QMP sockets are examined, not connected to. Findings give process ids and no names, so that support
 bundles may have them.
@@ -18,6 +18,7 @@ from collector.base import Reason, SourceError, VmIdentity
 from collector.cgroup.tree import CgroupTree
 from collector.inventory.inventory import Inventory
 from collector.procfs.storage import seen_by_kernel
+from whitepanda.common.texts import counted
 
 if TYPE_CHECKING:
     from collector.qemu.launch import Launch
@@ -68,7 +69,7 @@ def _storage(vms: Sequence[VmIdentity], proc_root: str) -> Check:
     if by_process:
         detail = f"of {_which(by_process, len(vms))} by /proc/PID/io alone, which takes CAP_SYS_PTRACE"
         return Check(name, "info", f"{detail}: under the shipped unit no_permission; {_STORAGE_REMEDY}")
-    return Check(name, "ok", f"io.stat of the control groups of {_count(len(vms))}")
+    return Check(name, "ok", f"io.stat of the control groups of {counted(len(vms), 'VM')}")
 
 
 def _has_io_group(tree: CgroupTree, pid: int) -> bool:
@@ -119,7 +120,7 @@ def _sockets(vms: Sequence[tuple[VmIdentity, Launch]]) -> Check:
     if private:
         detail = f"we may use all sockets; the shipped unit not that of {_which(private, len(vms))}"
         return Check(name, "info", f"{detail}: it is not root's nor writable by all, or in /tmp or /home")
-    return Check(name, "ok", f"the sockets of {_count(len(vms))} are there and ours to use")
+    return Check(name, "ok", f"the sockets of {counted(len(vms), 'VM')} are there and usable")
 
 
 def _refusal(launch: Launch) -> SourceError | None:
@@ -152,18 +153,14 @@ def _threads(vms: Sequence[tuple[VmIdentity, Launch]]) -> Check:
     unnamed = [(vm.pid, launch) for vm, launch in vms if not vm.vcpu_tids]
     unknown = [pid for pid, launch in unnamed if not launch.qmp or _refusal(launch) is not None]
     if unknown:
-        detail = f"{_which(unknown, len(vms))} tell them neither by name nor by QMP: no CPU time, no counters"
+        detail = f"{_which(unknown, len(vms))} identify them neither by name nor by QMP: no CPU time, no counters"
         remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
         return Check(name, "missing", f"{detail}; {remedy}", reason=Reason.NOT_VISIBLE)
     if unnamed:
         return Check(name, "ok", f"{_which([pid for pid, _ in unnamed], len(vms))} are asked for them by QMP")
-    return Check(name, "ok", f"those of {_count(len(vms))} have names that tell them")
+    return Check(name, "ok", f"the vCPU threads of {counted(len(vms), 'VM')} have names that identify them")
 
 
 def _which(pids: Sequence[int], total: int) -> str:
     shown = ", ".join(map(str, pids[:_SHOWN])) + (", ..." if len(pids) > _SHOWN else "")
-    return f"{len(pids)} of {_count(total)} (process {shown})"
-
-
-def _count(vms: int) -> str:
-    return "1 VM" if vms == 1 else f"{vms} VMs"
+    return f"{len(pids)} of {counted(total, 'VM')} (process {shown})"

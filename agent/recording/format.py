@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
@@ -152,9 +151,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -199,7 +196,7 @@ class Reader:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no recording of this format; one line says what it is and what to do.
+        ValueError: it is not a recording of this format; the message says what it is and the remedy.
 
     """
 
@@ -226,10 +223,8 @@ class Reader:
         while (line := self._line()) is not None:
             if line.sample is not None:
                 self._latest[line.sample.source] = line.sample
-            if line.tick is not None:
-                tick = line.tick
-                samples = (self._latest.get(name) for name in tick.samples)
-                used = tuple(sample for sample in samples if sample is not None)
+            if (tick := line.tick) is not None:
+                used = tuple(self._latest[name] for name in tick.samples if name in self._latest)
                 return RecordedTick(tick.mono_ns, tick.unix_ns, used, tick.sources)
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import math
 import time
@@ -173,7 +174,7 @@ class RecordedRows(Rows):
         files: recordings (`agent.recording.format`).
         config: windows, limits and job rules; without it those that the recording was made under, and no rules.
         machine: which host the rows are of; "" for the certificate's own. Importers name others.
-        batch_rows: at most so many windows in a batch.
+        batch_rows: most windows in a batch.
 
     """
 
@@ -278,7 +279,6 @@ class _ReplayQueue:
         self.spool_id = spool_id
         self.rows_sent = 0
         self.batches_sent = 0
-        self.is_finished = False
         self._batches = rows.batches(spool_id)
         self._exhausted = False
         self._held: dict[int, QueuedBatch] = {}
@@ -286,13 +286,15 @@ class _ReplayQueue:
         self._rows_per_s = rows_per_s
         self._started_s = 0.0
 
+    @property
+    def is_finished(self) -> bool:
+        return self._exhausted and not self._held
+
     def begin_stream(self) -> None:
         self._again = [self._held[sequence] for sequence in sorted(self._held, reverse=True)]
 
     def fetch(self, limit: int) -> list[QueuedBatch]:
-        found: list[QueuedBatch] = []
-        while len(found) < limit and self._again:
-            found.append(self._again.pop())
+        found = [self._again.pop() for _ in range(min(limit, len(self._again)))]
         self._started_s = self._started_s or time.monotonic()
         allowed = (time.monotonic() - self._started_s) * self._rows_per_s if self._rows_per_s else math.inf
         while len(found) < limit and not self._exhausted and self.rows_sent <= allowed:
@@ -305,23 +307,17 @@ class _ReplayQueue:
             self.rows_sent += batch.rows
             self.batches_sent += 1
             found.append(batch)
-        self._finish()
         return found
 
     def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
         before = len(self._held)
         if spool_id == self.spool_id:
             for first, last in ranges:
-                for sequence in [held for held in self._held if first <= held <= last]:
-                    del self._held[sequence]
-        self._finish()
+                self._held = {held: batch for held, batch in self._held.items() if not first <= held <= last}
         return before - len(self._held)
 
     def counts(self) -> QueueCounts:
         return QueueCounts(batches=len(self._held))
-
-    def _finish(self) -> None:
-        self.is_finished = self._exhausted and not self._held
 
 
 def read_all(rows: Rows, on_progress: Callable[[ReplayResult], None] | None = None) -> ReplayResult:
@@ -362,43 +358,42 @@ async def send(
     """Send all rows to central and wait until each batch is acknowledged, over reconnects.
 
     Args:
-        rows: what to send.
-        spool_id: of `spool_id_of`.
+        rows: the rows to send.
+        spool_id: from `spool_id_of`.
         address: host:port of central.
         tls: an importer's certificate for traces, a host's own for its recording.
         host: a name in that certificate.
         platform: CPU platform of the rows.
-        agent_version: of this distribution.
+        agent_version: version of this distribution.
         server_name: expected in central's certificate, where it is not the address's host.
-        rows_per_s: at most; 0: no limit.
+        rows_per_s: upper limit; 0: none.
         patience_s: how long central may be away.
         on_progress: called a few times per second.
 
     Raises:
         InputError: a file is broken; what was sent before counts, once.
-        TlsError, UnavailableError: central refuses us, or is away for too long.
+        TlsError, UnavailableError: central refuses the connection, or is away for too long.
 
     """
     started = time.monotonic()
     queue = _ReplayQueue(rows, spool_id, rows_per_s)
     section = UplinkSection(address=address, server_name=server_name, tls=tls, reconnect_max_s=5.0)
 
-    def hello() -> agent_pb2.Hello:
-        return agent_pb2.Hello(host=host, platform=platform, agent_version=agent_version)
-
+    hello = functools.partial(agent_pb2.Hello, host=host, platform=platform, agent_version=agent_version)
     uplink = Uplink(section, hello, queue, give_up_after_s=patience_s, tls_prefix="--", timing=Timing(poll_s=0.05))
     result = ReplayResult(spool_id=spool_id)
     task = asyncio.create_task(uplink.run())
     try:
-        while not queue.is_finished:
+        while True:
+            is_finished = queue.is_finished
+            _take(result, queue, uplink)
+            _progress(result, rows, started, on_progress)
+            if is_finished:
+                break
             await asyncio.wait({task}, timeout=0.05)
             if task.done():
                 task.result()
                 raise UnavailableError(f"the uplink to {address} ended early")
-            _take(result, queue, uplink)
-            _progress(result, rows, started, on_progress)
-        _take(result, queue, uplink)
-        _progress(result, rows, started, on_progress)
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -78,7 +78,7 @@ def test_a_quota_is_set_felt_and_undone_after_its_time(vm, act):
     assert [(line["result"], line["why"]) for line in act.audit()] == [
         ("begun", ""),
         ("applied", ""),
-        ("undone", "told to"),
+        ("undone", "on request"),
         ("begun", ""),
         ("applied", ""),
         ("undone", "its time is over"),

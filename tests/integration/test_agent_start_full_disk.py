@@ -72,7 +72,7 @@ def started(folder: Path, state: Path, socket: Path, pki: Path) -> Iterator[tupl
 
 
 def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
-    while process.poll() is None and "agent runs" not in log.read_text():
+    while process.poll() is None and "agent started" not in log.read_text():
         time.sleep(0.05)
 
 

@@ -114,9 +114,8 @@ def build() -> typer.Typer:
         except ImportError as error:
             if wanted is None:
                 continue
-            raise WhitepandaError(
-                f"whitepanda {point.name}: this installation lacks '{error.name}'; {how_to_install('central')}"
-            ) from error
+            lacks = f"this installation lacks '{error.name}'"
+            raise WhitepandaError(f"whitepanda {point.name}: {lacks}; {how_to_install('central')}") from error
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=point.name)
         else:

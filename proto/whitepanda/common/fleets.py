@@ -125,10 +125,8 @@ def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
     if beside:
         known = " and ".join(beside.values())
         raise TlsError(f"--{field} is missing beside {known}: give it too, or --tls DIR (of `whitepanda pki`)")
-    raise TlsError(
-        f"no TLS files are named: give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, "
-        "or give --ca, --cert and --key"
-    )
+    ways = f"give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, or give --ca, --cert and --key"
+    raise TlsError(f"no TLS files are named: {ways}")
 
 
 def _in_folder(folder: Path, name: str, setting: str) -> str:

@@ -49,21 +49,13 @@ def recommendation_json(one: agent_pb2.Recommendation) -> dict[str, Any]:
     effect = one.effect
     return {
         "action": action_word(one.action),
-        "vm": one.vm,
-        "name": one.name,
-        "job": one.job,
-        "victim": one.victim,
-        "victim_name": one.victim_name,
+        **{key: getattr(one, key) for key in ("vm", "name", "job", "victim", "victim_name")},
         "amount": _known(one.amount),
         "unit": one.unit,
         "evidence": list(one.evidence),
         "effect": {
             "signal": effect.signal,
-            "before": _known(effect.before),
-            "after": _known(effect.after),
-            "low": _known(effect.low),
-            "high": _known(effect.high),
-            "threshold": _known(effect.threshold),
+            **{key: _known(getattr(effect, key)) for key in ("before", "after", "low", "high", "threshold")},
             "unknown_because": effect.unknown_because,
         },
         "commands": [{"purpose": c.purpose, "words": list(c.words)} for c in one.commands],

@@ -1,6 +1,6 @@
 """mTLS material: three PEM files, checked before they are used, with errors that name the file and the remedy.
 
-gRPC does not report what is wrong with a side's own certificate: the other side just breaks off. So it is checked
+gRPC does not report a problem with the own certificate: the other side just breaks off. So the certificate is checked
 first, with the standard library: a handshake in memory against a verifier like the other side's.
 """
 
@@ -30,11 +30,11 @@ _HANDSHAKE_TURNS = 8  # a handshake in memory takes three
 
 
 class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the PEM files are: the CA that the other side's certificate must be signed by, our certificate, our key."""
+    """Paths of the PEM files: the CA that must have signed the other side's certificate, own certificate, own key."""
 
-    ca: str = ""  # PEM file: who must have signed the other side's certificate
-    certificate: str = ""  # PEM file: ours
-    key: str = ""  # PEM file: ours, readable by nobody else
+    ca: str = ""  # PEM file: the CA that must have signed the other side's certificate
+    certificate: str = ""  # PEM file: the own certificate
+    key: str = ""  # PEM file: its key, readable by its owner only
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +78,23 @@ def setting(prefix: str, what: str) -> str:
 
 
 def problems(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
-    """Return what is or may be wrong with the three files, one line each; unset ones too.
+    """Return certain and possible problems of the three files, one line each; unset ones too.
 
-    Args:
-        files: of central or of a client.
-        server: whether they are central's.
-        prefix: of their settings' names: "uplink.tls", "central.tls", or "--" for a tool's options.
-
+    `server`: the files are central's. `prefix`: of their settings: "uplink.tls", "central.tls", or "--" for a tool.
     """
     return [problem.text for problem in _examine(files, server=server, prefix=prefix)]
 
 
 def warnings(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
-    """Return those of `problems` that only the other side can decide on; connecting may work all the same."""
+    """Return the `problems` that only the other side can decide on; connecting may still work."""
     return [problem.text for problem in _examine(files, server=server, prefix=prefix) if not problem.certain]
 
 
 def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.ChannelCredentials:
-    """Credentials of a client (an agent, a tool). Reads the files anew; some milliseconds.
+    """Return a client's credentials (an agent's, a tool's). Reads the files again; some milliseconds.
 
     Raises:
-        TlsError: the files cannot work: unreadable, not PEM, no pair, expired, a server's. The first of `problems`.
+        TlsError: the first certain one of `problems`: unreadable, not PEM, not a pair, expired, a server's.
 
     """
     ca, certificate, key = _usable(files, server=False, prefix=prefix)
@@ -125,19 +121,18 @@ def server_credentials(
     first = _configuration(_usable(files, server=True, prefix=prefix))
     lock = threading.Lock()
 
-    def fetch() -> Any:  # None: they have not changed, which the stubs do not know
+    def fetch() -> Any:  # None: unchanged, which the stubs do not know
         nonlocal current
         with lock:  # handshakes of several threads
             now = stamps(files)
             if now == current:
                 return None
             current = now
+            problem, configuration = "", None
             try:
                 configuration = _configuration(_usable(files, server=True, prefix=prefix))
             except TlsError as error:  # half written, perhaps: the rest will change the files again
-                problem, configuration = str(error), None
-            else:
-                problem = ""
+                problem = str(error)
         if on_change is not None:
             on_change(problem)
         return configuration
@@ -147,14 +142,10 @@ def server_credentials(
 
 def not_grpc(details: str) -> str:
     """Say that a port is not gRPC's, from a handshake's error of gRPC or OpenSSL; "" where it may be."""
-    details = details.lower().replace("_", " ")
-    if "wrong version number" in details:
-        how = "without TLS"
-    elif "alpn" in details:
-        how = "by TLS but not HTTP/2"
-    else:
-        return ""
-    return f"answers {how}, so it is no gRPC port; take the port of central.listen, not of central.http_listen"
+    ways = {"wrong version number": "without TLS", "alpn": "by TLS but not HTTP/2"}
+    how = next((how for sign, how in ways.items() if sign in details.lower().replace("_", " ")), "")
+    text = f"answers {how}, so it is not a gRPC port; take the port of central.listen, not of central.http_listen"
+    return text if how else ""
 
 
 def is_of_another_ca(details: str) -> bool:
@@ -204,9 +195,8 @@ def stamps(files: TlsFiles) -> list[tuple[int, int, int]]:
 
 
 def _usable(files: TlsFiles, *, server: bool, prefix: str) -> tuple[bytes, bytes, bytes]:
-    for problem in _examine(files, server=server, prefix=prefix):
-        if problem.certain:
-            raise TlsError(problem.text)
+    if found := next((one for one in _examine(files, server=server, prefix=prefix) if one.certain), None):
+        raise TlsError(found.text)
     try:
         ca, certificate, key = (Path(getattr(files, what)).read_bytes() for what in _FILES)
     except OSError as error:
@@ -226,23 +216,23 @@ def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(files.ca)
     except (ssl.SSLError, OSError) as error:
-        yield _Problem(f"{ca} holds no usable certificate ({_reason(error)})")
+        yield _Problem(f"{ca} holds no usable certificate ({reason_text(error)})")
         return
     try:
         # The empty password keeps OpenSSL from asking for one on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.certificate, files.key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
         if b"ENCRYPTED" in Path(files.key).read_bytes():
-            yield _Problem(f"{key} is encrypted, and nobody can be asked for its passphrase; give it without one")
+            yield _Problem(f"{key} is encrypted, and its passphrase cannot be asked for; give it without one")
         else:
             pair = f"{certificate} and {setting(prefix, 'key')}: {files.key}"
             remedy = "`whitepanda pki` makes matching ones"
-            yield _Problem(f"{pair} cannot be used together ({_reason(error)}); {remedy}")
+            yield _Problem(f"{pair} cannot be used together ({reason_text(error)}); {remedy}")
         return
     try:
         yield from _verify(files, server=server, prefix=prefix)
     except OSError as error:  # TLS errors too; the files may be changing now
-        yield _Problem(f"{certificate} cannot be verified ({_reason(error)})", certain=False)
+        yield _Problem(f"{certificate} cannot be verified ({reason_text(error)})", certain=False)
 
 
 def _unreadable(files: TlsFiles, what: str, prefix: str) -> _Problem | None:
@@ -259,11 +249,11 @@ def _unreadable(files: TlsFiles, what: str, prefix: str) -> _Problem | None:
 
 def _verify(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]:
     """Verify the certificate as the other side will: first by itself, then against the CA."""
-    ours = f"{setting(prefix, 'certificate')}: {files.certificate}"
+    own = f"{setting(prefix, 'certificate')}: {files.certificate}"
     issue = "issue a new one with `whitepanda pki central`" if server else _ISSUE.get(prefix, _ISSUE["uplink.tls"])
     error = _refusal(files, files.certificate, server=server)
     if error is not None:
-        yield _own(ours, error, _validity(files.certificate), server=server, issue=issue)
+        yield _own_problem(own, error, _validity(files.certificate), server=server, issue=issue)
         if error.verify_code in (_EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE):
             return  # verifying against the CA would say the same again
     error = _refusal(files, files.ca, server=server)
@@ -275,7 +265,7 @@ def _verify(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]
         yield _Problem(f"{text}; check this host's clock, make a new CA with `whitepanda pki init --force`")
         return
     others = "agents" if server else "central"
-    text = f"{ours} is not signed by the CA in {ca} ({error.verify_message})"
+    text = f"{own} is not signed by the CA in {ca} ({error.verify_message})"
     yield _Problem(f"{text}; {others} will not accept it unless set up with its CA; {issue}", certain=False)
 
 
@@ -285,35 +275,33 @@ _ISSUE = {
 }
 
 
-def _own(
-    ours: str,
-    error: ssl.SSLCertVerificationError,
-    validity: tuple[dt.datetime, dt.datetime] | None,
-    *,
-    server: bool,
-    issue: str,
+_Validity = tuple[dt.datetime, dt.datetime]
+
+
+def _own_problem(
+    own: str, error: ssl.SSLCertVerificationError, validity: _Validity | None, *, server: bool, issue: str
 ) -> _Problem:
     code = error.verify_code
     start, end = (f" {moment:%Y-%m-%d %H:%M} UTC" for moment in validity) if validity else ("", "")
     if code == _EXPIRED:
-        return _Problem(f"{ours} expired{' on' if end else ''}{end}, renew it with `whitepanda pki renew`")
+        return _Problem(f"{own} expired{' on' if end else ''}{end}, renew it with `whitepanda pki renew`")
     if code == _NOT_YET_VALID:
-        text = f"{ours} is not yet valid{', only from' if start else ''}{start}"
+        text = f"{own} is not yet valid{', only from' if start else ''}{start}"
         return _Problem(f"{text}; is this host's clock right ({dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC)?", False)
     if code == _WRONG_PURPOSE:
         wrong = "not one for servers" if server else "a server's certificate, not for clients"
-        return _Problem(f"{ours} is {wrong} (extended key usage); {issue}")
-    return _Problem(f"{ours} does not pass: {error.verify_message}; {issue}", certain=False)
+        return _Problem(f"{own} is {wrong} (extended key usage); {issue}")
+    return _Problem(f"{own} does not pass: {error.verify_message}; {issue}", certain=False)
 
 
 def _refusal(files: TlsFiles, trusted: str, *, server: bool) -> ssl.SSLCertVerificationError | None:
-    """Return why a verifier that trusts `trusted` refuses our certificate, in a handshake in memory."""
+    """Return why a verifier that trusts `trusted` refuses the own certificate, in a handshake in memory."""
     kinds = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
-    ours, verifying = (ssl.SSLContext(kind) for kind in (kinds if server else reversed(kinds)))
-    for context in (ours, verifying):
+    own, verifying = (ssl.SSLContext(kind) for kind in (kinds if server else reversed(kinds)))
+    for context in (own, verifying):
         context.check_hostname = False
-    ours.verify_mode = ssl.CERT_NONE  # the verifier's certificate does not matter
-    ours.load_cert_chain(files.certificate, files.key, password="")
+    own.verify_mode = ssl.CERT_NONE  # the verifier's certificate does not matter
+    own.load_cert_chain(files.certificate, files.key, password="")
     verifying.load_verify_locations(trusted)
     verifying.verify_mode = ssl.CERT_REQUIRED
     verifying.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # only an intermediate CA may be trusted
@@ -321,8 +309,8 @@ def _refusal(files: TlsFiles, trusted: str, *, server: bool) -> ssl.SSLCertVerif
         verifying.load_cert_chain(files.certificate, files.key, password="")  # a server has to have one
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
-        (verifying if server else ours).wrap_bio(back, there, server_side=False),
-        (ours if server else verifying).wrap_bio(there, back, server_side=True),
+        (verifying if server else own).wrap_bio(back, there, server_side=False),
+        (own if server else verifying).wrap_bio(there, back, server_side=True),
     ]
     for _ in range(_HANDSHAKE_TURNS):
         for side in tuple(sides):
@@ -338,11 +326,12 @@ def _refusal(files: TlsFiles, trusted: str, *, server: bool) -> ssl.SSLCertVerif
     raise RuntimeError("a TLS handshake in memory does not end")
 
 
-def _reason(error: Exception) -> str:
+def reason_text(error: Exception) -> str:
+    """Return the reason of a TLS or OS error, in lower case."""
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error).lower().replace("_", " ")
 
 
-def _validity(path: str) -> tuple[dt.datetime, dt.datetime] | None:
+def _validity(path: str) -> _Validity | None:
     """Return the validity of the first certificate in a PEM file; None where it cannot be read.
 
     The standard library shows it only for certificates that pass verification.

@@ -261,7 +261,7 @@ def test_what_could_not_be_undone_is_tried_again_also_before_its_time_is_over(tm
     assert actor.tick() == []
     clock.advance(5)
     (done,) = actor.tick()
-    assert (done.result, done.detail, backend.states[VM]) == ("undone", "told to", "none")
+    assert (done.result, done.detail, backend.states[VM]) == ("undone", "on request", "none")
 
 
 @pytest.mark.parametrize("error", [ActError("libvirt is away"), SourceError("not known"), RuntimeError("a bug")])
@@ -297,7 +297,7 @@ def test_a_change_that_was_interrupted_and_may_still_come_is_waited_for(tmp_path
     actor = make(tmp_path, backend, clock=clock)
     with monkeypatch.context() as patch:
         patch.setattr(backend, "write", killed)
-        with pytest.raises(ActError, match=r"what was changed: .* was interrupted and may still come"):
+        with pytest.raises(ActError, match=r"what was changed: .* was interrupted and may still take effect"):
             actor.apply(asked(), OPERATOR)
     clock.advance(30)
     assert results(actor.tick()) == ["failed"]

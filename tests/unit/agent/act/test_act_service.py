@@ -246,7 +246,7 @@ async def test_the_commands(short, monkeypatch, capsys):
         assert (state["in_force"], state["limits"]["dry_run"]) == (1, False)
         assert "max_share              0.5" in (await run("status"))[1]
         undone = await run("undo", "1")
-        assert undone[:2] == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); told to\n")
+        assert undone[:2] == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); on request\n")
         assert (await run("undo", "all"))[1] == "nothing was in force\n"
         assert await run("undo", "--vm", VM) == (0, "nothing was in force\n", "")
         code, out, err = await run("undo", "1")
@@ -284,7 +284,7 @@ async def test_a_vm_is_undone_by_its_uuid_or_name(short, monkeypatch, capsys, vm
         await ask(path, asked())
         words = ("undo", "--vm", vm, "--socket", str(path))
         undone = await asyncio.to_thread(whitepanda, monkeypatch, capsys, *words)
-    assert undone == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); told to\n", "")
+    assert undone == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); on request\n", "")
 
 
 async def test_a_vm_is_limited_by_its_name_and_not_by_one_that_several_have(short, monkeypatch, capsys):
@@ -319,7 +319,7 @@ def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_
     assert run("--vm", VM) == nothing  # it never ran here
     code, out, err = run("--vm", "nosuch")
     assert (code, out) == nothing[:2]
-    assert err == "no service runs, so nobody has looked whether a VM is named 'nosuch'\n"
+    assert err == "no service runs, so it was not checked whether a VM is named 'nosuch'\n"
     for vm in (VM, "nosuch"):  # a service that was named has to be there
         code, _, err = run("--vm", vm, "--socket", f"{short}/none.sock")
         assert (code, away in err) == (4, True)

@@ -80,7 +80,7 @@ def test_a_password_that_everybody_may_read_is_warned_of(run, write, tmp_path, u
     assert (code, out) == (0, "c.toml: ok (central)\n")
     assert err == (
         "warning: c.toml: incidents.url has a password, and everybody may read this file (mode 0644): chmod 0600, "
-        "owned by whom central runs as\n"
+        "owned by the user that central runs as\n"
     )
     (tmp_path / "c.toml").chmod(0o640)
     assert run("c.toml") == (0, "c.toml: ok (central)\n", "")

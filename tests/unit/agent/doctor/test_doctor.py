@@ -150,7 +150,7 @@ def test_libvirt_is_looked_for_where_its_address_says(host, monkeypatch):
     assert (check.state, check.reason) == ("missing", Reason.NOT_PRESENT)
     assert check.detail.startswith(f"{host.root}/srv/libvirt-sock-ro: No such file or directory; start libvirtd")
     host.listen("srv/libvirt-sock-ro")
-    assert host.checks()["libvirt socket"].detail == f"somebody answers at {host.root}/srv/libvirt-sock-ro"
+    assert host.checks()["libvirt socket"].detail == f"a daemon answers at {host.root}/srv/libvirt-sock-ro"
     host.turn_on("libvirt", monkeypatch, uri="qemu:///session")
     check = host.checks()["libvirt socket"]
     assert (check.state, check.detail) == ("info", "whether qemu:///session answers: see source libvirt")
@@ -249,7 +249,7 @@ def test_a_state_directory_that_cannot_be_written_is_required(host, tmp_path, mo
 
 def test_a_file_in_the_place_of_the_state_directory(host, tmp_path):
     (tmp_path / "state").write_text("")
-    assert host.checks()["state directory"].detail == f"{tmp_path / 'state'} is no folder; set agent.state_dir"
+    assert host.checks()["state directory"].detail == f"{tmp_path / 'state'} is not a folder; set agent.state_dir"
 
 
 # --- central ---
@@ -309,7 +309,7 @@ def test_central_answers(host, pki):
 def test_centrals_http_port_is_named(host, pki):
     with tls_server(pki["central"], protocols=("http/1.1",)) as port:
         check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
-    assert (check.state, "by TLS but not HTTP/2, so it is no gRPC port" in check.detail) == ("missing", True)
+    assert (check.state, "by TLS but not HTTP/2, so it is not a gRPC port" in check.detail) == ("missing", True)
     with socket.create_server(("127.0.0.1", 0)) as plain:
 
         def answer():
@@ -324,7 +324,7 @@ def test_centrals_http_port_is_named(host, pki):
         check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
         thread.join(5)
     assert check.detail == (
-        f"127.0.0.1:{port} answers without TLS, so it is no gRPC port; take the port of central.listen, "
+        f"127.0.0.1:{port} answers without TLS, so it is not a gRPC port; take the port of central.listen, "
         "not of central.http_listen; see uplink.address"
     )
 

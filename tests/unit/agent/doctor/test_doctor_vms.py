@@ -161,4 +161,6 @@ def test_vcpu_threads(host, listen):
         host.vm(pid, tids=(), qmp=("none",) if pid % 2 else ())
     state, reason, detail = host.checks()["VMs: vCPU threads"]
     assert (state, reason) == ("missing", Reason.NOT_VISIBLE)
-    assert detail.startswith("6 of 8 VMs (process 700, 701, 702, 703, 704, ...) tell them neither by name nor by QMP")
+    assert detail.startswith(
+        "6 of 8 VMs (process 700, 701, 702, 703, 704, ...) identify them neither by name nor by QMP"
+    )

@@ -453,7 +453,7 @@ async def test_the_command_line_names_centrals_http_port(served, capsys, monkeyp
         code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
     assert code == 4
     assert shown.err == (
-        f"error: central at {central} answers {how}, so it is no gRPC port; take the port of central.listen, not of "
+        f"error: central at {central} answers {how}, so it is not a gRPC port; take the port of central.listen, not of "
         "central.http_listen; see --central\n"
     )
 
