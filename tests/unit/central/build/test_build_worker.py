@@ -1,4 +1,4 @@
-"""Builds by a process of their own: the same versions, by way of the lake; failures reported; stopped and killed soundly."""
+"""Builds by a process of their own: the same versions, by the lake; failures reported; stopped and killed soundly."""
 
 import asyncio
 import errno
