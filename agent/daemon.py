@@ -159,7 +159,7 @@ class Daemon:
 
     async def _tick_loop(self) -> None:
         schedule, counters, pipeline = self.state.schedule, self.state.counters, self.state.pipeline
-        schedule.due_ns = self._first_due_ns()  # the start's duration is no missed tick
+        schedule.due_ns = self._first_due_ns()  # the start's duration is not a missed tick
         while True:
             await self._clock.sleep_until(schedule.due_ns)
             now_ns = self._clock.mono_ns()

@@ -225,7 +225,7 @@ def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
     kind, colon, _ = config.incidents.url.partition("://")
     if config.incidents.url and not (colon and kind.partition("+")[0] == "postgresql"):
         # The rest may hold a password
-        begins = f"begins with {kind[:20]!r}" if colon else "is no URL"
+        begins = f"begins with {kind[:20]!r}" if colon else "is not a URL"
         yield f'incidents.url must be postgresql://user:password@host/database, or "" for SQLite (value {begins})'
     yield from _webhook_problems(config.webhooks)
     if config.build.engine == "spark" and not _SPARK_MASTER.fullmatch(config.build.spark_master):
@@ -259,7 +259,7 @@ def _webhook_problems(webhooks: WebhooksSection) -> Iterator[str]:
 def _scheme_and_host(url: str) -> tuple[str, str]:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises where it is not a number
     except ValueError:
         return "", ""
     return parts.scheme, parts.hostname or ""

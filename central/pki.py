@@ -97,7 +97,7 @@ def issue(
     ca, ca_key = _load_ca(directory)
     builder = _valid_from_now(directory, ca, days)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A name above 64 characters is no common name; the alternative names are then critical (RFC 5280, 4.2.1.6).
+    # A name above 64 characters is not a common name; the alternative names are then critical (RFC 5280, 4.2.1.6).
     subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _MAX_COMMON_NAME else []
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     certificate = (

@@ -216,7 +216,7 @@ def _absences(vm: VmSnapshot) -> Iterator[_Sample]:
 
 
 def _label(text: str) -> str:
-    """Bound a text that others made. What is no UTF-8 would spoil the whole page."""
+    """Bound a text that others made. What is not UTF-8 would spoil the whole page."""
     return clean_name(text)
 
 

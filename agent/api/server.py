@@ -94,7 +94,7 @@ def _prepare(path: Path) -> None:
     except OSError as error:
         raise UnavailableError(f"cannot make the folder of agent.socket {path}: {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"agent.socket {path} exists and is no socket; remove it, or set another path")
+        raise ConfigError(f"agent.socket {path} exists and is not a socket; remove it, or set another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         code = probe.connect_ex(str(path))

@@ -121,7 +121,7 @@ def undo(
 ) -> None:
     """Undo an action now. What somebody else has changed meanwhile is left alone, and said.
 
-    `--vm` before a VM is migrated or saved: nothing to undo is no error, also where the service never ran
+    `--vm` before a VM is migrated or saved: nothing to undo is not an error, also where the service never ran
     and no `--socket` is given.
     """
     _show(answer := _undone(_undo(number, vm), socket, config), json=json)

@@ -178,7 +178,7 @@ def _encoded(line: Header | _Line) -> bytes:
 
 
 def _as_unicode(value: Any) -> Any:
-    """Replace in all texts the bytes of a command line that are no UTF-8."""
+    """Replace in all texts the bytes of a command line that are not UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):

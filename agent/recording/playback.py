@@ -45,7 +45,7 @@ class Playback:
         config: job rules, windows and limits; without it those that it was recorded under, and no job rules.
 
     Raises:
-        InputError: the file cannot be read or is no recording.
+        InputError: the file cannot be read or is not a recording.
 
     """
 

@@ -176,7 +176,7 @@ def _plus(total: int | Reason, value: int | Reason) -> int | Reason:
 
 
 def _devices_problem(matched: int, devices: int, most_bytes: int, most: int, dt_ns: int) -> Reason | None:
-    """Why a sum over devices is no rate: none there, none there before, or beyond any device."""
+    """Why a sum over devices is not a rate: none there, none there before, or beyond any device."""
     if devices == 0:
         return Reason.NOT_PRESENT
     if not matched:
@@ -315,7 +315,7 @@ def _less(
 
 
 def _placement(now: Reading[NumaPlacement], _last: Reading[NumaPlacement] | Reason, _vcpus: int) -> NumaPlacement:
-    """Return what is no counter as it is."""
+    """Return what is not a counter as it is."""
     return now.value
 
 

@@ -253,7 +253,7 @@ class TopApp(App[None]):
     # --- keys ---
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer what winds a tape only where there is one; a slash is no key while it is typed into the filter."""
+        """Offer what winds a tape only where there is one; a slash is not a key while it is typed into the filter."""
         if action in ("wind", "speed"):
             return isinstance(self._feed, Tape)
         if action == "filter":

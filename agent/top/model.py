@@ -178,7 +178,7 @@ class Model:
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """Draw the shape of the last values: bars from their least to their largest; a gap where one is not known.
 
-    Values that differ by less than a quarter are drawn level: their noise is no shape.
+    Values that differ by less than a quarter are drawn level: their noise is not a shape.
     """
     last = list(values)[-width:]
     known = [value for value in last if value is not None]

@@ -21,7 +21,7 @@ class Player:
     """A recording as a feed. It is read forwards only: to go back it is read again from its beginning.
 
     Raises:
-        InputError: the file cannot be read or is no recording.
+        InputError: the file cannot be read or is not a recording.
 
     """
 

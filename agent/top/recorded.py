@@ -56,7 +56,7 @@ class RecordedHost:
     A line that is wrong is left out and noted in `trouble`. Without `config` the job rules are those of `Playback`.
 
     Raises:
-        InputError: the file cannot be read or is no recording.
+        InputError: the file cannot be read or is not a recording.
 
     """
 

@@ -58,7 +58,7 @@ def encode(
 
 
 def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[list[CpiWindow], list[Report], str]:
-    """Leave out what no batch can hold, such as a text that is no Unicode or a number out of its column's range.
+    """Leave out what no batch can hold, such as a text that is not Unicode or a number out of its column's range.
 
     Returns the windows and events that can be encoded, and why the first other one cannot; "": all can.
     """

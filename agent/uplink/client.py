@@ -67,7 +67,7 @@ class Uplink:
         self._give_up_after_s = give_up_after_s
         self._tls_prefix = tls_prefix
         self._timing = timing or Timing()
-        self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
+        self._rng = rng or random.Random()  # noqa: S311 - jitter is not a secret
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._pending: deque[tuple[Sequence[CpiWindow], Sequence[Report]]] = deque()
         self._submitted = asyncio.Event()

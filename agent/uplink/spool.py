@@ -205,7 +205,7 @@ class Spool:
             ) from error
         if isinstance(error, OSError):
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
-            why = "it is no folder" if is_file else error.strerror or str(error)
+            why = "it is not a folder" if is_file else error.strerror or str(error)
             raise UnavailableError(
                 f"agent.state_dir {self._path.parent} cannot be used: {why};"
                 " set it to a folder that the agent can make or write"

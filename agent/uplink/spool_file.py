@@ -64,7 +64,7 @@ def primary_code(error: Exception) -> int:
 
 
 def is_broken(error: Exception) -> bool:
-    """Whether the file is no database any more."""
+    """Whether the file is not a database any more."""
     return primary_code(error) in _BROKEN
 
 

@@ -256,7 +256,7 @@ class UplinkStream:
             try:
                 message = agent_pb2.CentralMessage.FromString(raw)
             except DecodeError as error:
-                raise StreamError(f"sends what is no message ({len(raw)} bytes)") from error
+                raise StreamError(f"sends what is not a message ({len(raw)} bytes)") from error
             self.heard.set()
             kind = message.WhichOneof("body")
             if kind == "ack":

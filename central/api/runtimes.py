@@ -37,7 +37,7 @@ class ModelFile:
         self._known: tuple[tuple[int, int, int], Model] | None = None
 
     def read(self) -> Model:
-        """Return the model; raises InputError where none is configured, or its file is no model."""
+        """Return the model; raises InputError where none is configured, or its file is not a model."""
         if not self._path:
             raise InputError(
                 "no model of runtimes: make one with `whitepanda runtime fit`, name its file as runtime.model in "

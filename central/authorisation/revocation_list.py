@@ -18,7 +18,7 @@ _SERIAL = re.compile(r"[0-9A-Fa-f]{1,40}")  # RFC 5280, 4.1.2.2: at most 20 byte
 def read_serials(path: Path) -> frozenset[str]:
     """Read a list of serial numbers: one a line in hexadecimal, with or without colons; `#` begins a comment.
 
-    Raises TlsError, with the file and the line, where it cannot be read or a line is no serial number.
+    Raises TlsError, with the file and the line, where it cannot be read or a line is not a serial number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -3,7 +3,7 @@
 Segments that are new are rolled up to slots (`central.roll_ups.store`), and state is computed from those. A day's
 state is named by the digest of its slots' names (`central.build.state_cache`), so it is computed anew only when the
 day has got other slots: a new day costs that day alone. State is a cache; it can be deleted at any time. Where the
-lake is no folder it is in a folder of its own.
+lake is not a folder it is in a folder of its own.
 
 What is read is compared with its digest (`central.lake.checksums`): damaged segments or slots give no version.
 Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.

@@ -50,7 +50,7 @@ def check_state(folder: Path) -> None:
         except FileNotFoundError as error:
             raise DamagedError(str(root), name, "it is gone", _REMEDY) from error
         except NotRegularError as error:
-            raise DamagedError(str(root), name, "it is no regular file", _REMEDY) from error
+            raise DamagedError(str(root), name, "it is not a regular file", _REMEDY) from error
 
 
 def state_folders(root: Path) -> Iterator[Path]:

@@ -61,7 +61,7 @@ def provenance(path: Path, name: str) -> dict[str, Any]:
 
 
 def check_lake(lake: str) -> None:
-    """Refuse a lake that is no folder (UnavailableError); object stores are not asked."""
+    """Refuse a lake that is not a folder (UnavailableError); object stores are not asked."""
     if "://" not in lake and not Path(lake).is_dir():
         what = "is a file, no folder" if Path(lake).exists() else "no such folder"
         raise UnavailableError(f"lake {lake}: {what}; central.lake_dir, or lake in central.state_dir")
@@ -71,7 +71,7 @@ def people_console(out: Path | None) -> Console:
     """Return where texts for people go: to standard error if the file to write is standard output."""
     try:
         return errors if out and os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno())) else console
-    except (OSError, ValueError):  # the file does not exist yet, or standard output is no file
+    except (OSError, ValueError):  # the file does not exist yet, or standard output is not a file
         return console
 
 

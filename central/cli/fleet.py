@@ -336,14 +336,14 @@ def _read_plan(path: Path) -> dict[str, int]:
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: is no plan; make one with whitepanda fleet plan --json") from error
+        raise InputError(f"{path}: is not a plan; make one with whitepanda fleet plan --json") from error
     for job, observe in rows:
         if type(observe) is not int or not 1 <= observe <= _MOST_INSTANCES:
             problem = f"observe must be a whole number above 0 (value {str(observe)[:30]})"
-            raise InputError(f"{path}: is no plan: job {job}: {problem}")
+            raise InputError(f"{path}: is not a plan: job {job}: {problem}")
         if job in planned:
-            raise InputError(f"{path}: is no plan: job {job} is there twice")
+            raise InputError(f"{path}: is not a plan: job {job} is there twice")
         planned[job] = observe
     if not planned:
-        raise InputError(f"{path}: is no plan: it has no jobs")
+        raise InputError(f"{path}: is not a plan: it has no jobs")
     return planned

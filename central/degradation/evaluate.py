@@ -110,7 +110,7 @@ def _of_rows(
 
 
 def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Estimates, dict[str, Any]]:
-    """Evaluate a model on the rows that are no baselines: return these, the estimates, and their summary.
+    """Evaluate a model on the rows that are not baselines: return these, the estimates, and their summary.
 
     Raises InputError if every row is a baseline.
     """

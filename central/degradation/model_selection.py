@@ -79,7 +79,7 @@ def fit_model(
     parts = with_scatter(parts, runs, best.estimated, options)
     choice = {
         "method": best.rival.name,
-        "criterion": "mean absolute percentage error of rows that are no baselines, held out",
+        "criterion": "mean absolute percentage error of rows that are not baselines, held out",
         "held_out_by": criterion,
         "errors": [*(h.errors for h in held), *failed],
         "constant": {"degradation": constant_of(runs), **_constant_errors(runs, sets)},
@@ -173,7 +173,7 @@ def estimates(model: Model, runs: Runs) -> Floats:
 
 
 def constant_of(runs: Runs) -> float:
-    """Return the median degradation of the rows that are no baselines, which a model has to beat."""
+    """Return the median degradation of the rows that are not baselines, which a model has to beat."""
     return float(np.median(runs.degradation[~runs.is_baseline]))
 
 

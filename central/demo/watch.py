@@ -77,7 +77,7 @@ class AgentWatch:
     _channel: grpc.Channel | None = None
 
     def poll(self, *, explain: bool) -> None:
-        """Ask the agent, with `explain` also about every latency-sensitive VM. Not being up yet is no error."""
+        """Ask the agent, with `explain` also about every latency-sensitive VM. Not being up yet is not an error."""
         if self._channel is None:
             # A socket that appears later is tried again soon, not after gRPC's usual back-off of seconds.
             options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]

@@ -209,8 +209,8 @@ def _sqlite(path: Path) -> sa.Engine:
 def _postgresql(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
-    except (ArgumentError, ValueError) as error:  # the latter: a port that is no number
-        raise UnavailableError("incidents.url is no URL; write postgresql://user:password@host/database") from error
+    except (ArgumentError, ValueError) as error:  # the latter: a port that is not a number
+        raise UnavailableError("incidents.url is not a URL; write postgresql://user:password@host/database") from error
     if parsed.get_backend_name() != "postgresql":
         raise UnavailableError(
             f"incidents.url must begin with postgresql:// (value begins with {parsed.drivername!r}); leave it empty "

@@ -85,7 +85,7 @@ class Webhooks:
         self._gap_ns = gap_ns
         self._clock = clock_unix_ns
         self._timing = timing or Timing()
-        self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
+        self._rng = rng or random.Random()  # noqa: S311 - jitter is not a secret
         self._news: dict[str, asyncio.Event] = {}
         self._log = log.get("webhooks")
         names = receiver_names(section.urls)

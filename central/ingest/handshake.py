@@ -150,7 +150,7 @@ class Handshake:
         await context.write(agent_pb2.CentralMessage(welcome=welcome).SerializeToString())
 
     async def read_hello(self, context: Context, peer: Peer) -> agent_pb2.Hello:
-        """Read a stream's first message; RefusedError where it is no Hello, comes too late, or is too large."""
+        """Read a stream's first message; RefusedError where it is not a Hello, comes too late, or is too large."""
         names = peer.names
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)

@@ -107,8 +107,8 @@ class HostStream:
     ) -> None:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
-        Sequence 0 is no batch's number: it is reported as rejected but not put into the ranges. While other batches of
-        the stream are `under_way` to the disk it waits 0.02 s (0.2 s if they are many) and leaves with their next: a
+        Sequence 0 is not a batch's number: it is reported as rejected but not put into the ranges. While other batches
+        of the stream are `under_way` to the disk it waits 0.02 s (0.2 s if they are many) and leaves with their next: a
         message of its own costs more than all else that is done for a batch. If none follows it leaves after 0.4 s at
         most.
         """

@@ -26,7 +26,7 @@ REASONS = (
     ("tls_not_yet_valid", "certificate is not yet valid", "compare the clocks"),
     ("tls_wrong_ca", "CERTIFICATE_VERIFY_FAILED", "it is not signed by the CA of central.tls.ca; issue it there"),
     ("tls_no_certificate", "PEER_DID_NOT_RETURN_A_CERTIFICATE", "it presented none; central speaks mTLS only"),
-    ("tls_handshake", "", "it is no agent's, or its TLS is too old"),
+    ("tls_handshake", "", "it is not an agent's, or its TLS is too old"),
 )
 
 

@@ -170,7 +170,7 @@ def lease_problem(objects: Objects) -> str:
     except FileNotFoundError:
         return ""  # there is none, or a later one has come
     except (msgspec.MsgspecError, NotRegularError) as error:
-        why = "it is no regular file" if isinstance(error, NotRegularError) else str(error)
+        why = "it is not a regular file" if isinstance(error, NotRegularError) else str(error)
         return (
             f"{objects.root}/{name} is damaged: {why}; no row is lost: whoever wants to build waits for a sign of life "
             "of its holder, once, and takes over by a new one"

@@ -22,7 +22,7 @@ def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
     try:
         data = objects.read(name)
     except NotRegularError as error:
-        raise DamagedError(objects.root, name, "it is no regular file", remedy) from error
+        raise DamagedError(objects.root, name, "it is not a regular file", remedy) from error
     checksums.check_text(objects.root, name, data, remedy)
     return data
 

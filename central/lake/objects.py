@@ -46,7 +46,7 @@ def check_regular(path: Path) -> None:
             raise
         raise NotRegularError(f"{path}: is a link that leads nowhere ({error.strerror})") from error
     if not S_ISREG(facts.st_mode):
-        raise NotRegularError(f"{path}: is no regular file")
+        raise NotRegularError(f"{path}: is not a regular file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Folder:
         self._root = root
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet.
+        """Yield the files below a folder; those that begin with "." or end in ".tmp" are not objects yet.
 
         An object's name that belongs to no regular file is listed too: reading it reports that.
         """

@@ -46,7 +46,7 @@ _REMEDY = (
     "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost "
     "(all that is damaged: `whitepanda lake verify`)"
 )
-_NO_FILE = "it is no regular file, nor a link to one"
+_NO_FILE = "it is not a regular file, nor a link to one"
 _NAME = re.compile(r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$")
 
 
@@ -90,7 +90,7 @@ class Segment:
 
     @property
     def path(self) -> Path:
-        """A local file with the segment's bytes; in a folder the segment itself, DamagedError where it is no file."""
+        """A local file with the segment's bytes; in a folder the segment itself, DamagedError if it is not a file."""
         try:
             return self.objects.local(self.key)
         except NotRegularError as error:
@@ -165,7 +165,7 @@ class Lake:
     def root(self) -> Path:
         """The folder; only where the lake is one."""
         if not self.is_folder:
-            raise LakeError(f"lake {self.name} is no folder")
+            raise LakeError(f"lake {self.name} is not a folder")
         return Path(self.name)
 
     @property

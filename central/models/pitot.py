@@ -57,7 +57,7 @@ class Rows:
 class Shape:
     """Sizes of the embeddings: `rank` of w.p, `interference_rank` and `interference_types` of the interference term.
 
-    `leak`: slope of the interference activation below 0; 1 is no activation.
+    `leak`: slope of the interference activation below 0; 1 is not a activation.
     """
 
     rank: int

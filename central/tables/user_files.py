@@ -43,7 +43,7 @@ class UserTable:
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror or _line(error)}") from error
         except pa.ArrowException as error:
-            raise InputError(f"{path}: is no Parquet: {_line(error)}") from error
+            raise InputError(f"{path}: is not Parquet: {_line(error)}") from error
         names = self.columns
         if "" in names:
             raise InputError(f"{path}: has a column without a name")
@@ -183,9 +183,9 @@ def _csv(path: Path) -> pa.Table:
         delimiter = max(",;\t|", key=first.count)
         header = next(csv.reader([first], delimiter=delimiter), [])
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no UTF-8 text (row 0, the header)") from error
+        raise InputError(f"{path}: is not UTF-8 text (row 0, the header)") from error
     except csv.Error as error:
-        raise InputError(f"{path}: is no CSV with a header: {_line(error)}") from error
+        raise InputError(f"{path}: is not a CSV with a header: {_line(error)}") from error
     types = dict.fromkeys(header, pa.string())
     options = pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     parsing = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
@@ -208,12 +208,12 @@ def _why_no_csv(content: bytes, delimiter: str, error: Exception) -> str:
         for number, row in enumerate(row for row in csv.reader(lines, delimiter=delimiter) if row):
             header = header or len(row)
             if len(row) != header:
-                return f"is no CSV with a header: row {number} has {len(row)} values, the header {header}"
+                return f"is not a CSV with a header: row {number} has {len(row)} values, the header {header}"
     except UnicodeDecodeError:
-        return f"is no UTF-8 text (near row {number + 1})"
+        return f"is not UTF-8 text (near row {number + 1})"
     except csv.Error as wrong:
-        return f"is no CSV with a header: row {number + 1}: {wrong}"
-    return f"is no CSV with a header: {_line(error)}"
+        return f"is not a CSV with a header: row {number + 1}: {wrong}"
+    return f"is not a CSV with a header: {_line(error)}"
 
 
 def _shown(text: str) -> str:

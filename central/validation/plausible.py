@@ -1,6 +1,6 @@
 """Physical limits of what a host can measure in a window. Arrays only, no loop per row.
 
-The limits are wide: several times what machines on the market do, so they are no settings; docs/security.md has the
+The limits are wide: several times what machines on the market do, so they are not settings; docs/security.md has the
 same table. The limits that are settings (`ingest.max_cpi`, `ingest.max_cpu_usage_cores`) are in `central.config`.
 """
 
@@ -40,7 +40,7 @@ def absurd_counters(
     `cores` is the CPU usage. Counters are signed, negative where unknown; None where no row has them.
     """
     absurd = np.zeros(len(duration_ns), dtype=np.bool_)
-    with np.errstate(invalid="ignore"):  # a usage that is no number has its own reason
+    with np.errstate(invalid="ignore"):  # a usage that is not a number has its own reason
         most = duration_ns * ((cores + SPARE_CORES) * MAX_CYCLES_PER_NS)
         if cycles is not None:
             absurd = cycles > most

@@ -272,7 +272,7 @@ def _row_masks(columns: BatchColumns, sender: Sender) -> dict[str, _Mask]:
         masks["old_time"] = start < _earliest(limits, now_unix_ns)
     cpi = columns.get("cpi", np.float64)
     if cpi is not None:
-        masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is no fault
+        masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is not a fault
         masks["absurd_cpi"] = cpi > limits.max_cpi
         if not is_importer:  # a trace's may be normalised, as its usage
             masks["absurd_cpi"] |= cpi < MIN_CPI

@@ -245,7 +245,7 @@ def sound(parts: Sequence[Sequence[bytes]], bounds: Bounds) -> bool:
     least, most = np.minimum.reduce, np.maximum.reduce
     starts, durations = np.frombuffer(start, "<u8"), np.frombuffer(duration, "<u8")
     usages = np.frombuffer(usage, "<f8")
-    # Comparisons with NaN are False: a usage that is no number is not good. A CPI that is none is not known.
+    # Comparisons with NaN are False: a usage that is not a number is not good. A CPI that is none is not known.
     if not (
         least(starts) >= bounds.earliest_unix_ns
         and most(starts) <= bounds.latest_unix_ns

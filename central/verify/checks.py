@@ -349,7 +349,7 @@ def _version_problems(lake: Lake) -> Iterator[str]:
 
 
 def state_problems(lake: Lake) -> Iterator[str]:
-    """Yield a line per damaged state of a day. Where the lake is no folder, states are elsewhere and not checked.
+    """Yield a line per damaged state of a day. Where the lake is not a folder, states are elsewhere and not checked.
 
     Raises:
         OSError: the lake cannot be listed.

@@ -255,7 +255,7 @@ class ClientProtocol(H11Protocol):
         if is_long:
             self._refuse(431, f"the request's line and headers are longer than {MAX_HTTP_BYTES:,} bytes")
         else:
-            self._refuse(400, "this is no HTTP request")
+            self._refuse(400, "this is not an HTTP request")
 
     def _refuse(self, status: int, text: str) -> None:
         if self.cycle is not None:  # in a request's body: this answer replaces the method's

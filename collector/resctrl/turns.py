@@ -13,7 +13,7 @@ _LIMIT_NS = 60 * NS_PER_S
 
 
 class Step(NamedTuple):
-    """The next change: give `grant` its groups, take away the groups of `release`; "" is no VM.
+    """The next change: give `grant` its groups, take away the groups of `release`; "" is not a VM.
 
     With both, make the new group first, so that nothing is lost if the kernel refuses it.
     """

@@ -117,7 +117,7 @@ class TraceFile:
                 return _from_integers(plain, name)
             return _from_floats(plain.to_numpy(zero_copy_only=False), name)
         except pa.ArrowInvalid:
-            pass  # some cell is no plain number
+            pass  # some cell is not a plain number
         cells = array.to_pylist()
         numbers = [_number(cell) for cell in cells]
         garbled = np.array([n is None and cell not in (None, *_NULLS) for n, cell in zip(numbers, cells, strict=True)])

@@ -183,7 +183,7 @@ class Fuzzer:
         return agent_pb2.AgentMessage(batch=batch).SerializeToString(), True
 
     def refuse(self, reason: str) -> None:
-        """It is no batch to be taken, and the stream ends."""
+        """It is not a batch to be taken, and the stream ends."""
         self.expected.batches[reason] += 1
         self.expected.streams[reason] += 1
 

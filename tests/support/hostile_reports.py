@@ -14,7 +14,7 @@ _LONG = "x" * 1025
 
 
 def _text(rng: random.Random) -> str:
-    """Return what is no name."""
+    """Return what is not a name."""
     return rng.choice((*_UNSAFE, _LONG))
 
 

@@ -32,7 +32,7 @@ export async function ask(path, parameters = {}, signal = undefined) {
   try {
     value = JSON.parse(text);
   } catch {
-    throw new AskError(answer.status, `central answered ${answer.status} with something that is no JSON`);
+    throw new AskError(answer.status, `central answered ${answer.status} with something that is not JSON`);
   }
   if (!answer.ok) throw new AskError(answer.status, value.error ?? `central answered ${answer.status}`, value.field, value.problem);
   return value;

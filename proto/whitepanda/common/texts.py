@@ -1,6 +1,6 @@
 """Texts of others, such as names of VMs, made fit for a terminal, a log line, a label and a message.
 
-Whoever may start a VM chooses them: bytes that are no UTF-8, which no protobuf takes; control characters; marks that
+Whoever may start a VM chooses them: bytes that are not UTF-8, which no protobuf takes; control characters; marks that
 turn the reading direction; characters without a shape; any length. Needs only the standard library.
 """
 
@@ -27,7 +27,7 @@ def printable(text: str, keep: str = "") -> str:
     What is printable already comes back as it is, so a second time changes nothing.
 
     Args:
-        text: in which a byte that is no UTF-8 is a surrogate (`surrogateescape`).
+        text: in which a byte that is not UTF-8 is a surrogate (`surrogateescape`).
         keep: characters that stay all the same.
 
     """

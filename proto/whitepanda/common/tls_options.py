@@ -90,7 +90,7 @@ def operator_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
-    """Return the three files of a tool that is no operator, from the flags or the environment's folder.
+    """Return the three files of a tool that is not an operator, from the flags or the environment's folder.
 
     Raises:
         TlsError: one is not given, or not in its folder.

@@ -81,7 +81,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ),
         ("[central]\nstate_dir = ''", "central.state_dir must be a folder (value '')"),
         ("[incidents]\nurl = 'mysql://me:secret@x/y'", f"{URL} (value begins with 'mysql')"),
-        ("[incidents]\nurl = 'me:secret@x/y'", f"{URL} (value is no URL)"),
+        ("[incidents]\nurl = 'me:secret@x/y'", f"{URL} (value is not a URL)"),
         ("[build]\nengine = 'spark'\nspark_master = 'bogus'", f"{MASTER} (value 'bogus')"),
     ],
 )
@@ -119,7 +119,7 @@ def test_every_kind_of_place_database_and_master_is_taken(tmp_path, text):
 def test_a_start_without_the_check_says_the_same(tmp_path):
     with pytest.raises(UnavailableError, match=r"^lake ftp://x/y: a lake is a folder or s3://bucket/prefix$"):
         open_objects("ftp://x/y")
-    with pytest.raises(UnavailableError, match=r"^incidents\.url is no URL; write postgresql://"):
+    with pytest.raises(UnavailableError, match=r"^incidents\.url is not a URL; write postgresql://"):
         IncidentStore("postgresql://me:secret@h:port/d", tmp_path)
 
 

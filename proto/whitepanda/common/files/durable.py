@@ -85,7 +85,7 @@ def writing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
 
 
 def _is_written_in_place(path: Path) -> bool:
-    """Whether `path` exists and is no regular file. A folder counts too: opening it then raises the right error."""
+    """Whether `path` exists and is not a regular file. A folder counts too: opening it then raises the right error."""
     try:
         if path.is_symlink() and path.readlink().is_relative_to("/proc"):
             return True

@@ -269,7 +269,7 @@ async def test_a_live_socket_is_left_alone(short, states):
 async def test_what_is_no_socket_is_left_alone(short, states):
     path = short / "a.sock"
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="exists and is no socket"):
+    with pytest.raises(ConfigError, match="exists and is not a socket"):
         await LocalApi(states["empty"], path).start()
     assert path.read_text() == "precious"
 

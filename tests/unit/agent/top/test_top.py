@@ -275,7 +275,7 @@ async def test_a_wide_terminal_has_the_trend_of_the_sorted_column():
 
 def test_sparklines():
     assert sparkline([0, 1, None, 4, 8], 4) == "▁ ▄█"
-    assert sparkline([4.0, 4.9, None], 9) == "▄▄ "  # noise is no shape
+    assert sparkline([4.0, 4.9, None], 9) == "▄▄ "  # noise is not a shape
     assert sparkline([-1.0, 1.0], 9) == "▁█"
     assert sparkline([0.0, 0.0], 9) == "▁▁"
     assert sparkline([], 9) == ""

@@ -268,7 +268,9 @@ def test_a_second_agent_is_reported_that_the_spool_is_in_use(tmp_path, spool):
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnavailableError, match=r"^agent\.state_dir .*/file cannot be used: it is no folder; set it to"):
+    with pytest.raises(
+        UnavailableError, match=r"^agent\.state_dir .*/file cannot be used: it is not a folder; set it to"
+    ):
         opened(tmp_path / "file")
 
 
@@ -288,13 +290,13 @@ def test_files_are_the_agents_alone(tmp_path, spool):
 
 
 def test_a_broken_file_is_moved_aside(tmp_path):
-    (tmp_path / "spool.db").write_bytes(b"this is no database, but long enough to be looked at" * 100)
+    (tmp_path / "spool.db").write_bytes(b"this is not a database, but long enough to be looked at" * 100)
     warnings = []
     spool = opened(tmp_path, warnings=warnings)
     assert spool.append(windows(1)) == 1
     assert len(warnings) == 1
     assert "moved to" in warnings[0]
-    assert (tmp_path / "spool.db.corrupt").read_bytes().startswith(b"this is no database")
+    assert (tmp_path / "spool.db.corrupt").read_bytes().startswith(b"this is not a database")
     spool.close()
 
 

@@ -371,7 +371,7 @@ async def test_garbage_from_central_ends_the_stream_only(tmp_path, central, logs
     central.script = script
     async with Agent(tmp_path, central) as agent:
         agent.uplink.submit(windows(1))
-        await until(lambda: any("sends what is no message (3 bytes)" in error for error in logs.errors()))
+        await until(lambda: any("sends what is not a message (3 bytes)" in error for error in logs.errors()))
         await agent.drained()
         assert len(central.streams) == 3
 

@@ -497,7 +497,7 @@ async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monk
         assert found == (3, "", f"{unknown} {problem}\n")
     found = await asyncio.to_thread(run, "antagonists", "show", "--job", "nosuch")
     assert found == (3, "", f"{unknown} job 'nosuch' is known here: {jobs}\n")
-    # Known, and nothing to tell of it: that is no error.
+    # Known, and nothing to tell of it: that is not an error.
     for words in (
         ("--host", "node1"),
         ("--host", "gone", "--hours", "1"),

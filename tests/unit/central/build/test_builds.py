@@ -304,7 +304,7 @@ def test_a_failed_build_leaves_the_last_version(lake):
     builder.build_once()
     broken = lake.samples_dir / "day=2026-11-02" / "central-0-0badcafe-000000000009.parquet"
     broken.parent.mkdir()
-    broken.write_bytes(b"PAR1 this is no Parquet file PAR1")
+    broken.write_bytes(b"PAR1 this is not Parquet file PAR1")
     with pytest.raises(LakeError, match="is damaged"):
         builder.build_once()
     assert builder.current.version == 1

@@ -94,7 +94,7 @@ def test_the_timeline(written, tmp_path):
         ("job,tau_s\na,1\n", "has no column of a resource beside job, tau_s"),
         ("job,cpu,cpu\na,1,0\n", "two columns are called cpu"),
         ("job,,cpu\na,1,0\n", "has a column without a name"),
-        ("job,cpu\na,1,2\n", "is no CSV with a header: row 1 has 3 values, the header 2"),
+        ("job,cpu\na,1,2\n", "is not a CSV with a header: row 1 has 3 values, the header 2"),
         ("job,cpu\na,much\n", "column cpu must be numbers from 0 to 1 (row 1: much)"),
         ("job,cpu\na,\n", "column cpu must be numbers from 0 to 1 (row 1: empty)"),
         ("job,cpu\na,nan\n", "column cpu must be numbers from 0 to 1 (row 1: nan)"),
@@ -155,7 +155,7 @@ def test_files_that_cannot_be_read(tmp_path):
         run("estimate", tmp_path / "away.csv")
     path = tmp_path / "bytes.csv"
     path.write_bytes(b"job,cpu\n\xff,1\n")
-    with pytest.raises(InputError, match=r"bytes.csv: is no UTF-8 text "):
+    with pytest.raises(InputError, match=r"bytes.csv: is not UTF-8 text "):
         run("estimate", path)
 
 

@@ -432,12 +432,12 @@ def test_what_could_be_done_is_kept_as_it_was_said_last(store):
 
 
 def test_history_that_cannot_be_used_says_why(tmp_path):
-    (tmp_path / "incidents.sqlite").write_text("this is no database, but quite another thing")
+    (tmp_path / "incidents.sqlite").write_text("this is not a database, but quite another thing")
     with pytest.raises(UnavailableError, match=r"incidents\.sqlite cannot be used: file is not a database"):
         IncidentStore("", tmp_path)
     with pytest.raises(UnavailableError, match=r"incidents\.url must begin with postgresql:// .*'mysql'"):
         IncidentStore("mysql://u:secret@h/d", tmp_path)
-    with pytest.raises(UnavailableError, match=r"incidents\.url is no URL"):
+    with pytest.raises(UnavailableError, match=r"incidents\.url is not a URL"):
         IncidentStore("secret", tmp_path)
     with pytest.raises(UnavailableError, match="cannot be used") as caught:
         IncidentStore("postgresql://u:secret@127.0.0.1:1/d", tmp_path)

@@ -30,7 +30,7 @@ def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) ->
     for arguments, message in (
         (("--machines", 200), "--machines: must be 2 to 199"),
         ((), "the number of machines is needed: --machines N, or --plan PLAN.json"),
-        (("--plan", write(tmp_path / "p.json", "{}")), "p.json: is no plan"),
+        (("--plan", write(tmp_path / "p.json", "{}")), "p.json: is not a plan"),
         (("--plan", write(tmp_path / "q.json", '{"jobs": [{"job": "z", "observe": 4}]}')), "job z has no instance"),
     ):
         code, _, err = run("draw", fleet, *arguments)

@@ -123,7 +123,7 @@ def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path
         (f"{HEADER}\na,1,2020-01-01,1,9,1\n", "column mean must be numbers above 0 (row 1: 2020-01-01)"),
         ("a\x00b\rc,d\n1,2\n", "jobs.csv: "),
         (f"{HEADER},job\na,1,1,1,9,1,b\n", "two columns are called job"),
-        (f"{HEADER}\na,1,1\n", "is no CSV with a header: row 1 has 3 values, the header 6"),
+        (f"{HEADER}\na,1,1\n", "is not a CSV with a header: row 1 has 3 values, the header 6"),
         (f"{HEADER}\na,1,1,1,3,1\n", "no job has 4 instances (column instances); see --min-instances"),
         (f"{HEADER}\na,1,1,1,9,1\n", "margin 3 % cannot be reached: all 9 instances give 66.7 % at t = 2"),
     ],
@@ -163,9 +163,9 @@ def test_headers_may_have_spaces_and_names_stay_names(run, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (bytes(range(256)) * 20, "is no UTF-8 text"),
-        (HEADER.encode() + b"\nf\xe9,1,1,1,9,1\n", "is no UTF-8 text"),
-        (HEADER.encode() + b",caf\xe9\na,1,1,1,9,1,2\n", "is no UTF-8 text (row 0, the header)"),
+        (bytes(range(256)) * 20, "is not UTF-8 text"),
+        (HEADER.encode() + b"\nf\xe9,1,1,1,9,1\n", "is not UTF-8 text"),
+        (HEADER.encode() + b",caf\xe9\na,1,1,1,9,1,2\n", "is not UTF-8 text (row 0, the header)"),
         (b"\x01\x02\x1b[31m\n\x03\n", "it has '\\x01\\x02\\x1b[31m'"),
     ],
 )

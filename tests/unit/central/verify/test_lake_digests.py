@@ -298,7 +298,7 @@ def test_numbers_that_are_none_make_no_version(lake: Lake, column: str, value: f
     (coefficients,) = lake.root.glob("versions/*/*-coefficients.parquet")
     tables = [pq.read_table(path) for path in (statistics, coefficients)]
     odd = [with_value(each, column, value) if column in each.column_names else each for each in tables]
-    expected = rf"{column} of 1 of 6 rows is no finite number, the first of job 'job-1' \({value}\)"
+    expected = rf"{column} of 1 of 6 rows is not a finite number, the first of job 'job-1' \({value}\)"
     with pytest.raises(NotFiniteError, match=expected):
         store.write(store.manifest(1), *odd)
     assert sorted(lake.root.glob("versions/*/*")) == before
@@ -315,7 +315,7 @@ def test_a_build_of_numbers_that_are_none_fails(lake: Lake, monkeypatch: pytest.
     builder = Builder(SECTION, lake)
     write_day(lake, 2, 3)
     monkeypatch.setattr(methods, "solved", solved)
-    with pytest.raises(NotFiniteError, match="coefficient of 1 of 6 rows is no finite number"):
+    with pytest.raises(NotFiniteError, match="coefficient of 1 of 6 rows is not a finite number"):
         builder.build_once()
     assert "this is no version" in builder.last_error
     assert builder.current.version == 1
@@ -354,7 +354,7 @@ def test_slots_damaged_under_a_reader_are_reported(small: Lake) -> None:
 
 
 def made_odd(path: Path, kind: str) -> None:
-    """Put what is no file in a file's place."""
+    """Put what is not a file in a file's place."""
     path.unlink()
     if kind == "loop":
         path.symlink_to(path.name)
@@ -374,7 +374,7 @@ def test_what_is_no_file_is_a_problem_of_its_own_and_ends_nothing_else(small: La
     made_odd(odd.path, kind)
     code, found = verify(small)
     assert code == 1
-    assert [line for line in found if f"{odd.key} is damaged: it is no regular file, nor a link to one" in line]
+    assert [line for line in found if f"{odd.key} is damaged: it is not a regular file, nor a link to one" in line]
     assert [line for line in found if f"{damaged.key} is damaged: its SHA-256" in line]
     for command in ("stats", "compact"):
         result = CliRunner().invoke(lake_cli.app, [command, str(small.root), *MIN_TWO[command]])
@@ -386,7 +386,7 @@ def test_what_is_no_file_is_a_problem_of_its_own_and_ends_nothing_else(small: La
         assert [line for line in verify(small)[1] if name in line]
     [book] = small.root.glob("slots/*/*/*.json")
     made_odd(book, kind)
-    assert [line for line in verify(small)[1] if f"{book} is damaged: it is no regular file" in line]
+    assert [line for line in verify(small)[1] if f"{book} is damaged: it is not a regular file" in line]
 
 
 MIN_TWO = {"stats": (), "compact": ("--min-segments", "2")}
