@@ -1,6 +1,6 @@
 """The program `whitepanda`: `agent run` without what only a terminal needs, everything else by the command line.
 
-The agent is a guest on somebody's hypervisor: the command line's libraries (typer, rich and what they bring) would take
+The agent is a guest on the hypervisor: the command line's libraries (typer, rich and what they bring) would take
 a tenth of its memory, for nothing after the first second.
 """
 

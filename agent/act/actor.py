@@ -255,7 +255,7 @@ class Actor:
         return tried
 
     def _end(self, record: Record, peer: Peer, why: str) -> Done:
-        """Undo an action, unless somebody else has changed the VM meanwhile; forget it. Never raises."""
+        """Undo an action, unless another program has changed the VM meanwhile; forget it. Never raises."""
         watched = self._watch(record)
         try:
             result, detail = self._set_back(record, why)
@@ -290,7 +290,7 @@ class Actor:
             self._wait_until_settled(record, backend)
             return "undone", f"{why}; it was undone already"
         if not backend.is_ours(now, record.after):
-            return "left_alone", f"{why}; somebody else has made it {now!r} meanwhile"
+            return "left_alone", f"{why}; another program has made it {now!r} meanwhile"
         backend.write(record.vm, record.before)
         return "undone", why
 

@@ -44,7 +44,7 @@ class Journal:
         folder: where it is, made if it is missing; one process at a time has it.
 
     Raises:
-        UnavailableError: another process has it, or it is unreadable or damaged: then nobody knows what to undo.
+        UnavailableError: another process has it, or it is unreadable or damaged: then it is not known what to undo.
 
     """
 

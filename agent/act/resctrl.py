@@ -1,7 +1,7 @@
 """Cache ways and memory bandwidth of a VM by resctrl: a control group of its own, `whitepanda-act-UUID`.
 
 A state is "" (the VM is in the root group) or the group's schemata in one line, such as "L3:0=3;1=3 MB:0=100;1=100",
-without the kernel's padding. Only a VM in the root group is taken: one in somebody else's group, such as libvirt's
+without the kernel's padding. Only a VM in the root group is taken: one in another group, such as libvirt's
 `<cachetune>`, is left there. Threads inherit their group, so QEMU's new ones follow; removing the group puts all of
 them back. The agent's monitoring groups follow by themselves.
 """
@@ -144,7 +144,7 @@ class Resctrl:
             if mask & ~root_mask:
                 raise ActError(
                     f"the lowest {ways} ways of cache {domain} are not the root group's (it has {root_mask:x}): "
-                    f"they are kept for somebody else; see {self._root}/schemata"
+                    f"they are kept for other programs; see {self._root}/schemata"
                 )
         return dict.fromkeys(root, mask)
 
@@ -165,13 +165,13 @@ class Resctrl:
         return {int(entry.name) for entry in (self._proc / str(pid) / "task").iterdir()}
 
     def _check_is_free(self, vm: str, tids: set[int]) -> None:
-        """Refuse a VM that somebody else has put into a control group."""
+        """Refuse a VM that another program has put into a control group."""
         for group in self._root.iterdir():
             if group.name in NO_CONTROL_GROUPS or group.name == f"{PREFIX}{vm}" or not group.is_dir():
                 continue
             held = set(map(int, (group / "tasks").read_text().split())) & tids
             if held:
-                where = f"the control group {group.name} of somebody else (thread {min(held)})"
+                where = f"the control group {group.name} of another program (thread {min(held)})"
                 raise ActError(f"VM {vm} is in {where}; it is left alone")
 
     def _make(self, group: Path) -> None:
@@ -202,7 +202,7 @@ class Resctrl:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     if attempt == _LOCK_TRIES - 1:
-                        raise ActError(f"{self._root} is locked by somebody else; `lslocks` shows by whom") from error
+                        raise ActError(f"{self._root} is locked by another program; `lslocks` shows which") from error
                     time.sleep(_LOCK_PAUSE_S)
                 else:
                     break

@@ -80,7 +80,7 @@ def connect(path: Path) -> Iterator[Client]:
     """Connect to the agent that answers at `path`.
 
     Raises:
-        UnavailableError: nobody answers there, or this user may not ask.
+        UnavailableError: no agent answers there, or this user may not ask.
 
     """
     _knock(path)
@@ -99,7 +99,7 @@ def answers(path: Path) -> bool:
 
 
 def _knock(path: Path) -> None:
-    """Find out why nobody would answer: gRPC only knows "unavailable"."""
+    """Find out why there was no answer: gRPC only knows "unavailable"."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_DEADLINE_S)

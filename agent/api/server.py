@@ -82,7 +82,7 @@ class LocalApi:
 
 
 def _prepare(path: Path) -> None:
-    """Make the folder; remove a socket at which nobody answers any more."""
+    """Make the folder; remove a socket that no process serves any more."""
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         limit = f"longer than {_MAX_PATH_BYTES} bytes, the most of a unix socket"
         raise ConfigError(f"agent.socket is {limit} (value {str(path)!r})")

@@ -82,7 +82,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(slots=True)
 class AgentState:
-    """All that views are made of, only when somebody asks. None: switched off, or it could not be started."""
+    """All that views are made of, only when asked for. None: switched off, or it could not be started."""
 
     names: Names
     clock: Clock

@@ -119,7 +119,7 @@ def undo(
     *,
     json: JsonOption = False,
 ) -> None:
-    """Undo an action now. What somebody else has changed meanwhile is left alone, and said.
+    """Undo an action now. What another program has changed meanwhile is left alone, and reported.
 
     `--vm` before a VM is migrated or saved: nothing to undo is not an error, also where the service never ran
     and no `--socket` is given.

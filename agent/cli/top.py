@@ -39,7 +39,7 @@ def top(
     columns mean. A recording can be paused, wound, and played faster. Programs take `whitepanda vms --json`.
     """
     if not _is_terminal() or os.environ.get("TERM", "") in ("", "dumb"):
-        raise UnavailableError("top needs a terminal, and this is none: take `whitepanda vms --json`")
+        raise UnavailableError("top needs a terminal, and this is not one: take `whitepanda vms --json`")
     if replay is not None and socket is not None:
         raise InputError("--socket and --replay: a recording needs no agent; give one of them")
     try:
@@ -73,6 +73,6 @@ def _feed(socket: Path | None, config: Path | None, replay: Path | None) -> Feed
     from agent.top.feed import LiveFeed  # noqa: PLC0415 - as above
 
     path = find_socket(socket, config)
-    with connect(path) as client:  # at the start nobody is a mistake, later it is waited for
+    with connect(path) as client:  # at the start a missing agent is a mistake, later it is waited for
         client.status()
     return LiveFeed(path)

@@ -35,8 +35,8 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
     GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT: a victim suffers, by the host's own
     analysis or by the fleet's statistics of its job, and its slow-down was known to be real when it became one; it
     stays one while it suffers and the estimate is above `analysis.least_slow_down`, so its interval may include 1. An
-    affected VM may suffer, or nobody waits for it. SLOW-DOWN is the 95th percentile of its latency against undisturbed,
-    or with "CPI" its CPI against the mean of its job, with the interval. BY is the first suspect, and how many more
+    affected VM may suffer, or its job has no alerts. SLOW-DOWN is the 95th percentile of its latency against
+    undisturbed, or with "CPI" its CPI against the mean of its job, with the interval. BY is the first suspect, and how many more
     there are. A dash is a value that is not known.
     Of two VMs of one name NAME has the beginning of the UUID too.
     A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
@@ -54,7 +54,7 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
         console.print(line, soft_wrap=True)
 
 
-#: What a narrow terminal may go without, the most wanted first: how much and from whom somebody suffers.
+#: What a narrow terminal may go without, the most wanted first: how much a VM suffers, and from whom.
 _DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
 
 

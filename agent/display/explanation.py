@@ -61,7 +61,7 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         blamed = decision.suspects
         more = len(blamed) - 1 + decision.suspects_left_out
         below = f", {more} more below" if more > 0 else ""
-        yield Text(f"first suspect {blamed[0].name}{below}" if blamed else "nobody is suspected")
+        yield Text(f"first suspect {blamed[0].name}{below}" if blamed else "no suspect")
         yield Text(f"found by {found_by(vm)}")
     elif answer.victims:
         yield Text(f"these suffer from it: {', '.join(answer.victims)}", INFLICTING.style)

@@ -76,7 +76,7 @@ def shown_names(vms: Sequence[host_pb2.VmSummary]) -> dict[str, str]:
 
 
 def by_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> str:
-    """Return who may be blamed for what a VM suffers, the likeliest first; "" where nobody is.
+    """Return who may be blamed for what a VM suffers, the likeliest first; "" where there is none.
 
     `shown` is of `shown_names`.
     """
@@ -86,12 +86,12 @@ def by_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> str:
 
 
 def host_line(answer: host_pb2.ListVmsResponse) -> str:
-    """Say who suffers on the host, and whom that is blamed on; "" where nobody is a victim."""
+    """Say who suffers on the host, and whom that is blamed on; "" where no VM is a victim."""
     found = answer.decision
     if not found.victims:
         return ""
     first = shown_names(answer.vms).get(found.suspect.uuid, found.suspect.name)
-    whom = f"first suspect {first}" if found.HasField("suspect") else "nobody is suspected"
+    whom = f"first suspect {first}" if found.HasField("suspect") else "no suspect"
     return f"{found.victims} {'victim' if found.victims == 1 else 'victims'} on this host now; {whom}"
 
 

@@ -1,4 +1,4 @@
-"""The support bundle: what somebody else needs to know of this host to help, without secrets, as one tar.gz.
+"""The support bundle: what a helper needs to know of this host, without secrets, as one tar.gz.
 
 It never has a key, a certificate, or the address and names of central. By default it has pseudonyms for names, UUIDs
 and MAC addresses of VMs and facts about their owners, and no text that might hold them.

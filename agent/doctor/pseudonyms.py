@@ -56,7 +56,7 @@ _WORDS = {
 
 
 class Pseudonyms:
-    """Pseudonyms under a random key that nobody keeps: a name has the same one throughout a bundle.
+    """Pseudonyms under a random key that is not kept: a name has the same one throughout a bundle.
 
     Args:
         enabled: whether names are replaced at all; what is secret is left out in any case.

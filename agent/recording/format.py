@@ -127,7 +127,7 @@ class Recorder:
         if self._replace:
             self.part.replace(self._file)
         else:
-            os.link(self.part, self._file)  # fails where somebody else made the file meanwhile
+            os.link(self.part, self._file)  # fails where another process made the file meanwhile
             self.part.unlink()
 
     def discard(self) -> None:

@@ -54,7 +54,7 @@ def _part(
 
 _PARTS = (
     _part("disks", DiskDelta, "read_bytes", lambda _, epoch: epoch, lambda disks: disks),
-    # Not of the epoch: a tap that somebody keeps counts on when the VM starts anew.
+    # Not of the epoch: a tap that is kept counts on when the VM starts anew.
     _part("interfaces", NetworkDelta, "receive_bytes", lambda port, _: port.opened, lambda ports: ports),
     _part(
         "process",
@@ -105,7 +105,7 @@ class Traffic:
                 totals[total] = None if value is None else (totals[total] or 0) + value
 
     def known(self, now: JoinedVm) -> TrafficTotals:
-        """Return the totals; None for those of parts of which there is no reading now, and of what nobody counts."""
+        """Return the totals; None where a part has no reading now, or is not counted."""
         found = list(self._totals)
         for part in _PARTS:
             if now[_READINGS + part.place].__class__ is not Reading:

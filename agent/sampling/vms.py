@@ -50,7 +50,7 @@ class JobRules:
         """Return a VM's job, whether it is latency-sensitive, and its owner.
 
         Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name. Neither
-        is latency-sensitive, and both can be victims: nobody said that nobody waits for them. Where no rule names the
+        is latency-sensitive, and both can be victims: their latency may matter. Where no rule names the
         owner it is Nova's project, else "". A rule that makes an empty job (of groups that took no part in the match)
         does not match. Facts are as their tenant wrote them; what is made of them here is clean
         (`whitepanda.common.texts`).
@@ -88,7 +88,7 @@ class Vm:
     rates: VmRates
     held: dict[int, int] = field(default_factory=dict)
     owner: str = ""
-    workers: int | None = None  # how many requests it serves at once; None: nobody said
+    workers: int | None = None  # how many requests it serves at once; None: not configured
     alert: bool = True  # whether it can be a victim, or only affected
     still: int = 0
     traffic: Traffic = field(default_factory=Traffic)

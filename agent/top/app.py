@@ -94,7 +94,7 @@ class TopApp(App[None]):
         self._gone = ""
         self._came_s: float | None = None
         self._position: Position | None = None
-        #: All about the VM that is being explained; None: not known yet, or nobody asked.
+        #: All about the VM that is being explained; None: not known yet, or not asked for.
         self.explained: host_pb2.VmExplanation | None = None
         self._explained_note = ""
 

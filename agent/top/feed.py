@@ -48,7 +48,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nobody answers; it is asked again. `why` is one line with the remedy."""
+    """No answer; the agent is asked again. `why` is one line with the remedy."""
 
     why: str
 
@@ -145,7 +145,7 @@ class LiveFeed:
                 tell(Came(explanation=found))
 
     def _pause(self, until_s: float) -> bool:
-        """Wait; return True where somebody wants something before."""
+        """Wait; return True where something is wanted before."""
         self._wake.wait(max(0.0, until_s - time.monotonic()))
         return self._wake.is_set() and not self._stop.is_set() and time.monotonic() < until_s
 

@@ -47,7 +47,7 @@ class _TickClock:
         return self.unix
 
     async def sleep_until(self, mono_ns: int) -> None:
-        """Nobody sleeps in a recording."""
+        """A recording has no sleep."""
 
 
 class RecordedHost:

@@ -48,7 +48,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
         """Another VM is selected now."""
 
     class HeadClicked(Message):
-        """Somebody clicked on a column's title."""
+        """A column's title was clicked."""
 
         def __init__(self, column: Column) -> None:
             super().__init__()

@@ -155,7 +155,7 @@ class Uplink:
             windows, events = self._pending.popleft()
             if self._stream is not None:
                 self._limits = (self._stream.max_batch_rows, self._stream.max_batch_bytes)
-            # Shielded: were it cancelled half-way, nobody could say whether to append them again.
+            # Shielded: were it cancelled half-way, it would be unknown whether to append them again.
             self._appending = asyncio.ensure_future(self._in_thread(self._append, windows, events))
             await asyncio.shield(self._appending)
             if self._stream is not None:

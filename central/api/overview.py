@@ -108,7 +108,7 @@ class Status:
     async def get(self, _request: fleet_pb2.GetFleetStatusRequest) -> fleet_pb2.FleetStatus:
         """Totals of ingest, lake and builds."""
         totals, incidents_error = await self.totals.get(), self.parts.incidents_error()
-        # Nobody waits for a history that is known to be away.
+        # A history that is known to be away is not asked.
         open_incidents = None if incidents_error else await self._open_incidents.get()
         stats, built = self.journal.stats, self.builder.current
         times = self.journal.ack_times
@@ -214,5 +214,5 @@ class Overview:
             await asyncio.to_thread(self.recent.read)
         except (SlowError, LakeError, OSError):
             pass  # reported by GetJob, which waits for it
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task: logged here, or never
+        except Exception as error:  # noqa: BLE001 - no caller waits for this task: logged here, or never
             log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")

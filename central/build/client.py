@@ -212,7 +212,7 @@ class BuildProcess(BuildStatus):
 
 
 def _write_line(process: subprocess.Popen[bytes], line: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):  # it has ended, or was told to: whoever asks it sees that
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or was asked to: the next question finds that
         if process.stdin is not None:
             process.stdin.write(line + b"\n")
             process.stdin.flush()

@@ -41,7 +41,7 @@ class OtherSettings:
             try:
                 manifest = self.versions.manifest(number)
             except (OSError, LakeError, msgspec.MsgspecError):
-                continue  # reported by whoever takes the version
+                continue  # reported by the replica that takes the version
             if manifest.builder != self.holder:
                 self._theirs = manifest
                 break

@@ -113,7 +113,7 @@ class StateFolders:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a day's state. Its name goes at once, so that nobody finds half of it."""
+    """Delete a day's state. Its name goes at once, so that no reader finds half of it."""
     if not folder.name.startswith("."):
         folder = folder.rename(folder.with_name(f".{folder.name}"))
     shutil.rmtree(folder)

@@ -74,7 +74,7 @@ def demo(
 
 
 def _print_where(to: Console, running: Demo, outcome: Outcome) -> None:
-    # After `make demo` this program is on nobody's PATH.
+    # After `make demo` this program is not on the PATH.
     program = "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
     print_where(
         to,

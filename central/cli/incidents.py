@@ -134,7 +134,7 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
         state = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
     say(f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, {state}")
-    suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "nobody is suspected"
+    suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "no suspect"
     found = found_by(one.found_by)
     say(f"{suspect}{f'; found {found}' if found else ''}")
     reported = f"reported {_count(one.reports, 'time')}"

@@ -30,7 +30,7 @@ def synth(
     strength: Annotated[float | None, typer.Option(help="antagonist_effect: contention per antagonist's task.")] = None,
     noise: Annotated[float | None, typer.Option(help="cpi_noise: spread of CPI from slot to slot.")] = None,
     companions: Annotated[int | None, typer.Option(help="Confounding: innocent jobs beside antagonists.")] = None,
-    burners: Annotated[int | None, typer.Option(help="CPU burners that hurt nobody.")] = None,
+    burners: Annotated[int | None, typer.Option(help="CPU burners that hurt no task.")] = None,
     platforms: Annotated[int | None, typer.Option(help="CPU platforms, whose CPI differs.")] = None,
     corrupted: Annotated[float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")] = None,
     form: Annotated[str | None, typer.Option(help="Contention: linear or saturating.")] = None,

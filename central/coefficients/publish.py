@@ -2,7 +2,7 @@
 
 A job's rows are sent together with a tag, made of their content. An agent says in its Hello which tags it holds, so
 one message takes it from any version to the one in force, with just the rows that differ and the names of the jobs
-that it no longer needs; nobody has to know what arrived before a break, and any replica can answer. Within a stream
+that it no longer needs; no side has to know what arrived before a break, and any replica can answer. Within a stream
 it is compared with what was sent there. A message is full, and replaces all, where the agent keeps nothing anyway or
 where its version would go back. A version that changes none of a host's rows is still announced, as its time to live
 counts from the making of the version.
@@ -28,7 +28,7 @@ _SENT_AT_ONCE = 8  # hosts, before others on the loop have their turn
 _JOBS_AT_ONCE = 64  # the same of a host's jobs
 _REST_S = 0.001  # for each of its jobs, before a host of many jobs has its next update
 _MAX_ROWS = 100_000  # that are kept ready; a host says itself of what platform it is
-_HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements wait for nobody, and statistics can
+_HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements do not wait, and statistics can
 
 
 class _Rows(NamedTuple):

@@ -4,7 +4,7 @@
 
 A version is there once its manifest is (`central.lake.manifests`), which names the version's two files, of which every
 builder writes its own, and has their digests. It has the token of the builder's lease: a builder that finds a version
-of a higher token than its own gives up. So numbers never go back, nobody reads half a version or a damaged one, and a
+of a higher token than its own gives up. So numbers never go back, no replica reads a partial or damaged version, and a
 builder that stalled publishes nothing after the one that took over.
 """
 

@@ -1,7 +1,7 @@
 """The fleet of the demonstration, made from a seed: four hosts, their history, and the daemons' configuration.
 
 Every host has five latency-sensitive VMs, which serve requests like the applications of Cloud White's study
-(docs/simulated.md), and batch VMs of which most hurt nobody: `encode` (busy, but in its own registers), `train` (uses
+(docs/simulated.md), and batch VMs of which most hurt no VM: `encode` (busy, but in its own registers), `train` (uses
 more CPU than the antagonist) and smaller ones. One job truly hurts: it has run on three of the hosts for days, and in
 the demonstration it comes to the fourth. There, a VM of another such job is nearly idle: known to hurt, and innocent
 now.

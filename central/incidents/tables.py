@@ -1,6 +1,6 @@
 """The tables of incident history, in SQLite and PostgreSQL alike, and how a report finds its incident.
 
-An incident is a series of reports of one host that name victims, no further apart than the quiet gap, whoever is
+An incident is a series of reports of one host that name victims, no further apart than the quiet gap, whichever VM is
 suspected. The order of arrival does not matter (after an outage the newest come first): a report between two incidents
 makes them one. Each report is kept under the batch that brought it, so replays change no count.
 
@@ -73,7 +73,7 @@ incidents = Table(
     Column("peak_mn_cpi", Double),  # null: never known, here and below
     Column("peak_threshold", Double),
     Column("found_by", Integer, nullable=False),  # a bit for each analysis, 1 << its number
-    # By the last report that named somebody, at this time; "" and 0 where none did.
+    # By the last report that named a suspect, at this time; "" and 0 where none did.
     Column("suspect_unix_ns", BigInteger, nullable=False),
     Column("suspect_vm", Text, nullable=False),
     Index("incidents_by_time", "first_unix_ns", "id"),

@@ -106,7 +106,7 @@ def _summary(incident: fleet_pb2.Incident) -> str:
     count = len(incident.victims)
     who = "1 VM suffers" if count == 1 else f"{count} VMs suffer"
     worst = f"{', most' if count > 1 else ':'} {_victim(incident.victims[0])}" if count else ""
-    suspect = f"first suspect {named(incident.suspect)}" if incident.suspect.vm else "nobody is suspected"
+    suspect = f"first suspect {named(incident.suspect)}" if incident.suspect.vm else "no suspect"
     return f"{who} on host {incident.host}{worst}; {suspect}"
 
 

@@ -38,7 +38,7 @@ sent = Table(
     Column("receiver", Text, primary_key=True),
     Column("incident", BigInteger, primary_key=True, autoincrement=False),
     Column("message", Text, nullable=False),
-    Column("suspect_vm", Text, nullable=False),  # the suspect in the message; "" for nobody
+    Column("suspect_vm", Text, nullable=False),  # the suspect in the message; "" for none
 )
 
 

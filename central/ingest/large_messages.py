@@ -123,7 +123,7 @@ class LargeMessages:
             raise OSError(f"the process that reads large messages ended with {process.wait()}") from error
 
     def close(self) -> None:
-        """End the process. Whoever waits for an answer gets an OSError."""
+        """End the process. A caller that waits for an answer gets an OSError."""
         self._closed = True
         self._end()
         self._thread.shutdown()

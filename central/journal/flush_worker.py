@@ -194,7 +194,7 @@ class RollWorker:
         if process is not None:
             process.kill()
             process.wait()
-            with self._busy:  # whoever waits for an answer has seen the end
+            with self._busy:  # a caller that waits for an answer has seen the end
                 worker_process.close_pipes(process)
 
 

@@ -76,8 +76,8 @@ class Journal:
         stats, hosts: kept up to date on the loop, after each commit.
         failure: why the last commit failed; "" while all is well. `on_failure` is called when it comes or goes.
         fatal: set where the journal cannot continue.
-        has_triggers: set when reports of contention came; whoever reads them clears it.
-        lock: the open file by which this process, and whoever inherits it, holds the journal.
+        has_triggers: set when reports of contention came; the reader clears it.
+        lock: the open file by which this process, and one that inherits it, holds the journal.
         origin: what this journal's segments start with; see `central.lake.segments.Segment.origin`.
     """
 
@@ -211,7 +211,7 @@ class Journal:
         roll: Roll | None = await self._call(
             lambda connection: tables.begin_roll(connection, self.replica, self.journal_id, max_rows)
         )
-        # The lake may be away for long: nobody else must take it meanwhile.
+        # The lake may be away for long: no other process must take it meanwhile.
         if self._reserve.is_drawn and await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
             self._log_back()
         return roll
@@ -415,7 +415,7 @@ class Journal:
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(call, *arguments)
-            except RuntimeError:  # the loop is gone: nobody waits for this any more
+            except RuntimeError:  # the loop is gone: no caller waits for this any more
                 self._loop = None
 
     def _set_failure(self, error: str) -> None:

@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO, Self
 
-#: A draft of another machine is abandoned when nobody wrote into it for so long.
+#: A draft of another machine is abandoned after this many seconds without a write.
 ABANDONED_S = 86_400.0
 
 _OWNER = re.compile(r"\.(?P<boot>[0-9a-f]{8})-\d+\.tmp$")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
     """Open a database in memory, with DuckDB's settings such as `memory_limit`; duckdb.Error where one is wrong."""
-    import duckdb  # noqa: PLC0415 - takes 0.1 s; the daemon opens none before somebody asks for recent VMs
+    import duckdb  # noqa: PLC0415 - takes 0.1 s; the daemon opens none before recent VMs are asked for
 
     connection = duckdb.connect(config={**settings, "autoinstall_known_extensions": False})
     connection.execute("SET enable_progress_bar = false")  # DuckDB takes no such setting before it is open

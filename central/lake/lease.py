@@ -133,7 +133,7 @@ class Lease:
             self.release()
 
     def holder(self) -> str:
-        """Return who has the lease now, "" for nobody."""
+        """Return the holder of the lease now, "" for none."""
         _, holding = self._newest()
         return "" if holding is None or holding.is_released else holding.holder
 
@@ -144,10 +144,10 @@ class Lease:
         try:
             return token, msgspec.json.decode(self._objects.read(_name(token)), type=_Holding)
         except (msgspec.MsgspecError, NotRegularError):
-            return token, _Holding(UNREADABLE)  # damaged: nobody renews it
+            return token, _Holding(UNREADABLE)  # damaged: no replica renews it
 
     def _write(self, holding: _Holding) -> None:
-        """Write anew the file of the own token, which nobody else writes."""
+        """Rewrite the file of the own token, which no other replica writes."""
         draft = self._objects.draft(_name(self.token))
         draft.write_bytes(msgspec.json.encode(holding))
         self._objects.publish(draft, _name(self.token))
@@ -172,7 +172,7 @@ def lease_problem(objects: Objects) -> str:
     except (msgspec.MsgspecError, NotRegularError) as error:
         why = "it is not a regular file" if isinstance(error, NotRegularError) else str(error)
         return (
-            f"{objects.root}/{name} is damaged: {why}; no row is lost: whoever wants to build waits for a sign of life "
-            "of its holder, once, and takes over by a new one"
+            f"{objects.root}/{name} is damaged: {why}; no row is lost: a replica that wants to build waits for a sign of "
+            "life of its holder, once, and takes over by a new one"
         )
     return ""

@@ -1,6 +1,6 @@
 """Sealed manifests, and how the files that they name come into the lake: all of them count at once, or none does.
 
-The files are published under names of their own, which nobody reads; then the manifest is created, exclusively, and
+The files are published under names of their own, which no reader knows; then the manifest is created, exclusively, and
 makes them count. Where that fails, the files are removed.
 """
 

@@ -128,7 +128,7 @@ class Folder:
 
     def local(self, name: str) -> Path:
         """Return the file itself; NotRegularError where it is none."""
-        with contextlib.suppress(FileNotFoundError):  # reported by whoever opens it
+        with contextlib.suppress(FileNotFoundError):  # reported when it is opened
             check_regular(self._root / name)
         return self._root / name
 

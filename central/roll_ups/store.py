@@ -304,7 +304,7 @@ class SlotStore:
                 rolled=rolled,
                 seal=checksums.PLACE,
             )
-            # Whoever has the lease by now may have merged some of the new segments.
+            # The replica that has the lease by now may have merged some of the new segments.
             if not {segment.key for segment in new} <= {segment.key for segment in self._lake.segments(day)}:
                 raise FileExistsError(self._name(day, number))
             data = commit.create(msgspec.json.encode(manifest) + b"\n")

@@ -32,7 +32,7 @@ _ALWAYS = frozenset({"/healthz", "/metrics"})
 _SWEEP_S = 1.0
 _NO_FILES_S = 0.2  # until the next try, where this process may open no more files
 _WARN_EVERY_S = 60.0
-_NETWORK_BITS = 64  # whoever has one IPv6 address has such a network of them
+_NETWORK_BITS = 64  # a client with one IPv6 address has such a network of them
 
 
 @dataclass(eq=False)

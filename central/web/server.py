@@ -50,7 +50,7 @@ _STATUS = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 410,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-    grpc.StatusCode.CANCELLED: 499,  # nobody reads it
+    grpc.StatusCode.CANCELLED: 499,  # the client is gone
     grpc.StatusCode.UNAVAILABLE: 503,
 }
 _KEEP_ALIVE_S = 5

@@ -220,7 +220,7 @@ class Tree:
         """Let a folder's owner change what is in it.
 
         The kernel makes these folders without any write bit (0555). CAP_DAC_OVERRIDE ignores that; root without it, as
-        in a sandbox, may give itself the bit, which gives nobody else a right.
+        in a sandbox, may give itself the bit, which gives no other user a right.
         """
         folder = Path(self.path(place)).parent
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ not depend on each other. Per VM i, with f the clock:
 - CPUs: where demand exceeds them, all get the same part of their demand; below, a vCPU waits for a CPU like a customer
   of c servers: U^(sqrt(2 (c + 1)) - 1) / (c (1 - U)) per time it runs (Sakasegawa 1977);
 - disk: an operation takes its idle time / (1 - U);
-- the network is far from saturated and delays nobody (section 6.1).
+- the network is far from saturated and delays no VM (section 6.1).
 
 Misses depend on the held part, which depends on the misses: a damped fixed point.
 """

@@ -171,7 +171,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     seen: set[str] = set()
     for index, vm in enumerate(scenario.vms):
         if not vm.name or vm.name in seen:
-            yield f"vms[{index}].name must be given and be nobody else's (value {vm.name!r})"
+            yield f"vms[{index}].name must be given and unique (value {vm.name!r})"
         seen.add(vm.name)
         yield from _vm_problems(f"vms[{index}]", vm)
     for index, antagonist in enumerate(scenario.antagonists):

@@ -30,7 +30,7 @@ MINUTES = float(os.environ.get("WHITEPANDA_AGREE_MINUTES", "4"))
 REAL = 1.05
 _PATIENCE_S = 60.0
 
-#: Of each host with a victim, the first suspect's VM; "" nobody is suspected.
+#: Of each host with a victim, the first suspect's VM; "" no suspect.
 Said = dict[str, str]
 
 

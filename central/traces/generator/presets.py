@@ -29,7 +29,7 @@ PRESETS: dict[str, tuple[str, SynthSettings]] = {
     "paper": ("the plain methods score about as published; linear contention", _PAPER),
     "paper-saturating": ("the same, contention saturates", replace(_PAPER, form="saturating", antagonist_effect=0.07)),
     "quiet": (
-        "nobody hurts anyone: what triggers is noise, load and bad machines",
+        "no antagonists: what triggers is noise, load and bad machines",
         replace(_PAPER, antagonists=0, companions=0),
     ),
     "other-1": (

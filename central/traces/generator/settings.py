@@ -58,7 +58,7 @@ class SynthSettings:
     effect_spread: float = _knob(0.5, 0, 3, "spread of that effect between jobs")
     background_effect: float = _knob(0.0, 0, 100, "the same contention by one ordinary batch task")
     saturation: float = _knob(0.6, 1e-3, 1e6, "form saturating: contention = s * (1 - exp(-pressure / s))")
-    effect_threshold: float = _knob(0, 0, 100, "usage that hurts nobody, in multiples of the job's usual usage")
+    effect_threshold: float = _knob(0, 0, 100, "usage that hurts no task, in multiples of the job's usual usage")
     intensity_noise: float = _knob(
         0, 0, 3, "spread of what a task's usage does to others, from slot to slot, whatever it uses"
     )

@@ -1,6 +1,6 @@
 """Texts of others, such as names of VMs, made fit for a terminal, a log line, a label and a message.
 
-Whoever may start a VM chooses them: bytes that are not UTF-8, which no protobuf takes; control characters; marks that
+The user who starts a VM chooses them: bytes that are not UTF-8, which no protobuf takes; control characters; marks that
 turn the reading direction; characters without a shape; any length. Needs only the standard library.
 """
 

@@ -155,7 +155,7 @@ def is_of_another_ca(details: str) -> bool:
 
 
 def certificate_names(address: str, files: TlsFiles) -> list[str]:
-    """Return the names in the certificate at host:port; none where nobody answers or the CA is another."""
+    """Return the names in the certificate at host:port; none without an answer or with another CA."""
     host, _, port = address.rpartition(":")
     try:
         context = client_context(files)

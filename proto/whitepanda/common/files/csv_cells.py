@@ -1,7 +1,7 @@
 r"""Cells of CSV files that people may open in a spreadsheet.
 
-A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula, and whoever may start
-a VM can choose such a name. Such texts are written with a quote (') before them, which readers remove. In many
+A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula, and users
+can give their VMs such names. Such texts are written with a quote (') before them, which readers remove. In many
 countries a spreadsheet splits lines at `;` and takes the quotes around a cell as part of it: so a quote is also written
 after a `;`, a tab or a line end within a text, where a formula would begin. Every file is written by this module or
 `central.tables.csv_files`.

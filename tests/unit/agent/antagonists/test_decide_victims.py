@@ -706,7 +706,7 @@ def test_every_view_names_the_same_verdict_and_the_same_first_suspect(finds, pre
     line = host_line(views.answer)
     assert (line in views.footer) and bool(line) == bool(victims)
     if victims:
-        assert line.endswith(f"first suspect {blamed.name}" if blamed else "nobody is suspected")
+        assert line.endswith(f"first suspect {blamed.name}" if blamed else "no suspect")
         theirs = {one.uuid for uuid in victims for one in held[uuid].suspects if one.is_blamed}
         assert (blamed.uuid in theirs) if blamed else not theirs
     if len(victims) == 1:

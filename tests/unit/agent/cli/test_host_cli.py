@@ -757,7 +757,7 @@ def test_a_host_with_victims_says_how_many_and_whom_it_blames():
 
     assert line(0, "batch-0001") == ""
     assert line(1, "batch-0001") == "1 victim on this host now; first suspect batch-0001"
-    assert line(2) == "2 victims on this host now; nobody is suspected"
+    assert line(2) == "2 victims on this host now; no suspect"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_of_a_vm_that_suffers_it_is_said_how_much_by_whom_and_who_found_it(verdi
     shown = lines(head(answer))
     assert shown[2] == f"{verdict}: why"
     suffers = verdict in ("victim", "affected")
-    assert ("nobody is suspected" in shown) == (f"found by {said}" in shown) == suffers
+    assert ("no suspect" in shown) == (f"found by {said}" in shown) == suffers
     assert ("slow-down 1.30x [0.90, 1.80]: latency (p95)" in shown) == (suffers and bool(analyses))
 
 

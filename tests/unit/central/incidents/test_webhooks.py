@@ -120,9 +120,7 @@ def test_many_victims_and_no_suspect():
     found = incident(victims=many)
     found.ClearField("suspect")
     annotations = json.loads(webhook_messages.firing(found, ""))["alerts"][0]["annotations"]
-    assert annotations["summary"] == (
-        "8 VMs suffer on host h1, most web-1 of job web 1.52x [1.31, 1.78]; nobody is suspected"
-    )
+    assert annotations["summary"] == ("8 VMs suffer on host h1, most web-1 of job web 1.52x [1.31, 1.78]; no suspect")
     assert "u0 of job web (slow-down not known)" in annotations["description"]
     assert "and 3 more; suspects" in annotations["description"]
     assert not {"suspect_vm", "suspect_job"} & annotations.keys()

@@ -194,7 +194,7 @@ def wedge(host):
 
     yield make
     for pipe in pipes:
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the client is gone any more
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 

@@ -129,7 +129,7 @@ def test_wrong_scenarios_name_the_key_and_the_value(change: str, message: str) -
     ("old", "new", "message"),
     [
         ('vm = "hog"', 'vm = "nobody"', "antagonists[0].vm must be the name of one of the vms (value 'nobody')"),
-        ('name = "hog"', 'name = "victim"', "vms[1].name must be given and be nobody else's (value 'victim')"),
+        ('name = "hog"', 'name = "victim"', "vms[1].name must be given and unique (value 'victim')"),
         ("stop_s = 60", "stop_s = 20", "antagonists[0].stop_s must be above 30 and at most inf (value 20.0)"),
         ("ghz = 2.0", "ghz = -2.0", "host.ghz must be above 0 and at most 10 (value -2.0)"),
         ("load = {cores = 2.0}", "load = {points = [[5, 1], [2, 1]]}", "vms[0].load.points must have rising times"),
