@@ -69,7 +69,7 @@ class LocalApi:
         self._server = server
         for service in ("", _SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self._log.info("local API answers", socket=str(self._path))
+        self._log.info("local API listening", socket=str(self._path))
 
     async def stop(self, grace_s: float = 0.5) -> None:
         """Stop answering and remove the socket; may be called twice."""

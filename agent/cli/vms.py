@@ -36,12 +36,11 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
     analysis or by the fleet's statistics of its job, and its slow-down was known to be real when it became one; it
     stays one while it suffers and the estimate is above `analysis.least_slow_down`, so its interval may include 1. An
     affected VM may suffer, or its job has no alerts. SLOW-DOWN is the 95th percentile of its latency against
-    undisturbed, or with "CPI" its CPI against the mean of its job, with the interval. BY is the first suspect, and how many more
-    there are. A dash is a value that is not known.
-    Of two VMs of one name NAME has the beginning of the UUID too.
-    A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
-    In `--json` `verdict` is the decision; `fleet` and `cloud_white` are the evidence of the two analyses, the fleet's
-    and the host's own, and may say otherwise.
+    undisturbed, or with "CPI" its CPI against the mean of its job, with the interval. BY is the first suspect, and
+    how many more there are. A dash is a value that is not known. Of two VMs of one name NAME has the beginning of
+    the UUID too. A narrow terminal goes without the columns that matter least, and says which; no two names are cut
+    to the same. In `--json` `verdict` is the decision; `fleet` and `cloud_white` are the evidence of the two
+    analyses, the fleet's and the host's own, and may say otherwise.
     """
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()

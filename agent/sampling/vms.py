@@ -297,7 +297,7 @@ class VmTable:
         text = repr(error)
         if self._broken.get(uuid) != text:
             self._broken[uuid] = text
-            _log.warning("VM's data makes no sense; it is left out", vm=identity.name, uuid=uuid, error=text)
+            _log.warning("VM left out: inconsistent data", vm=identity.name, uuid=uuid, error=text)
         vm = self._vms.get(uuid)
         if vm is not None and vm.identity.epoch == identity.epoch:
             # The last readings that made sense stay, so that the next tick tries again from them.

@@ -162,7 +162,7 @@ class Builder(BuildStatus):
             else:
                 self._maintenance_error = ""
                 write = self._log.info if is_due else self._log.debug
-                write("the lake was taken care of", **dataclasses.asdict(done))
+                write("lake maintained", **dataclasses.asdict(done))
 
     @contextlib.contextmanager
     def _damage_counted(self, what: str) -> Iterator[None]:

@@ -172,7 +172,7 @@ def lease_problem(objects: Objects) -> str:
     except (msgspec.MsgspecError, NotRegularError) as error:
         why = "it is not a regular file" if isinstance(error, NotRegularError) else str(error)
         return (
-            f"{objects.root}/{name} is damaged: {why}; no row is lost: a replica that wants to build waits for a sign of "
-            "life of its holder, once, and takes over by a new one"
+            f"{objects.root}/{name} is damaged: {why}; no row is lost: a replica that wants to build waits for a sign "
+            "of life of its holder, once, and takes over by a new one"
         )
     return ""

@@ -308,7 +308,7 @@ def test_one_vms_bad_data_costs_nobody_else_and_is_reported_once():
     assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
     assert host.table.errors == 3
     assert [entry["event"] for entry in logs] == [
-        "VM's data makes no sense; it is left out",
+        "VM left out: inconsistent data",
         "VM's data makes sense again",
     ]
 

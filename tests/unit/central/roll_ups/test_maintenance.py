@@ -94,13 +94,13 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     one, other = (builder(lake, clock, f"central-{number}") for number in range(2))
     assert after_build(one) == 1
     assert segments(lake) == [1, 1, 1, 5]  # the last one is not finished
-    assert "the lake was taken care of" in capsys.readouterr().err
+    assert "lake maintained" in capsys.readouterr().err
     assert (lake.root / "care/2026-11-04.json").read_text().startswith('{"days_compacted":3,"segments_merged":15,')
     for number in range(20, 25):  # late ones of the first day
         write_day(lake, 0, number + 1)
     assert [after_build(other), after_build(other), after_build(one)] == [1, 2, 2]
     assert segments(lake) == [6, 1, 1, 5]
-    assert "taken care of" not in capsys.readouterr().err
+    assert "lake maintained" not in capsys.readouterr().err
     clock.unix_ns += 5 * HOUR_NS
     assert after_build(other) is None  # nothing new to build, but the next day
     assert segments(lake) == [1, 1, 1, 5]
