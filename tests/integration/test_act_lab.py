@@ -114,7 +114,7 @@ def test_what_virsh_changed_meanwhile_is_left_alone_and_its_end_undoes_the_rest(
     try:
         done = undo(act)
         assert (done.result, quota(vm)) == ("left_alone", 70_000)
-        assert f"somebody else has made it '70000/{PERIOD}' meanwhile" in done.detail
+        assert f"another program has made it '70000/{PERIOD}' meanwhile" in done.detail
     finally:
         vm.virsh("schedinfo", UUID, "--live", "vcpu_quota=-1")
     cap(act, 3600)

@@ -78,7 +78,7 @@ other.mkdir()
 (other / "tasks").write_text(f"{TIDS[1]}\\n")
 print(json.dumps([said(cache.target, VM, 3), GROUP.exists(), said(cache.write, VM, FULL), GROUP.exists()]))
 """)
-    reported = "is in the control group theirs of somebody else"
+    reported = "is in the control group theirs of another program"
     assert reported in found[0] and reported in found[2]
     assert (found[1], found[3]) == (False, False)
 

@@ -224,7 +224,7 @@ def test_what_someone_else_changed_meanwhile_is_left_alone_and_said(tmp_path, ba
     clock.advance(900)
     (done,) = actor.tick()
     assert (done.result, backend.states[VM], actor.in_force()) == ("left_alone", "limit 7", ())
-    assert "somebody else has made it 'limit 7' meanwhile" in done.detail
+    assert "another program has made it 'limit 7' meanwhile" in done.detail
 
 
 def test_of_a_vm_that_ended_nothing_is_left_to_undo(tmp_path, backend, clock):

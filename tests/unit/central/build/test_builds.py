@@ -75,15 +75,9 @@ def fitted(parts):
     """What the model says of all rows (each is a task slot of its own)."""
     columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
     slot = columns["start_unix_ns"] // (300 * 10**9)
-    found = panda_reference.fit(
-        machine=columns["machine"],
-        slot=slot,
-        job=columns["job"],
-        platform=columns["platform"],
-        latency_sensitive=columns["latency_sensitive"],
-        usage=columns["cpu_usage_cores"],
-        cpi=columns["cpi"],
-    )
+    names = ("job", "platform", "latency_sensitive", "cpu_usage_cores", "cpi")
+    tasks = np.arange(len(slot))
+    found = panda_reference.fit(TaskSlots(columns["machine"], slot, tasks, *(columns[name] for name in names)))
     return found.statistics, dict(zip(found.coefficients.job.tolist(), found.coefficients.value, strict=True))
 
 
