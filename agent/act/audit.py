@@ -1,4 +1,4 @@
-"""Who did what to which VM, and the outcome: JSON lines, each on the disk before anything else is done."""
+"""Who did what to which VM, and the outcome: JSON lines, each synced to disk before the service continues."""
 
 import contextlib
 import os
@@ -35,11 +35,10 @@ class Allowance:
     """Rate limit for lines about requests that change nothing, so that one client cannot flood the log.
 
     Args:
-        burst: so many at once.
-        every_s: and then one.
+        burst: lines allowed without a pause. every_s: seconds until one more line is allowed.
 
     Attributes:
-        missed: refused lines since the last that was allowed.
+        missed: lines refused since the last allowed one.
 
     """
 

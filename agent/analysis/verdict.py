@@ -14,7 +14,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = ("unknown", "steady", "victim", "inflicting"
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """How many times longer the 95th percentile of a VM's latency is than without interference, with its interval.
+    """A VM's 95th percentile latency divided by that without interference, with its interval.
 
     All three are NaN where it is not known: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
     "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, but not together) or "failed". `model`:
@@ -57,8 +57,9 @@ class Verdict:
     """One VM in one tick.
 
     `reason`: one line for people, with numbers. `since_ns`: the tick's clock when the behaviour began. `culprits`:
-    UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: quiet ticks behind the
-    baseline, aged; `baseline_ready`: whether they are enough. `degradation` None: not estimated.
+    UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: number of quiet ticks that the
+    baseline was learnt from, exponentially aged; `baseline_ready`: whether they are enough. `degradation` None: not
+    estimated.
     """
 
     behaviour: Behaviour

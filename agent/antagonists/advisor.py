@@ -70,7 +70,10 @@ class Advisor:
         return replace(trigger, recommendations=recommend(_with_facts(situation, vms)))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return what helps a victim. For a VM that inflicts: what against it helps its slowest victim. Else ()."""
+        """Return the recommendations for a victim.
+
+        For an inflicting VM, those against it that help its slowest victim; else ().
+        """
         decisions, vms = self._state.decisions, self._vms()
         if decisions is None:
             return ()
@@ -107,7 +110,8 @@ class Advisor:
             behaviour = cloud_white.behaviour(one.uuid) if cloud_white is not None else "unknown"
             inflicts = one.inflicts or behaviour == "inflicting"
             view, known = vms.get(one.uuid), self._store.coefficient(one.job, now_unix_ns)
-            # The host's finding is of this moment; over the last slot a neighbour that has just begun used little CPU.
+            # The host's verdict is about now. Averaged over the last slot, a neighbour that has just started used
+            # little CPU.
             cores = _value(view, _CORES) if view is not None and inflicts and one.score is None else None
             suspects.append(
                 Suspect(
@@ -136,7 +140,7 @@ class Advisor:
         vms: Mapping[str, Vm],
     ) -> Victim:
         analysis, view = self._state.analysis, vms.get(uuid)
-        # A slow-down of the CPI is shown by the CPI beside its mean.
+        # If the slow-down is estimated from CPI, the CPI and its mean already show it.
         ratio = None if slow_down is None or slow_down.is_of_cpi else slow_down.ratio
         return Victim(
             uuid,
@@ -193,9 +197,9 @@ def _value(vm: Vm, name: str) -> float | None:
 
 
 def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
-    """Read what resctrl at its mount point can limit (0: no such limit); None: off.
+    """Read the limits that resctrl supports from its mount point (0: not supported.
 
-    No more is recommended than `act` allows. `central`: its host:port, for commands.
+    `resctrl` None: off). They are clipped to what `act` allows. `central`: its host:port, for commands.
     """
     limits = HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
     if resctrl is None:

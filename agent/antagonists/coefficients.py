@@ -1,7 +1,7 @@
 """Job statistics and coefficients that central sent, versioned, on disk.
 
-Central may be away for days, so its last update is kept in a file. Writes are atomic, and the file before is kept
-beside it. Nothing is used beyond its time to live.
+Central may be unreachable for days, so its last update is kept in a file. Writes are atomic, and the previous file is
+kept next to it. Expired data are not used.
 
 Central's numbers are not trusted: they are checked against the limits of `[uplink]` and against what a CPI can be, only
 rows of jobs that this host asked for are taken, and a version created in the future is not used, so that no update can
@@ -41,7 +41,7 @@ _FILE_BYTES_PER_JOB = 2048
 
 
 def _require(**conditions: bool) -> None:
-    """Raise ValueError for conditions that do not hold; from a file, msgspec adds where."""
+    """Raise ValueError with the names of the conditions that fail. While decoding a file, msgspec adds the path."""
     wrong = [what for what, holds in conditions.items() if not holds]
     if wrong:
         raise ValueError(f"out of range: {', '.join(wrong)}")
@@ -119,8 +119,8 @@ class CoefficientStore:
     """The newest coefficients that central sent, kept at `path`.
 
     A delta is merged if its version is at least the held one. A full update replaces everything if its version is at
-    least the held one, or if it was created later: then central's lake was lost or restored, and counts from a lower
-    number. An update created later than this host's clock allows is refused.
+    least the stored one, or if it was created later: then central's lake was lost or restored, and its versions
+    restarted from a lower number. An update created later than this host's clock allows is refused.
 
     Args:
         path: JSON file; its folder is made. NAME.previous beside it is read where this one is damaged or too large.
@@ -170,7 +170,7 @@ class CoefficientStore:
 
     @property
     def ttl_ns(self) -> int:
-        """How long after its making the version may be used; 0 where nothing is held."""
+        """How long the version may be used after its creation; 0 if none is stored."""
         return min(self._held.ttl_ns or self._max_ttl_ns, self._max_ttl_ns) if self._held.version else 0
 
     @property
@@ -248,7 +248,7 @@ class CoefficientStore:
         return None
 
     def _excess(self, held: _State, size: int) -> tuple[str, str] | None:
-        """Return what would be too much to hold, as `_refusal` does."""
+        """Return why the merged state is too large, in the form of `_refusal`."""
         jobs = len({s.job for s in held.statistics} | held.coefficients.keys())
         remedy = "raise uplink.max_jobs if this host needs more"
         if jobs > self._max_jobs:
@@ -263,8 +263,8 @@ class CoefficientStore:
             return self._asked is None or job in self._asked
 
         before = _State() if update.full or not self.version else self._held
-        # Rows of a job with a new tag replace all its rows, also those that central has no more. A job whose rows come
-        # without a tag loses its tag.
+        # Rows of a job with a new tag replace all its rows, including those that central no longer has. A job whose
+        # rows come without a tag loses its tag.
         replaced = set(update.removed_jobs) | {row.job for row in update.tags}
         statistics = {(s.job, s.platform): s for s in before.statistics if s.job not in replaced}
         coefficients = {job: value for job, value in before.coefficients.items() if job not in replaced}
@@ -344,7 +344,7 @@ class CoefficientStore:
 def _true_tags(update: agent_pb2.CoefficientUpdate, tags: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Yield job and tag where the tag fits the rows sent with it.
 
-    Other tags are not kept, so that central sends the job's rows again: it never resends rows under the right tag.
+    Tags that do not fit are dropped, so that central resends the job's rows. It does not resend rows whose tag matches.
     """
     rows = {job: agent_pb2.CoefficientUpdate(slot_ns=update.slot_ns) for job in tags}
     for one in update.statistics:

@@ -112,16 +112,16 @@ class VmSlots:
         for uuid, vm in list(self.vms.items()):
             while vm.pieces and vm.pieces[0].middle_unix_ns <= oldest:
                 vm.pieces.popleft()
-            # In order except after a step of the clock, which shows at an end: mostly there is nothing to do.
+            # Sorted, except after a clock step, which shows at one of the ends. Usually nothing needs to be done.
             if any(not oldest < vm.pieces[i].middle_unix_ns <= newest for i in (0, -1) if vm.pieces):
                 vm.pieces = deque(p for p in vm.pieces if oldest < p.middle_unix_ns <= newest)
             if not vm.pieces:
                 del self.vms[uuid]
 
     def over(self, end_unix_ns: int, slot_ns: int, *, youngest: bool) -> dict[str, VmSlot]:
-        """Return every VM over the slot that ended then."""
-        # A window belongs to the slot of its middle: windows end some milliseconds beside the grid. The youngest slot
-        # also has windows dated a little ahead of now.
+        """Aggregate each VM over the slot that ended at `end_unix_ns`."""
+        # A window belongs to the slot that contains its midpoint, because windows end a few milliseconds off the grid.
+        # The youngest slot also includes windows dated slightly after now.
         start, end = end_unix_ns - slot_ns, math.inf if youngest else end_unix_ns
         inside = {uuid: [p for p in vm.pieces if start < p.middle_unix_ns <= end] for uuid, vm in self.vms.items()}
         return {uuid: _slot_of(pieces) for uuid, pieces in inside.items() if pieces}

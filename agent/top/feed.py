@@ -1,4 +1,4 @@
-"""Where the live view's frames come from: the agent of this host, asked each second from a thread of its own."""
+"""Where the live view's frames come from: this host's agent, polled every second by a separate thread."""
 
 import threading
 import time
@@ -35,9 +35,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """News: frames of the host, oldest first, and all about the VM that was asked for, as of the last one.
+    """An update: frames of the host, oldest first, and the explanation of the requested VM at the last frame.
 
-    `anew`: what came before is of another time (a recording was wound). `position`: of recordings only.
+    `anew`: drop all earlier frames, because playback moved to another time. `position`: of recordings only.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -48,7 +48,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """No answer; the agent is asked again. `why` is one line with the remedy."""
+    """The agent did not answer; the feed retries. `why` is one line with the remedy."""
 
     why: str
 
@@ -66,7 +66,7 @@ class Feed(Protocol):
         """Explain this VM with each frame from now on, and at once; None: none."""
 
     def stop(self) -> None:
-        """End; returns when no more news comes."""
+        """Stop; returns after the last update."""
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ class Tape(Feed, Protocol):
 
 
 class LiveFeed:
-    """The agent that answers at a socket, asked on an absolute schedule. One that goes away is asked on."""
+    """Polls the agent at a unix socket on an absolute schedule, and retries while it is unreachable."""
 
     def __init__(self, socket: Path, period_s: float = PERIOD_S) -> None:
         self._socket = socket
@@ -115,7 +115,7 @@ class LiveFeed:
     def _run(self, tell: Tell) -> None:
         while not self._stop.is_set():
             try:
-                # The channel is made anew each time: gRPC's own would try again less and less often.
+                # Use a new channel for each try, because gRPC's own reconnects back off.
                 with connect(self._socket) as client:
                     self._ask_on(client, tell)
             except (UnavailableError, InputError) as error:
@@ -134,7 +134,7 @@ class LiveFeed:
             if self._stop.is_set():
                 return
             tell(Came((frame,), found))
-            # What was missed, while the agent was slow, is not made up for.
+            # Ticks missed while the agent was slow are skipped.
             due_s = max(due_s + self._period_s, time.monotonic())
             self._pause_or_explain(client, due_s, tell)
 
@@ -145,7 +145,7 @@ class LiveFeed:
                 tell(Came(explanation=found))
 
     def _pause(self, until_s: float) -> bool:
-        """Wait; return True where something is wanted before."""
+        """Wait until then; return True early if an explanation is requested."""
         self._wake.wait(max(0.0, until_s - time.monotonic()))
         return self._wake.is_set() and not self._stop.is_set() and time.monotonic() < until_s
 

@@ -1,7 +1,7 @@
-"""Sealed manifests, and how the files that they name come into the lake: all of them count at once, or none does.
+"""Manifests with checksums, and the atomic commit of the files that they name: readers see all of them or none.
 
-The files are published under names of their own, which no reader knows; then the manifest is created, exclusively, and
-makes them count. Where that fails, the files are removed.
+The files are published first, under unique names that no reader looks for. Creating the manifest (an exclusive create)
+then makes them visible. If that fails, the files are removed.
 """
 
 import contextlib
@@ -29,7 +29,10 @@ def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
 
 @dataclass(slots=True)
 class ManifestCommit:
-    """The files of the manifest `name`, before they count. Leaving it by an exception removes what it wrote."""
+    """The files of manifest `name` before they are visible.
+
+    If an exception leaves the `with` block, the files written are removed.
+    """
 
     objects: Objects
     name: str
@@ -62,14 +65,20 @@ class ManifestCommit:
         return digest
 
     def create(self, manifest: bytes) -> bytes:
-        """Seal and create the manifest, which has `checksums.PLACE`; return it. Where one is there: FileExistsError."""
+        """Put the checksum in at `checksums.PLACE`, create the manifest and return it.
+
+        Raises FileExistsError if it exists.
+        """
         data = checksums.sealed(manifest, self.name)
         self._is_asked = True
         self.objects.create(self.name, data)
         return data
 
     def _may_be_there(self) -> bool:
-        """Whether the manifest may have been created though no answer came. What is left over is removed later."""
+        """Whether the manifest may exist although `create` failed.
+
+        Its files are then kept; unused files are removed later.
+        """
         try:
             self.objects.read(self.name)
         except FileNotFoundError:

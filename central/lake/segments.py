@@ -6,9 +6,9 @@ The day is that of `start_unix_ns` in UTC. `<n>` is `<journal>-<first row>`: the
 journal row that was rolled, so that repeating a roll after a crash writes the same files, and a new
 journal never writes over an older one's. One roll writes at most one file per day.
 
-A compacted segment is named `<first row>_<last row>` and takes the place of the day's segments of that journal whose
-first rows are in that range, whether they are still there or not (`central.roll_ups.compaction`): its name alone
-makes it count, so it counts from the moment it is there.
+A compacted segment is named `<first row>_<last row>`. It replaces the day's segments of that journal whose first rows
+are in that range, even while they still exist (`central.roll_ups.compaction`). Only the name decides, so the
+replacement is atomic.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class Segment:
 
     @property
     def footer(self) -> pq.FileMetaData:
-        """The Parquet footer, read at each call: it takes 50 KB of memory. Raises DamagedError."""
+        """The Parquet footer. It is not cached, because it takes 50 KB of memory. Raises DamagedError."""
         with self.damage_told(), self.objects.open(self.key) as file:
             return pq.read_metadata(file)
 
     @cached_property
     def _facts(self) -> tuple[int, int]:
-        """What is kept of the footer: the number of rows, and the schema's."""
+        """The cached part of the footer: number of rows, schema version."""
         footer = self.footer
         schema = (footer.metadata or {}).get(b"whitepanda.schema", b"0")
         if not schema.isdigit():
@@ -112,7 +112,7 @@ class Segment:
         return int(footer.num_rows), int(schema)
 
     def check(self, file: BinaryIO | None = None) -> None:
-        """Compare all of its bytes, of the open `file` if given, with its digest (DamagedError); raises OSError."""
+        """Verify the digest of the segment, or of the open `file`. Raises DamagedError or OSError."""
         try:
             with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
                 checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
@@ -121,7 +121,7 @@ class Segment:
 
     @contextlib.contextmanager
     def damage_told(self) -> Iterator[None]:
-        """Turn what pyarrow cannot read of it into a DamagedError. The disk's errors stay what they are."""
+        """Convert pyarrow's read errors to DamagedError. I/O errors pass unchanged."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:
@@ -187,7 +187,7 @@ class Lake:
         return sorted({segment.day for segment in self.segments()})
 
     def segments(self, day: date | None = None) -> list[Segment]:
-        """Return the segments of one day, or all of them, by day and name; none that a compacted one stands for."""
+        """Return the segments of a day, or all, by day and name, without those that a compacted one replaces."""
         return without_superseded(self.all_segments(day))
 
     def all_segments(self, day: date | None = None) -> list[Segment]:
@@ -205,11 +205,12 @@ class Lake:
     ) -> list[Segment]:
         """Write one roll: a file per day of `start_unix_ns`, each on disk and whole under its name when this returns.
 
-        One piece is in memory at a time; its rows of a day are a row group of that day's file. So that there are
-        never many files open, a roll of many days is gone through more than once.
+        One piece is in memory at a time; its rows of one day become one row group of that day's file. To limit the
+        number of open files, the pieces of a roll of many days are read more than once.
 
         Args:
-            pieces: begins anew at each call, with the same tables; rows of schema `central.lake.schema.SAMPLES`.
+            pieces: called one or more times; each call must yield the same tables; rows of schema
+            `central.lake.schema.SAMPLES`.
             stem: from `segment_stem`. Files of that name are replaced: the caller repeats the very same roll.
             provenance: goes into the footers as `whitepanda.<key>`, beside the schema's and the product's version.
 
@@ -251,8 +252,8 @@ class Lake:
     def remove_unfinished(self, origin: str) -> int:
         """Delete drafts of this origin's segments (see `Segment`) whose writer is gone. Returns how many.
 
-        For the holder of the journal of that origin: its rolls are no other process's. But a compaction of its segments
-        may be at work, on this machine or another.
+        Only for the process that holds that origin's journal, because no other process writes its rolls. A compaction
+        of its segments may be running at the same time, on this machine or another.
         """
         found = self.samples_dir.glob(f"day=*/{origin}-*.parquet*.tmp") if self.is_folder else ()
         return sum(
@@ -264,8 +265,8 @@ class Lake:
     ) -> ir.Table:
         """Return the reading view as an Ibis table with the columns of `central.lake.schema.SAMPLES`: every batch once.
 
-        `connection` is an Ibis backend. Only `days` and `segments`, where given, are read; of segments that share a
-        batch all or none must be given.
+        `connection` is an Ibis backend. If `days` or `segments` is given, nothing else is read. Segments that share a
+        batch must be given together or not at all.
         """
         by_origin: dict[str, list[str]] = defaultdict(list)
         wanted = None if days is None else set(days)
@@ -277,7 +278,7 @@ class Lake:
 
 
 def without_superseded(segments: Iterable[Segment]) -> list[Segment]:
-    """Leave out the segments for which a compacted one of the same day and journal stands; the order is kept.
+    """Drop the segments that a compacted segment of the same day and journal replaces; keep the order.
 
     Rolls of a journal are numbered upwards and the ranges of compacted segments are nested or apart, so a
     segment whose range lies in a longer one has been merged into that.
@@ -322,7 +323,7 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 
 
 class SegmentFile:
-    """A segment before it counts: written as a draft; `finish` makes it whole and gives it its name.
+    """Writes a segment as a draft; `finish` completes it and publishes it under its name.
 
     Without `finish` nothing is left. The file has a seal (`central.lake.checksums`), and its pages have
     checksums for other readers.

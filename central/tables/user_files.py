@@ -110,7 +110,8 @@ class UserTable:
             low: the least value.
             high: the greatest.
             above: `low` itself is too small.
-            empty: the value of an empty cell, NaN also of a cell that is not a number; None: it is refused.
+            empty: the value to use for an empty cell. If it is NaN, cells that hold NaN count as empty too. None: empty
+            cells are refused.
             remedy: for a number that is too large.
 
         """
@@ -144,7 +145,7 @@ class UserTable:
         raise InputError(f"{self.path}: column {column} must be {wanted} (row {row + 1}: {value}){then}")
 
     def _values(self, column: str, wanted: str) -> tuple[_Floats, npt.NDArray[np.bool_]]:
-        """Return numbers, NaN where empty, and where that is."""
+        """Return the numbers (NaN for empty cells) and a mask of the empty cells."""
         kind = self.cells[column].type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             try:
@@ -201,7 +202,7 @@ def _csv(path: Path) -> pa.Table:
 
 
 def _why_no_csv(content: bytes, delimiter: str, error: Exception) -> str:
-    """Return what is wrong, and in which row, with a text that pyarrow cannot read."""
+    """Say why pyarrow cannot read the content, and in which row."""
     number, header = -1, 0
     try:
         lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")

@@ -3,7 +3,7 @@
 Source: WSMeter, section 5.2.2: "randomly pick a fixed number of machines", use the jobs with enough instances there,
 "re-select the machines until the coverage becomes satisfactory". Where the machines' present values are known, a draw
 is also refused if its jobs' present metric differs from the whole fleet's by more than `max_imbalance` standard errors.
-Refusing the odd draws makes the later interval, which knows nothing of it, cover rather more than less.
+Rejecting unbalanced draws makes the later interval conservative, because the interval does not account for it.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ class DrawOptions:
     machines: int | None = None  # how many; None: as many as the plan needs
     seed: int = 0  # of the draws
     min_instances: int = MIN_INSTANCES  # a job with fewer on the drawn machines does not count as covered
-    # share of the fleet's weight that must be covered, by what `compare` can use; where a plan says how many
-    # machines, also the share of its own weight whose jobs have there what it wants.
+    # minimum share of the fleet's weight in jobs that `compare` can use. If a plan sets the number of machines, also
+    # the minimum share of the plan's weight in jobs that get their planned instances.
     min_coverage: float = 0.8
     max_imbalance: float = 2.0  # largest difference of the present metric from the whole fleet's, in standard errors
     max_draws: int = 1000  # then give up
@@ -135,7 +135,7 @@ class _Fleet:
     def __init__(self, machine: Ints, job: Ints, weight: Column, machines: int, options: DrawOptions) -> None:
         self._machine, self._job, self._weight = machine, job, weight
         self._machines, self._options = machines, options
-        # A job on one machine only cannot be compared, so that counts too.
+        # A job on a single machine cannot be compared, so machines per job are needed too.
         (self._pair_machine, self._pair_job), _ = group(machine, job)
 
     def coverage(self, is_drawn: Column, count: Ints) -> float:
@@ -170,7 +170,10 @@ class _Fleet:
         return max(_MIN_MACHINES, of_plan, of_fleet)
 
     def _covered_at(self, reached: Ints, of: Column) -> int | None:
-        """Return with how many machines the jobs that are reached have enough of the weight of some jobs."""
+        """Return how many machines it takes to cover enough of the weight of the jobs in `of`.
+
+        None if it is never enough.
+        """
         by_need = np.argsort(reached[of], kind="stable")
         needed, weight = reached[of][by_need], self._weight[of][by_need]
         covered = np.cumsum(weight) / weight.sum()

@@ -13,8 +13,9 @@ from collector.resctrl.tree import PREFIX, Place
 class Vm:
     """A VM in its epoch.
 
-    `places` is where its threads were last found, `own` the control groups in which it needs whitepanda's groups,
-    `readers` the groups that are read, also others'. `reason` says why there is nothing to read.
+    `places`: the resctrl group in which each thread was last found. `own`: the control groups in which the VM needs a
+    group of whitepanda. `readers`: all groups that are read, including those of other programs. `reason`: why nothing
+    can be read.
     """
 
     identity: VmIdentity
@@ -32,7 +33,7 @@ class Vm:
     last_ns: int = 0
 
     def group(self, ctrl: str) -> Place:
-        """Return its group in a control group."""
+        """Return the VM's monitoring group in control group `ctrl`."""
         return Place(ctrl, PREFIX + self.identity.uuid)
 
     @property

@@ -1,7 +1,7 @@
 """Ranked actions against contention, with evidence, expected effect and commands.
 
-The effect of less CPU is by the linear model that accuses the suspect (`effects`). For cache, memory bandwidth and
-migrations no coefficient exists: their effect is unknown, with the reason.
+The effect of less CPU comes from the linear model that also scores the suspects (`effects`). For cache, memory
+bandwidth and migrations no coefficient exists: their effect is unknown, with the reason.
 """
 
 import math
@@ -35,7 +35,7 @@ from agent.analysis.advice.recommendations import (
 MAX_RECOMMENDATIONS = 8
 
 _MAX_SUSPECTS = 3  # for which actions are made
-_FIRST_STEP = 0.5  # share of its usage left to a suspect where nothing says how much is enough
+_FIRST_STEP = 0.5  # share of its usage that a suspect keeps if the necessary cut is unknown
 _CACHE_SHARE = 0.25  # share of all VMs' occupancy that is evidence against a suspect
 _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
 
@@ -43,11 +43,11 @@ _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
 def recommend(situation: Situation) -> tuple[Recommendation, ...]:
     """Rank the possible actions, the best first; () without a victim.
 
-    First actions expected to be enough, then unknown ones, then those that are not enough but near it, or are against a
-    VM that the host itself found to inflict. Among these, the suspect with the higher score, and the action that
-    disturbs less: a limit before a migration. Next is doing nothing; what costs a VM its CPU and leaves most of the
-    contention is worse. Doing nothing is the very first where nothing better is known against a suspect. Suspects that
-    are left alone (`is_left_alone`) are neither capped nor migrated.
+    Order: 1. actions expected to be enough; 2. actions with an unknown effect; 3. actions that are almost enough, or
+    against a VM that the host itself found to inflict; 4. doing nothing; 5. actions that take CPU from a VM and leave
+    most of the contention. Within 1 to 3: the suspect with the higher score first, then the action that disturbs less
+    (a limit before a migration). If no action against a suspect ranks above doing nothing, doing nothing is first.
+    Suspects that are left alone (`is_left_alone`) are neither capped nor migrated.
     """
     if not situation.victims:
         return ()
@@ -155,8 +155,9 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
 def _cores(suspect: Suspect, situation: Situation) -> float:
     """Return how much CPU a suspect may keep, in cores.
 
-    Enough that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: enough in 39 of 40
-    cases. Without a coefficient, or where it hardly matters, `_FIRST_STEP` of its usage.
+    The cut brings mnCPI down to its threshold. It is computed with the coefficient's lower 95 % bound if that is above
+    0, so it is enough in 39 of 40 cases. Without a coefficient, or if the suspect causes only a small part,
+    `_FIRST_STEP` of its usage.
     """
     a, error = suspect.coefficient, suspect.standard_error
     mn_cpi, threshold = situation.mn_cpi, situation.mn_cpi_threshold

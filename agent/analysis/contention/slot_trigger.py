@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI, SlotState
 
-#: A high percentile of fewer slots is hardly more than their maximum; until then the floor decides.
+#: With fewer slots, a high percentile is practically their maximum, so the floor is used.
 MIN_HISTORY_SLOTS = 100
 
 
@@ -32,8 +32,8 @@ def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) 
 def is_triggered(slots: Sequence[SlotState], threshold: float, victim_slots: int) -> bool:
     """Whether each of the last `victim_slots` slots has a victim, and mnCPI is above `threshold` now.
 
-    `slots`: consecutive slots of one machine, oldest first, the present one last. The paper takes 3 victim slots; fewer
-    slots never trigger, nor do less than 1.
+    `slots`: consecutive slots of one machine, oldest first, the present one last. The paper uses 3 victim slots. Never
+    triggers with fewer than `victim_slots` slots, or with `victim_slots` below 1.
     """
     if victim_slots < 1 or len(slots) < victim_slots:
         return False

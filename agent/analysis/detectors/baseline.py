@@ -8,10 +8,10 @@ Per VM and column x, in quiet ticks:
   Noise of hypervisors is autocorrelated: the variance of a mean of n is not 1/n of one value's, so it is learnt,
   not derived. A prior of `prior_ticks` ticks keeps it sane while little is known.
 
-While someone inflicts, learning continues with a far longer time constant: what never ends becomes normal at last. All
-this is whitepanda's; the paper takes the means of a first quiet phase.
+While another VM inflicts, learning continues with a far longer time constant, so that permanent interference finally
+becomes the baseline. This method is whitepanda's own; the paper uses the means of a first quiet phase.
 
-In the same quiet ticks, and aged likewise: in how many samples k of the VM's vCPU threads ran at the instant.
+Also learnt in quiet ticks, with the same ageing: in how many samples exactly k of the VM's vCPU threads were running.
 """
 
 import math
@@ -28,7 +28,7 @@ _CLIP = 3.0  # deviations beyond this many standard deviations count as this man
 _TO_STD = 1.2533  # mean absolute deviation -> standard deviation, of a normal distribution
 _PLAIN_TICKS = 8.0  # with fewer ticks the spread is not known well enough to clip with
 _RESTORED_TICKS = 600  # a restored baseline is dropped if its VM is not seen for as many ticks
-_NOISE_CLIP = 12.0  # squares of means count at most this many times their variance
+_NOISE_CLIP = 12.0  # the square of a window's deviation is clipped to this many times its variance
 _LOAD_RIDGE = 5.0  # squares of the load's logarithm, summed over ticks: ten ticks at twice the load
 _NAN = math.nan
 
@@ -51,8 +51,8 @@ class BaselineSettings:
 class Baselines:
     """The baselines of all VMs of a host, in rows like `keys`.
 
-    Columns end with the noisy ones: windows and noise are kept of these only. `prior_std` and `floor_std`: of the noisy
-    columns, the standard deviation of a short window's mean before any is learnt, and its minimum.
+    The noisy columns come last; only they have windows and noise. `prior_std` and `floor_std`, for the noisy columns:
+    standard deviation of a short window's mean before it is learnt, and its minimum.
 
     `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines, NaN
     where nothing is known, and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of
@@ -177,7 +177,7 @@ class Baselines:
         weight = self._settings.prior_ticks / (self._settings.prior_ticks + self._noise_count)
         rest = 1 - weight
         short = np.maximum(self._prior * weight + self._short * rest, self._floor)
-        # A priori the long window is hardly quieter, as if the noise were slow.
+        # Prior: the long window has almost as much noise as the short one, as if the noise were slow.
         long = np.maximum(0.7 * self._prior * weight + self._long * rest, 0.25 * self._floor)
         return short, np.minimum(long, short)
 

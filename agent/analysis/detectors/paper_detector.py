@@ -1,14 +1,14 @@
 """Cloud White's own detector, algorithm 1 with M = 5 % and N = 50 %; `cloud_white.detector` selects it.
 
 Per VM: load (%guest) and GIPS relative to their means over its first `baseline_ticks` ticks, which are taken for free
-of interference. First pass: where the load differs from its rolling mean by more than M, the VM inflicts if its GIPS
-differs from theirs by more than N, and is a victim if not; else it is steady. Second pass: where any VM inflicts, every
-one that does not is a victim. The rolling means are over the ticks before this one.
+of interference. First pass: if the load differs from its rolling mean by at most M, the VM is steady. Otherwise it
+inflicts if its GIPS differ from their rolling mean by more than N, and is a victim if they do not. Second pass: if any
+VM inflicts, all others are victims. The rolling means do not include the present tick.
 
-The paper leaves open how long the rolling mean is, and what the GIPS are held against. The default holds both against
-the last 10 ticks: a load that lasts becomes steady once it fills the window. Other readings are settings, which
-docs/studies/cloud-white.md compares. Degradation is estimated until the baseline returns: until no VM that inflicted is
-still beyond N from its baseline, and the victim's own load is within M of its own.
+The paper does not say how long the rolling mean is, nor what GIPS are compared with. By default load and GIPS are
+compared with the last 10 ticks, so a lasting load becomes steady once it fills the window. Other interpretations are
+settings; docs/studies/cloud-white.md compares them. Degradation is estimated until every VM that inflicted is within N
+of its baseline and the victim's own load is within M of its baseline.
 """
 
 import math
@@ -33,7 +33,7 @@ _MAX_AGE_S = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PaperSettings:
-    """The paper's thresholds, relative; `rolling_ticks`: how many ticks before this one the means are of.
+    """The paper's thresholds, as ratios. `rolling_ticks`: length of the rolling means, without the present tick.
 
     `load_from_baseline`, `gips_from_baseline`: changes count from the baseline, not from the rolling mean.
     """
@@ -141,9 +141,9 @@ class PaperDetector:
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": vms}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` returned, unless it is older than a week, for VMs in the same epoch.
+        """Restore the baselines from `dump` for VMs in the same epoch, unless they are older than a week.
 
-        ValueError where it is not of `dump`; then nothing was taken.
+        Raises ValueError, and restores nothing, if `data` is not from `dump`.
         """
         vms, age_s = dumped_vms(data, now_unix_s, _FORMAT)
         if age_s > _MAX_AGE_S:
@@ -161,7 +161,7 @@ class PaperDetector:
         self._restored = restored
 
 
-#: Added for a steady VM with an estimate: rolling means forget an older beginning, the baseline does not.
+#: Added for a steady VM that still has an estimate: the rolling mean has adapted to the new load, the baseline has not.
 _STILL_ESTIMATED = "; its slow-down is estimated until it and the inflicting VMs are back at their baselines"
 
 

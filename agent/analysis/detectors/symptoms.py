@@ -1,8 +1,8 @@
 """The columns of whitepanda's detector, made from a tick's signals so that one scale fits all VMs.
 
-Symptoms (of suffering): larger is worse, and 0.05 is about 5 % for any signal (pressures as they are, the rest
-logarithms). Acts (of load): logarithms of an amount plus a floor that hurts no other VM, so that growth from nothing
-to next to nothing does not count.
+Symptoms: larger is worse, and 0.05 is about 5 % for every signal (pressures are used as they are, the others as
+logarithms). Acts (load): the logarithm of amount + floor. The floor is too small to hurt another VM, so growth from
+zero to almost zero is ignored.
 """
 
 import math
@@ -17,8 +17,8 @@ from agent.analysis.signals import INDEX, Floats, Tick
 class Symptom:
     """One sign of suffering. `kind`: symptoms of one kind have one cause and are weighed together.
 
-    `prior_std`, `floor_std`: of the mean of a short window. `load_std`: how much a doubling of the VM's own load may
-    change it, as long as that is not learnt.
+    `prior_std`, `floor_std`: prior and minimum standard deviation of a short window's mean. `load_std`: how much a
+    doubling of the VM's own load may change the symptom, until that is learnt.
     """
 
     name: str
@@ -76,7 +76,7 @@ CLOCK = "log_clock"
 COLUMNS: tuple[str, ...] = (*(s.name for s in SYMPTOMS), *(a.name for a in ACTS), CLOCK)
 
 _MISSES_FLOOR = 0.2
-_IDLE_CORES = 0.02  # a VM that does less waits too seldom for its share of waiting to mean anything
+_IDLE_CORES = 0.02  # below this, a VM waits too rarely for its wait ratio to mean anything
 _QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not follow requests
 _GIPS, _CPU_CORES = INDEX["gips"], INDEX["cpu_usage_cores"]
 _ACT_COLUMNS = [INDEX[act.signal] for act in ACTS]
@@ -85,7 +85,7 @@ _RAW = {"cpu_pressure", "io_pressure", "memory_pressure"}
 _MAX_STALLS = 0.98
 _RAW_PLACES = [place for place, symptom in enumerate(SYMPTOMS) if symptom.name in _RAW]
 _RAW_COLUMNS = [INDEX[SYMPTOMS[place].signal] for place in _RAW_PLACES]
-_CLOCKED = 3  # the first symptoms: in cycles
+_CLOCKED = 3  # the first three symptoms are measured in cycles
 _PLACE = {name: place for place, name in enumerate(COLUMNS)}
 
 
@@ -104,7 +104,7 @@ def columns_of(values: Floats, vcpus: Floats) -> Floats:
             result[:, _PLACE[name]] = -np.log1p(-stalls)
         waiting = values[:, INDEX["run_queue_wait_ratio"]] * vcpus
         result[:, _PLACE["log_waiting"]] = np.log1p(waiting / np.maximum(cores, _IDLE_CORES))
-        # Where instructions are counted IPC says the same, without the noise of the network.
+        # If instructions are counted, IPC shows the same thing without network noise.
         network = values[:, INDEX["network_bytes_per_s"]]
         is_used = np.isnan(values[:, _GIPS]) & (network >= _QUIET_BYTES_PER_S) & (cores > 0)
         result[:, _PLACE["log_cpu_per_byte"]] = np.where(is_used, np.log(cores / network), math.nan)
@@ -112,7 +112,7 @@ def columns_of(values: Floats, vcpus: Floats) -> Floats:
         result[:, start : start + len(ACTS)] = np.log(values[:, _ACT_COLUMNS] + _ACT_FLOORS)
         clock = values[:, INDEX["frequency_ratio"]]
         result[:, _PLACE[CLOCK]] = np.log(np.where(clock > 0, clock, math.nan))
-    # The pressure of a CPU that is waited for is the run queue's wait again, where that is known.
+    # CPU pressure would count the run-queue wait twice, so drop it if that wait is known.
     known = ~np.isnan(result[:, _PLACE["log_waiting"]])
     result[known, _PLACE["cpu_pressure"]] = math.nan
     return result

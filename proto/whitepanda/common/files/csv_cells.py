@@ -1,9 +1,9 @@
 r"""Cells of CSV files that people may open in a spreadsheet.
 
-A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula, and users
-can give their VMs such names. Such texts are written with a quote (') before them, which readers remove. In many
-countries a spreadsheet splits lines at `;` and takes the quotes around a cell as part of it: so a quote is also written
-after a `;`, a tab or a line end within a text, where a formula would begin. Every file is written by this module or
+A spreadsheet evaluates a cell that begins with =, +, -, @, a tab or a carriage return as a formula, and users can give
+their VMs such names. The writer puts a quote (') before such a text, and the reader removes it. In many locales a
+spreadsheet splits lines at `;` and does not honour the quoting of a cell, so the writer also puts a quote after each
+`;`, tab or line end inside a text if a formula would begin there. All CSV files are written by this module or
 `central.tables.csv_files`.
 """
 
@@ -12,12 +12,13 @@ import io
 import re
 from collections.abc import Iterable
 
-#: Written with one more quote, unless it is a `NUMBER`; quotes are counted, so that no two texts become one.
+#: A text that gets a leading quote, unless it is a `NUMBER`. It may have leading quotes already, so that escaping is
+#: reversible.
 FORMULA = r"^'*[=+\-@\t\r]"
 NUMBER = r"^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
-#: Such a text as it was written; its group is the text without the quote.
+#: An escaped text; the group is the text without the added quote.
 QUOTED = r"^'('*[=+\-@\t\r])"
-#: The same after each separator within a text; its groups are what is around the quote.
+#: The same after a separator inside a text; the groups are the parts before and after the quote.
 WITHIN = r"""([;\t\r\n])(["']*[=+\-@])"""
 WITHIN_QUOTED = r"""([;\t\r\n])'(["']*[=+\-@])"""
 
@@ -37,7 +38,7 @@ def csv_text(cell: str) -> str:
 
 
 def csv_line(cells: Iterable[object]) -> str:
-    """Return a line of a CSV file, with its end: texts, numbers, and None for nothing."""
+    """Return one line of a CSV file, with its line end. `cells`: texts, numbers, or None for an empty cell."""
     line = io.StringIO()
     written = (csv_cell(cell) if isinstance(cell, str) else cell for cell in cells)
     csv.writer(line, lineterminator="\r\n").writerow(written)  # so that it quotes both characters
