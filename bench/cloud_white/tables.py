@@ -20,7 +20,7 @@ GROUPS = {
 }
 CONSTANTS = ("constant 1", "constant")
 #: Under which whitepanda stands beside whitepanda as it is, with the suffix of a run's intervals.
-CONDITIONS = {"without samples of vCPUs": "_blind", "given the workers": "_reported"}
+CONDITIONS = {"without samples of vCPUs": "_blind", "given the workers": "_known"}
 _SINGLE = re.compile(r"^(?P<application>.+?)-(?P<load>\d+)-(?P<stressor>.+)$")
 _ACTIVE = ("victim", "inflicting")
 

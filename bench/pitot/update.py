@@ -81,7 +81,7 @@ def interval(parts: list[np.ndarray], statistic: Callable[[np.ndarray], float], 
 def table(data: Data, model: Model, gone: dict[str, np.ndarray], places: dict[str, np.ndarray]) -> str:
     """Measure, and write the table."""
     lines = [
-        "| new | runs known | beside | rows asked | mean error (95 % interval) | median | linear scaling, mean |",
+        "| new | runs given | beside | rows asked | mean error (95 % interval) | median | linear scaling, mean |",
         "|---|---|---|---|---|---|---|",
     ]
     rows = data.rows
