@@ -313,7 +313,7 @@ class CoefficientStore:
             try:
                 held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_State)
                 if held.format != _FORMAT:
-                    raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")  # noqa: TRY301 - as damage
+                    raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")  # noqa: TRY301 - handled below, as damage is
             except FileNotFoundError:
                 continue  # nothing was ever kept, or the agent was killed while it replaced the file
             except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:

@@ -93,10 +93,11 @@ def _kind_of(file: Path) -> metadata.EntryPoint:
 
 def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
     try:
-        return point.load()  # type: ignore[no-any-return]
+        loader: Callable[[Path], Any] = point.load()
     except ImportError as error:
         lacks = f"this installation lacks '{error.name}'; {how_to_install(point.name)}"
         raise ConfigError(f"{file}: cannot check a configuration of {point.name}: {lacks}") from error
+    return loader
 
 
 def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:

@@ -30,7 +30,8 @@ def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
         Shape (jobs,), each at least 1.
     """
     p = np.asarray(loadings, dtype=np.float64)
-    return 1.0 + (p * (p.sum(axis=0) - p) / units).sum(axis=1)  # type: ignore[no-any-return]
+    found: Floats = 1.0 + (p * (p.sum(axis=0) - p) / units).sum(axis=1)
+    return found
 
 
 def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:

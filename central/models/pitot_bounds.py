@@ -74,7 +74,8 @@ class Difficulty:
 
 def disagreement(log_us: NDArray[np.floating]) -> Floats:
     """Return the log of the members' deviation: (members, n) -> (n,)."""
-    return np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)  # type: ignore[no-any-return]
+    found: Floats = np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)
+    return found
 
 
 def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats:

@@ -75,7 +75,8 @@ def _strength(members: Members, m: int, rows: Rows, g: Singles) -> Singles:
     _, _, u, _ = members.shape.workload_parts(members.workload[m, np.maximum(rows.interferers, 0)])
     total = (u * (rows.interferers != ALONE)[:, :, None]).sum(axis=1)
     strength = np.einsum("ntq,nq->nt", g, total)
-    return np.where(strength > 0, strength, members.shape.leak * strength)  # type: ignore[no-any-return]
+    found: Singles = np.where(strength > 0, strength, members.shape.leak * strength)
+    return found
 
 
 def _posterior(known: Floats, inputs: Floats, values: Floats, noise: float) -> Floats:
@@ -86,4 +87,5 @@ def _posterior(known: Floats, inputs: Floats, values: Floats, noise: float) -> F
     covariance += np.diag(np.full(len(mean), _RIDGE * np.trace(covariance) / len(mean)))
     gain = inputs @ covariance
     seen = gain @ inputs.T + noise**2 * np.eye(len(values))
-    return mean + gain.T @ np.linalg.solve(seen, values - inputs @ mean)  # type: ignore[no-any-return]
+    found: Floats = mean + gain.T @ np.linalg.solve(seen, values - inputs @ mean)
+    return found

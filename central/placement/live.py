@@ -82,7 +82,8 @@ class Snapshot:
 
     def by_resource(self, loading: Floats, host: int) -> Floats:
         """Return each resource's addition to the dilation of such a VM on a host."""
-        return _share_of_time(loading) * self.hosts.totals[host] / self.hosts.units  # type: ignore[no-any-return]
+        found: Floats = _share_of_time(loading) * self.hosts.totals[host] / self.hosts.units
+        return found
 
 
 def _share_of_time(loading: Floats) -> Floats:

@@ -147,4 +147,5 @@ def project(part: Embedded, seed: int) -> Floats:
     except ImportError as error:
         raise UnavailableError(f"--plot needs '{error.name}'; {how_to_install('train')}") from error
     perplexity = min(_PERPLEXITY, len(part.names) * _MAX_OF_NAMES)
-    return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(part.values)  # type: ignore[no-any-return]
+    found: Floats = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(part.values)
+    return found

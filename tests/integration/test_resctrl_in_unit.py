@@ -398,7 +398,7 @@ def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree
 
 @pytest.mark.long
 def test_the_occupancy_of_a_vm_in_a_group_of_ours(machine, tree, drop_in):
-    """Told from its turn's sixth second on, so with turns that are longer."""
+    """Reported from its turn's sixth second on, so with turns that are longer."""
     drop_in("ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/held.toml")
     machine.start(AGENT)
     wait_until(lambda: MINE + UUIDS[0] in tree.groups(), lambda: machine.journal(AGENT))

@@ -66,4 +66,5 @@ def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Float
     c, u = victim_cpi[known], usage[:, known]
     weight = np.where(c > threshold, 1 - threshold / c, c / threshold - 1)
     total = u.sum(axis=1)
-    return np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)  # type: ignore[no-any-return]
+    found: Floats = np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)
+    return found

@@ -60,4 +60,5 @@ def suspect_scores(victim_cpi: Floats, usage: Floats, rng: np.random.Generator) 
     u = usage[:, drawn] - usage[:, drawn].mean(axis=1, keepdims=True)
     scale = np.sqrt((c @ c) * (u * u).sum(axis=1))
     floor = 1e-12 * np.abs(usage[:, drawn]).sum(axis=1) * np.abs(victim_cpi[drawn]).sum()
-    return np.divide(u @ c, scale, out=np.zeros(len(usage)), where=scale > floor)  # type: ignore[no-any-return]
+    found: Floats = np.divide(u @ c, scale, out=np.zeros(len(usage)), where=scale > floor)
+    return found

@@ -26,7 +26,7 @@ RULES = ROOT / "packaging" / "prometheus" / "whitepanda.rules.yml"
 NAMES = ("fleet", "host", "central")
 #: The alerts' page as central's package installs it (tools/build_debs.py).
 RUNBOOKS = "file:///usr/share/doc/whitepanda-central/alerts.md"
-#: Told of VMs beside the table of metrics (docs/metrics.md).
+#: Metrics of VMs in addition to the table of metrics (docs/metrics.md).
 OF_VMS = (
     "victim", "degradation_ratio", "behaviour", "baseline_ticks", "baseline_ready",
     "part_age_seconds", "part_absent", "metric_absent", "slow_down_ratio", "slow_down_low_ratio",

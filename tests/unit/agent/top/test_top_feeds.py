@@ -79,7 +79,7 @@ async def test_cpi_is_held_against_what_central_sent_of_the_job(short):
 # --- recordings ---
 
 
-class Told:
+class Updates:
     """Takes a player's news; `last` is what a view would show."""
 
     def __init__(self, player):
@@ -127,7 +127,7 @@ def test_a_recorded_host_is_shown_as_the_agent_would_have():
 
 def test_play_wind_and_speed():
     player = Player(RECORDING)
-    with Told(player) as reported:
+    with Updates(player) as reported:
         first = reported.until(lambda news: news.frames)
         assert (first.position.at_s, first.position.length_s, first.position.playing) == (0.0, 6.0, True)
         player.toggle()
@@ -205,7 +205,7 @@ def test_a_recording_that_vanishes_is_reported_when_it_is_wound_back(tmp_path):
     file = tmp_path / "gone.jsonl"
     shutil.copy(RECORDING, file)
     player = Player(file)
-    with Told(player) as reported:
+    with Updates(player) as reported:
         player.wind(5)
         reported.until(lambda news: news.position and news.position.at_s >= 5)
         file.unlink()
@@ -220,7 +220,7 @@ def test_whatever_ends_the_player_is_reported(monkeypatch):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(player._host, "advance", broken)
-    with Told(player) as reported:
+    with Updates(player) as reported:
         said = reported.until(lambda news: isinstance(news, Gone)).why
     assert "ZeroDivisionError('a bug'); please report this" in said
 
@@ -243,7 +243,7 @@ def test_a_long_recording_keeps_a_minute(tmp_path):
     file = tmp_path / "long.jsonl"
     file.write_bytes(RECORDING.read_bytes().splitlines(keepends=True)[0] + "\n".join(ticks).encode() + b"\n")
     player = Player(file)
-    with Told(player) as reported:
+    with Updates(player) as reported:
         player.wind(150)
         came = reported.until(lambda news: news.frames and news.position.at_s >= 150)
         assert len(came.frames) <= HISTORY

@@ -410,7 +410,7 @@ def test_what_the_library_leaves_is_removed_and_nothing_else(fake, tree, make, m
     tree.group("COS1")
     tree.group(f"COS1/mon_groups/pqos-{dead.pid}-0", "1000\n1001\n")  # of a killed agent
     tree.group(f"mon_groups/pqos-{dead.pid}-1", "")
-    tree.group(f"mon_groups/pqos-{dead.pid}-2", "4711\n")  # it measures something that is not a VM of ours
+    tree.group(f"mon_groups/pqos-{dead.pid}-2", "4711\n")  # it measures another program's processes
     tree.group(f"mon_groups/pqos-{dead.pid}-3", "", "0-1")  # it measures CPUs
     tree.group("mon_groups/pqos-77-0", "")  # its maker lives
     tree.group("mon_groups/telegraf", "")
