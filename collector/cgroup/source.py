@@ -33,7 +33,7 @@ from collector.timestamps import clocks_now, read_in_turn
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
-_FIND_AGAIN_NS = 60_000_000_000  # how often a group is checked for other processes, unless the VM's process moved
+_FIND_AGAIN_NS = 60_000_000_000  # how often a group is checked for other processes, and at each move of the VM's
 _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
 _NO_PRESSURE = Pressure()

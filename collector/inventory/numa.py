@@ -96,10 +96,10 @@ def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
 
 def parse_numa_maps(text: bytes) -> dict[int, int]:
     """Return resident memory in bytes by node from /proc/PID/numa_maps. Raises ValueError if no line has a node."""
-    sized = [(line, page) for line in text.splitlines() if (page := _PAGE_KB.search(line))]
+    sized = [(line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line))]
     if not sized:
         raise ValueError("no mapping has a node")
-    return _sum_nodes((line, int(page[1]) * 1024) for line, page in sized)
+    return _sum_nodes(sized)
 
 
 def read_whole(path: str) -> bytes:

@@ -76,16 +76,12 @@ class PortsDatabase:
         try:
             idl = self._make(library)
             self._wait(idl)
-        except SourceError:
-            raise
         except Exception as error:
             if idl is not None:
                 with contextlib.suppress(Exception):
                     idl.close()
-            if isinstance(error, TimeoutError):
-                why = f"{self._remote}: no answer within {self._deadline_s:g} s"
-                remedy = "is ovsdb-server hung, or is it another database than Open_vSwitch?"
-                raise SourceError(f"{why}; {remedy}", Reason.STUCK) from None
+            if isinstance(error, SourceError):
+                raise
             # Such as a TypeError for an address with TLS, because the library does not know the files.
             why = f"sources.ovs.database {self._remote!r}: the library `ovs` cannot connect to it"
             raise SourceError(f"{why} ({type(error).__name__}: {error}); set unix:/PATH or tcp:ADDRESS:PORT") from error
@@ -129,12 +125,17 @@ class PortsDatabase:
             self._renewed[str(row.uuid)] += 1
 
     def _wait(self, idl: Any) -> None:
-        """Run the replica until it has the contents. Raises TimeoutError."""
+        """Run the replica until it has the contents. Raises SourceError at the deadline."""
         poller_module = _import("ovs.poller")
         deadline_s = time.monotonic() + self._deadline_s
         idl.run()
         while not idl.has_ever_connected():
-            left_s = seconds_left(deadline_s)
+            try:
+                left_s = seconds_left(deadline_s)
+            except TimeoutError:
+                why = f"{self._remote}: no answer within {self._deadline_s:g} s"
+                remedy = "is ovsdb-server hung, or is it another database than Open_vSwitch?"
+                raise SourceError(f"{why}; {remedy}", Reason.STUCK) from None
             poller = poller_module.Poller()
             idl.wait(poller)
             poller.timer_wait(max(1, round(left_s * 1000)))

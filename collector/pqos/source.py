@@ -134,7 +134,8 @@ class PqosSource:
         try:
             library.pqos.init("OS" if self._os else "MSR", log_file=self._log_file, verbose="silent")
         except library.error as error:
-            self._clean_up()
+            self._remove_own()
+            self._close_log()
             message = f"libpqos does not start: {error}; `pqos -s` on this host says why"
             raise SourceError(message, Reason.NO_RDT) from error
         self._library = library
@@ -167,11 +168,14 @@ class PqosSource:
         if library is not None:
             with contextlib.suppress(library.error):
                 library.pqos.fini()
-            self._clean_up()
+            self._remove_own()
+        self._close_log()
 
-    def _clean_up(self) -> None:
+    def _remove_own(self) -> None:
         if self._leftovers is not None:
             self._leftovers.remove_own()
+
+    def _close_log(self) -> None:
         if self._log_file is not None:
             self._log_file.close()
             self._log_file = None

@@ -341,7 +341,8 @@ class QemuFinder:
                 raise
             if pid not in self._failed:
                 self._failed.add(pid)
-                _log.warning("process %d: examining it failed: %r; if it is a VM, please report this", pid, error)
+                what = f"{type(error).__name__}: {error}"
+                _log.warning("process %d: examining it failed: %s; if it is a VM, please report this", pid, what)
 
     def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"

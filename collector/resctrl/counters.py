@@ -5,7 +5,6 @@ lost its hardware begins anew; a value that falls must never become a rate.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from collector.base import NS_PER_S, RdtDomain, Reason
 
@@ -24,7 +23,6 @@ SETTLE_NS = 5 * NS_PER_S
 
 # From here on a value is a small negative number without its sign, after a faulty wrap.
 _NEGATIVE = 1 << 63
-_VALUES = attrgetter("llc_occupancy_bytes", "mbm_total_bytes", "mbm_local_bytes")
 _MAX_BYTES_PER_S = 10**12  # more than any memory moves
 
 
@@ -41,7 +39,9 @@ def unbroken(before: Mapping[str, RdtDomain], now: Mapping[str, RdtDomain], dt_n
     """Whether all bandwidth counters continued from `before` to `now`: none fell, none grew beyond belief."""
     most = _MAX_BYTES_PER_S * dt_ns // NS_PER_S
     for name, new in now.items():
-        old = before.get(name, new)
+        old = before.get(name)
+        if old is None:
+            continue
         for earlier, later in ((old.mbm_total_bytes, new.mbm_total_bytes), (old.mbm_local_bytes, new.mbm_local_bytes)):
             if earlier is not None and later is not None and not 0 <= later - earlier <= most:
                 return False
@@ -53,13 +53,19 @@ def make_domain(values: Sequence[int | Reason], *, settling: bool = False) -> Rd
 
     `settling`: the threads were moved into the group less than `SETTLE_NS` ago, so the occupancy is not theirs.
     """
-    if settling and not isinstance(values[0], Reason):
-        values = (Reason.VM_STARTING, *values[1:])
-    reasons = [value for value in values if isinstance(value, Reason)]
-    # There is room for one reason: a passing one counts more than an event that this CPU never has.
-    reason = next((one for one in reasons if one is not Reason.NO_EVENT), reasons[0] if reasons else Reason.UNSPECIFIED)
-    occupancy, total, local = (None if isinstance(value, Reason) else value for value in values)
-    return RdtDomain(occupancy, total, local, reason)
+    occupancy, total, local = values
+    if settling and not isinstance(occupancy, Reason):
+        occupancy = Reason.VM_STARTING
+    reason = Reason.UNSPECIFIED
+    for value in (occupancy, total, local):
+        # There is room for one reason: a passing one counts more than an event that this CPU never has.
+        if isinstance(value, Reason) and reason in {Reason.UNSPECIFIED, Reason.NO_EVENT}:
+            reason = value
+    return RdtDomain(_bytes(occupancy), _bytes(total), _bytes(local), reason)
+
+
+def _bytes(value: int | Reason) -> int | None:
+    return None if isinstance(value, Reason) else value
 
 
 def add_up(groups: Iterable[Mapping[str, RdtDomain]]) -> dict[str, RdtDomain]:
@@ -72,6 +78,13 @@ def add_up(groups: Iterable[Mapping[str, RdtDomain]]) -> dict[str, RdtDomain]:
 
 
 def _plus(one: RdtDomain, other: RdtDomain) -> RdtDomain:
-    pairs = zip(_VALUES(one), _VALUES(other), strict=True)
-    occupancy, total, local = (None if None in pair else sum(pair) for pair in pairs)
-    return RdtDomain(occupancy, total, local, one.reason or other.reason)
+    return RdtDomain(
+        _sum(one.llc_occupancy_bytes, other.llc_occupancy_bytes),
+        _sum(one.mbm_total_bytes, other.mbm_total_bytes),
+        _sum(one.mbm_local_bytes, other.mbm_local_bytes),
+        one.reason or other.reason,
+    )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other

@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_time_and_again_leaves_no_file_open(lab, make):
     files, threads = held()
     for _ in range(20):
         cycle()
-    # A thread that was reported to end may take a moment; one left per cycle would be twenty.
+    # A thread that was asked to end may take a moment; one left per cycle would be twenty.
     wait_until(lambda: held()[0] <= files and held()[1] <= threads)
 
 

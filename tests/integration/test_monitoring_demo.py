@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the demonstration: every query of every dashboard has an answer, the pages are sound.
 
-And the webhook of the same central learns of the incident that the demonstration injects.
+And the webhook of the same central reports the incident that the demonstration injects.
 """
 
 import socket

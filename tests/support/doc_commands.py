@@ -1,7 +1,7 @@
 """The commands of docs/*.md and README.md: found, checked against the program, and run as they stand there.
 
 A command is what a reader would copy into a shell: a fenced block `sh`, a line after `$ ` of a block `console`, and a
-line of an indented block that begins with a program that people are reported to run.
+line of an indented block that begins with a program that people are asked to run.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: on a disk that keeps, at a power cut, only what it was reported to keep."""
+"""Files that are there whole or not at all: on a disk that keeps, at a power cut, only what it was asked to keep."""
 
 import errno
 import os

@@ -142,7 +142,7 @@ def test_each_vm_is_judged_once_in_some_ticks_and_new_ones_at_once():
         rule.judge(looks, used, np.full(33, seen))
         changed += [(seen, row) for row in np.flatnonzero(rule.found.workers != before).tolist()]
     assert sorted(changed) == sorted([*((10, row) for row in range(32)), (9, 32)])
-    # One goes, one comes, which is reported by the operator.
+    # One goes, one comes, as the operator says.
     rule.match(np.array([3, -1]), (keys[3], VmKey("new", "e", 2, 1)))
     rule.judge(looks[:2], used[:2], np.array([11, 1]))
     assert rule.found.workers.tolist() == [1, 0]

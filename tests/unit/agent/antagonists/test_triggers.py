@@ -86,7 +86,7 @@ def test_its_end_is_reported_once_and_then_nothing(host):
 
 
 def told_by(triggers, *states):
-    """What learns of (second, report) one after the other: (second of the report, since, ended)."""
+    """Return what is reported of (second, report) one after the other: (second of the report, since, ended)."""
     found = [triggers.note(state) for state in states]
     return [None if one is None else (one.unix_ns // S, one.since_unix_ns // S, one.ended) for one in found]
 

@@ -44,7 +44,7 @@ async def test_a_lasting_command_ends_with_its_children(stressors, tmp_path):
     stressors.check()
     assert alive(child)
     await stressors.stop()
-    wait_until(lambda: not alive(child))  # it was reported to end, and ends by itself
+    wait_until(lambda: not alive(child))  # it was asked to end, and ends by itself
     assert (tmp_path / "stopped").exists()
     await stressors.stop()  # nothing runs any more
 
@@ -166,7 +166,7 @@ async def test_a_control_line_that_is_not_answered_by_ok_has_failed(stressors, a
         with pytest.raises(UnavailableError) as caught:
             await stressors.start([Stressor("s", "vm", control=control.address, on="cpu 4", off="quiet")])
         assert f"stressor 's': 'cpu 4' to {control.address} {problem}" in str(caught.value)
-        with pytest.raises(UnavailableError):  # it may run: it is reported to stop, and that fails too
+        with pytest.raises(UnavailableError):  # it may run: it is asked to stop, and that fails too
             await stressors.stop()
         assert control.lines == ["cpu 4\n", "quiet\n"]
 

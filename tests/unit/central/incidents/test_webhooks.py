@@ -1,4 +1,4 @@
-"""Webhooks: what learns of an incident, and how it is posted; over real HTTP."""
+"""Webhooks: what a receiver learns of an incident, and how it is posted; over real HTTP."""
 
 import asyncio
 import contextlib

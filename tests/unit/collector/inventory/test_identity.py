@@ -38,7 +38,7 @@ def test_a_vm_of_openstack_nova_is_known_from_one_of_libvirt_alone(host, invento
     assert [(vm.manager, vm.by_libvirt) for vm in inventory.vms()] == [("nova", True), ("libvirt", True)]
 
 
-def test_an_unknown_type_of_domain_is_reported_by_its_threads_names(host, inventory):
+def test_an_unknown_type_of_domain_is_recognised_by_its_threads_names(host, inventory):
     host.vm("a", 10, [11], kind="xen")
     (host.proc / "10/task/11/comm").write_text("CPU 0/TCG\n")
     assert inventory.vms()[0].accelerator == "tcg"
@@ -194,7 +194,7 @@ def wedge(host):
 
     yield make
     for pipe in pipes:
-        with contextlib.suppress(OSError):  # the client is gone any more
+        with contextlib.suppress(OSError):  # its reader is gone
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 

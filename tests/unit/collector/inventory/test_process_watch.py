@@ -19,7 +19,7 @@ def open_fds():
 
 @pytest.fixture
 def sleeper():
-    """Start processes that sleep; their first argument is reported."""
+    """Start processes that sleep; their first argument is given."""
     started = []
 
     def start(argument: str) -> subprocess.Popen:

@@ -251,7 +251,7 @@ def test_a_bridge_that_hangs_costs_the_deadline_and_is_asked_again(bridge, clien
     assert client.connections == 2
 
 
-def test_nobody_listens_is_reported_from_no_permission(tmp_path, client, monkeypatch):
+def test_no_listener_is_distinguished_from_no_permission(tmp_path, client, monkeypatch):
     path = tmp_path / "br0.mgmt"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

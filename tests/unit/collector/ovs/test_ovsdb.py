@@ -19,7 +19,7 @@ from collector.ovs.source import OvsSource
 
 
 class Server:
-    """An OVSDB server of the oldest kind: it knows `monitor` alone, and sends what it is reported to."""
+    """An OVSDB server of the oldest kind: it knows `monitor` alone, and sends what the test says."""
 
     def __init__(self, path, contents):
         self.contents = contents

@@ -40,7 +40,7 @@ class Listed:
 
 @pytest.fixture
 def worker():
-    """A process of two threads that counts to the number it is reported and says so."""
+    """A process of two threads that counts to the number that it is given and says so."""
     with subprocess.Popen(
         [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
@@ -189,7 +189,7 @@ def test_a_thread_that_spins_runs_and_one_that_waits_or_is_stopped_does_not(work
     source.close()
 
 
-def test_a_vm_that_sleeps_after_it_ran_is_reported_to_run_no_more(worker, vm, monkeypatch):
+def test_a_vm_that_sleeps_after_it_ran_does_not_run_any_more(worker, vm, monkeypatch):
     """Its clock stands still, so that all but the count is what was reported before."""
     source = ProcfsSource(Listed(vm))
     asleep(worker)

@@ -363,7 +363,7 @@ def wedged(qemu_host):
 
     yield make
     for pipe in pipes:
-        with contextlib.suppress(OSError):  # the client is gone any more
+        with contextlib.suppress(OSError):  # its reader is gone
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 

@@ -54,7 +54,7 @@ def source(inventory, qemu_host, poller):
 
 @pytest.fixture
 def take(qemu_host, source):
-    """Sample some time later: what learns of each VM, by its name."""
+    """Sample some time later: what is reported of each VM, by its name."""
 
     def sample(seconds=2.5):
         qemu_host.later(seconds)
@@ -296,7 +296,7 @@ def test_probe_says_what_is_wrong(qemu_host, host):
     assert probe.detail == f"{none}: No such file or directory; see sources.procfs.root"
 
 
-def test_probe_reports_what_may_not_be_read_from_what_is_not_there(inventory, source, monkeypatch):
+def test_probe_distinguishes_what_may_not_be_read_from_what_is_not_there(inventory, source, monkeypatch):
     def refused(folder):
         raise PermissionError(13, "Permission denied", str(folder))
 
