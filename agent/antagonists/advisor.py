@@ -197,9 +197,9 @@ def _value(vm: Vm, name: str) -> float | None:
 
 
 def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
-    """Read the limits that resctrl supports from its mount point (0: not supported.
+    """Read the limits that resctrl supports from its mount point; 0: not supported, or `resctrl` is None (off).
 
-    `resctrl` None: off). They are clipped to what `act` allows. `central`: its host:port, for commands.
+    They are clipped to what `act` allows. `central`: its host:port, for commands.
     """
     limits = HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
     if resctrl is None:
