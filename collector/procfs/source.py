@@ -2,8 +2,10 @@
 
 Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
 and io; all from files that are kept open (`collector.files`). Unchanged text is not parsed. The stat and io of a
-process that has not run (`collector.procfs.process_time`) are not read: only the process changes them. Waits are always
-read: they grow when the kernel moves a waiting thread to another CPU.
+process that has not run (`collector.procfs.idle_processes`) are not read: only the process changes them. Waits are
+always read: they grow when the kernel moves a waiting thread to another CPU.
+
+The vCPU threads' waits are summed in `agent.sampling.deltas`; `agent.sampling.rates` makes them the run-queue wait.
 
 Then the threads that run at this instant are counted among those that ran at the last count or whose schedstat has
 changed since: getting onto a CPU changes it. This costs five times as much as schedstat, so VMs take turns on a host of
@@ -33,7 +35,7 @@ from collector.files import GONE, NO_FD, KeptFile, KeptFiles, fd_share, read_onc
 from collector.inventory.inventory import Inventory
 from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_runs, parse_schedstat, parse_task_stat
 from collector.procfs.host_totals import HostTotals
-from collector.procfs.process_time import ProcessTime
+from collector.procfs.idle_processes import ProcessClock
 from collector.procfs.storage import StorageBytes
 from collector.timestamps import clocks_now, read_in_turn
 
@@ -97,7 +99,7 @@ class ProcfsSource:
         self._root = Path(root)
         self._files = KeptFiles(fd_share("procfs") if max_fds is None else max_fds)
         self._totals = HostTotals(root, self._files)
-        self._times = ProcessTime(root)
+        self._times = ProcessClock(root)
         self._vms: dict[str, _Vm] = {}
         self._listed: tuple[VmIdentity, ...] = ()
         self._samplings = 0

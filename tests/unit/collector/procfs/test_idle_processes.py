@@ -13,7 +13,7 @@ import pytest
 
 from collector.base import DiskDevice, Reason, VmIdentity
 from collector.files import KeptFile
-from collector.procfs.process_time import ProcessTime
+from collector.procfs.idle_processes import ProcessClock
 from collector.procfs.source import ProcfsSource
 from collector.procfs.storage import StorageBytes
 from tests.support.waiting import wait_until
@@ -97,19 +97,19 @@ def read(monkeypatch, worker):
 def test_the_clock_is_the_sum_of_the_threads_to_the_nanosecond(worker):
     count(worker, 300_000)
     asleep(worker)
-    spent_ns = ProcessTime().read(worker.pid)
+    spent_ns = ProcessClock().read(worker.pid)
     files = [Path(f"/proc/{worker.pid}/task/{tid}/schedstat") for tid in tids(worker)]
     assert spent_ns == sum(int(file.read_text().split()[0]) for file in files)
-    assert ProcessTime().read(worker.pid) == spent_ns  # it sleeps
+    assert ProcessClock().read(worker.pid) == spent_ns  # it sleeps
     count(worker, 300_000)
-    assert ProcessTime().read(worker.pid) > spent_ns
+    assert ProcessClock().read(worker.pid) > spent_ns
 
 
 def test_no_clock_of_who_is_not_there_or_is_numbered_elsewhere(tmp_path):
-    assert ProcessTime().read(2**22 + 1) is None
-    assert ProcessTime(str(tmp_path)).read(os.getpid()) is None
+    assert ProcessClock().read(2**22 + 1) is None
+    assert ProcessClock(str(tmp_path)).read(os.getpid()) is None
     (tmp_path / "self").symlink_to(str(os.getpid() + 1))  # a /proc of another namespace
-    assert ProcessTime(str(tmp_path)).read(os.getpid()) is None
+    assert ProcessClock(str(tmp_path)).read(os.getpid()) is None
 
 
 def test_of_a_vm_that_slept_only_waits_are_read_and_of_one_that_ran_everything(worker, vm, read):
@@ -140,8 +140,8 @@ def test_waits_of_a_starved_vm_are_reported_though_its_clock_stands_still(worker
     """
     source = ProcfsSource(Listed(vm))
     asleep(worker)
-    spent_ns = ProcessTime().read(worker.pid)
-    monkeypatch.setattr(ProcessTime, "read", lambda *_: spent_ns)
+    spent_ns = ProcessClock().read(worker.pid)
+    monkeypatch.setattr(ProcessClock, "read", lambda *_: spent_ns)
     first = source.sample().vms["u"]
     plain = KeptFile.read
 

@@ -12,7 +12,7 @@ from time import clock_gettime_ns
 _SCHED_CLOCK = 2  # the kernel's CPUCLOCK_SCHED, in the low three bits of a process's clock; above them ~PID
 
 
-class ProcessTime:
+class ProcessClock:
     """Reads processes' clocks; none where `proc_root` has other process ids than this process's namespace."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
