@@ -166,7 +166,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetIncident(self, request, context):
-        """NOT_FOUND where there is none of this number.
+        """NOT_FOUND if no incident has this number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,7 +179,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVmHistory(self, request, context):
-        """NOT_FOUND where nothing is known of the VM in that time.
+        """NOT_FOUND if nothing is known of the VM in that time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,7 +192,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RankHosts(self, request, context):
-        """NOT_FOUND where no VM of the job ran lately.
+        """NOT_FOUND if no VM of the job ran lately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,7 +211,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PredictRuntime(self, request, context):
-        """FAILED_PRECONDITION where central's configuration names no model, or it cannot be read.
+        """FAILED_PRECONDITION if central's configuration names no model, or it cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,14 +224,14 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """NOT_FOUND where nothing is known of the job.
+        """NOT_FOUND if nothing is known of the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHostTimeline(self, request, context):
-        """NOT_FOUND where nothing is known of the host.
+        """NOT_FOUND if nothing is known of the host.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

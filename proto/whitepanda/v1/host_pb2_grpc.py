@@ -67,7 +67,7 @@ class LocalHostServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExplainVm(self, request, context):
-        """NOT_FOUND where no VM has that UUID or name.
+        """NOT_FOUND if no VM has that UUID or name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
