@@ -26,7 +26,7 @@ setup-lab:
 demo: setup
 	@.venv/bin/whitepanda demo $(ARGS)
 
-## make test        everything under 12 minutes: unit, integration with real servers
+## make test        everything under 8 minutes: unit, integration with real servers
 test: setup-dev setup-lab
 	@$(PY) tools/run_tests.py $(ARGS)
 
@@ -42,6 +42,7 @@ check: setup-dev
 	@.venv/bin/lint-imports
 	@$(PY) tools/generate_protos.py --check
 	@$(PY) tools/lock.py --check
+	@$(PY) tools/generate_docs.py --check
 
 ## make docs        the site of docs/ in build/site, checked: no dead links, nothing asked of other hosts
 docs: setup-docs

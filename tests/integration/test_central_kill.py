@@ -150,6 +150,7 @@ async def test_killed_a_hundred_times_under_load_nothing_is_lost_or_doubled(cent
     assert "Traceback" not in central.log.read_text()
 
 
+@pytest.mark.long
 async def test_the_kill_test_notices_batches_acknowledged_before_their_commit(central: CentralProcess) -> None:
     found, truth = await _under_load(central, kills=3, main=(MUTANTS, "acknowledge-first"))
     assert truth - found, "windows must be missing"
@@ -254,10 +255,12 @@ async def test_every_acknowledgement_follows_a_flush(strace: CentralProcess) -> 
     assert await _traced(strace, ("-c", "from whitepanda.common.cli import main; main()")) == []
 
 
+@pytest.mark.long
 async def test_the_trace_shows_a_journal_that_does_not_flush(strace: CentralProcess) -> None:
     assert await _traced(strace, (MUTANTS, "synchronous-off")) == list(range(7))
 
 
+@pytest.mark.long
 async def test_the_trace_shows_acknowledgements_that_come_first(strace: CentralProcess) -> None:
     assert await _traced(strace, (MUTANTS, "acknowledge-first")) == list(range(7))
 
@@ -281,6 +284,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.long
 async def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Journal and lake wait for room, central lives and acknowledges nothing meanwhile; then all goes through."""
     settings = "roll_interval_s = 0.2\nmax_pending_batches = 50\nmax_past_days = 36500.0\njournal_reserve_mib = 0"

@@ -96,6 +96,7 @@ async def test_beside_questions_that_never_end_central_does_all_else(
         await asyncio.gather(*asking, return_exceptions=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_beside_a_flood_of_questions_a_real_central_does_all_else(tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -224,6 +224,7 @@ async def _all_is_well(fleet: Fleet, result: dict, seen: Versions, kills: int) -
         assert "Traceback" not in replica.log.read_text()
 
 
+@pytest.mark.long
 async def test_replicas_killed_disk_full_lake_read_only_network_cut(tmp_path, mounts, network) -> None:
     """The same in small, beside other tests: how late agents are is said, not judged."""
     fleet = Fleet(tmp_path, *mounts, network, MAIN)

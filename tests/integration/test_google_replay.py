@@ -220,6 +220,7 @@ def connections(central):
     return central.log.read_text().count('event="host connected"')
 
 
+@pytest.mark.long
 def test_both_ends_killed_in_the_middle_and_every_row_is_still_there_once(central, trace):
     for patience_s in (0.4, 0.9):
         process = subprocess.Popen(

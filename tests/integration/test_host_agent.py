@@ -149,6 +149,7 @@ def test_three_real_vms_and_their_life_cycle_as_the_agent_reports_them(lab, agen
         assert measured(last, name, "guest_ratio", *disk)
 
 
+@pytest.mark.long
 def test_the_agent_continues_while_libvirtd_is_dead_and_again_with_it(lab, agent):
     os.kill(lab.libvirtd_pid, signal.SIGKILL)
     try:
@@ -164,6 +165,7 @@ def test_the_agent_continues_while_libvirtd_is_dead_and_again_with_it(lab, agent
     agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s", "guest_ratio"))
 
 
+@pytest.mark.long
 def test_a_stopped_libvirtd_makes_its_source_stuck_and_no_tick_late(lab, agent):
     agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
     os.kill(lab.libvirtd_pid, signal.SIGSTOP)

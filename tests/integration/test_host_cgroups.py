@@ -101,6 +101,7 @@ def test_a_load_held_at_30_percent_is_measured_within_2_points(sources, limited)
         assert rates.numa_remote_memory_ratio == 0
 
 
+@pytest.mark.long
 def test_pressure_rises_where_others_want_the_vms_cpu(lab, sources):
     """The vCPU and another busy thread share one CPU: the VM waits for half of the time."""
     calm, now = rates_over(sources, 2)

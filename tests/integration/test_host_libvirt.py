@@ -43,6 +43,7 @@ def state_of(source, name):
     return {vm.name: vm.state for vm in source.sample().inventory}.get(name)
 
 
+@pytest.mark.long
 def test_states_are_reported_by_the_first_sampling_after_each_change(lab, make):
     source, name, saved = make(), "wplab-idle-21", str(lab.state / "vm" / "wplab-saved-21")
     states, epochs = [], []
@@ -131,6 +132,7 @@ def note(readings, vm):
         readings[vm.stamps["disks"].mono_ns] = vm.disks["vda"]
 
 
+@pytest.mark.long
 def test_where_all_is_reported_already_libvirtd_is_not_asked_and_its_silence_is_noticed(lab, make, monkeypatch):
     source = make(disk_poll_s=3600.0)
     for _ in range(3):
@@ -170,6 +172,7 @@ def test_where_all_is_reported_already_libvirtd_is_not_asked_and_its_silence_is_
     assert all(vm.disks for vm in quiet_sample().vms.values())
 
 
+@pytest.mark.long
 def test_a_connection_that_breaks_time_and_again_leaves_no_file_open(lab, make):
     source = make()
     source.sample()
@@ -189,6 +192,7 @@ def test_a_connection_that_breaks_time_and_again_leaves_no_file_open(lab, make):
     wait_until(lambda: held()[0] <= files and held()[1] <= threads)
 
 
+@pytest.mark.long
 def test_a_wrong_folder_of_status_files_is_said(lab, tmp_path):
     source = LibvirtSource(URI, inventory=Inventory(str(tmp_path)))
     try:

@@ -302,6 +302,7 @@ def test_bytes_and_directions_are_the_generators_on_every_bridge(pairs, four, so
         assert found[number] == pytest.approx(values, rel=0.02)
 
 
+@pytest.mark.long
 def test_counters_are_live(pairs, four, source):
     for _ in range(4):  # each seen long before OVSDB's statistics would be refreshed
         before = counters(sampled(source), 1).transmit_bytes
@@ -309,6 +310,7 @@ def test_counters_are_live(pairs, four, source):
         wait_until(lambda before=before: counters(sampled(source), 1).transmit_bytes == before + 20 * FRAME, limit_s=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["10", "11", "12", "13", "14", "15"])
 def test_a_bridge_restricted_to_one_version_of_openflow(pairs, four, source, version):
     default = sampled(source)
@@ -378,6 +380,7 @@ class Sampler:
         wait_until(failed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
     one, two = uuid_of(1), uuid_of(2)
@@ -407,6 +410,7 @@ def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
     assert 0 < sampler.bytes[one] <= traffic.frames * FRAME * 1.02
 
 
+@pytest.mark.long
 def test_ports_that_swap_their_numbers_are_not_taken_for_each_other(pairs, four, source):
     sampler = Sampler(source, (uuid_of(1), uuid_of(2)), 20e6)
     number = {port.name: port.number for port in source._database.ports()}
@@ -431,6 +435,7 @@ def test_ports_that_swap_their_numbers_are_not_taken_for_each_other(pairs, four,
     assert sampler.bytes[uuid_of(1)] <= traffic.frames * FRAME * 1.02
 
 
+@pytest.mark.long
 def test_a_port_taken_off_and_put_on_again_under_traffic(pairs, four, source):
     sampler = Sampler(source, (uuid_of(1),), 20e6)
     with Traffic(pairs, 1, 2):
@@ -452,6 +457,7 @@ def test_a_port_taken_off_and_put_on_again_under_traffic(pairs, four, source):
     assert counters(sampled(source), 1).opened > first.opened
 
 
+@pytest.mark.long
 def test_ovsdb_server_restarted_under_traffic(pairs, four, source):
     sampler = Sampler(source, tuple(map(uuid_of, (1, 2))), 20e6)
     with Traffic(pairs, 1, 2):
@@ -470,6 +476,7 @@ def test_ovsdb_server_restarted_under_traffic(pairs, four, source):
     wait_until(lambda: uuid_of(5) not in sampled(source).vms)
 
 
+@pytest.mark.long
 def test_a_stopped_vswitchd_is_stuck_and_libvirt_is_asked(pairs, four, source):
     sample = sampled(source)
     pid = pairs.pid("ovs-vswitchd")
@@ -485,6 +492,7 @@ def test_a_stopped_vswitchd_is_stuck_and_libvirt_is_asked(pairs, four, source):
     assert sampled(source).vms.keys() == sample.vms.keys()
 
 
+@pytest.mark.long
 def test_external_ids_find_the_ports_of_openstack(pairs, host, source):
     host.add(1, device="tap-a", mac="fa:16:3e:00:00:01", port_id="port-a")
     host.add(2, device="", mac="fa:16:3e:00:00:02", kind="vhostuser")
@@ -602,6 +610,7 @@ def test_each_vms_bytes_are_the_generators_and_libvirts(lab, lab_source, libvirt
     assert set(after) == set(after_libvirt)
 
 
+@pytest.mark.long
 def test_directions_are_the_guests_and_live(lab, lab_source):
     """Datagrams that nobody answers: only the guest's receive moves, and each second's are seen in that second."""
     script = (
@@ -627,6 +636,7 @@ def test_directions_are_the_guests_and_live(lab, lab_source):
     assert all(value > 0 for value in moved[1:-1])  # the sender starts in the first, ends in the last
 
 
+@pytest.mark.long
 def test_the_labs_vswitchd_restarted_under_traffic(lab, lab_source, libvirt):
     sampler = Sampler(lab_source, tuple(map(lab_uuid, LAB_VMS)), 20e6)
     before = interfaces_of(sampled(libvirt))

@@ -267,6 +267,7 @@ def by_uuid(inventory):
     return {vm.uuid: vm for vm in inventory.vms()}
 
 
+@pytest.mark.long
 def test_guest_time_of_both_kinds_of_threads(host, source, inventory):
     wait_until(lambda: by_uuid(inventory)[BATCH].vcpu_tids)
     procfs = ProcfsSource(inventory)
@@ -305,6 +306,7 @@ def test_disk_bytes_are_what_the_guest_wrote_and_read(host, source, name, uuid, 
     assert set(after.disks) == {disk}  # the drive without a medium has no counters
 
 
+@pytest.mark.long
 def test_network_bytes_are_the_generators_in_qemus_namespace(host, source):
     before = source.sample().vms[BATCH].interfaces[BARE_TAP]
     ping = ["ping", "-q", "-c", "150", "-i", "0.01", "-s", "1400", "10.78.0.2"]
@@ -317,6 +319,7 @@ def test_network_bytes_are_the_generators_in_qemus_namespace(host, source):
     assert now.transmit_bytes - before.transmit_bytes == pytest.approx(answered * frame, rel=0.02)
 
 
+@pytest.mark.long
 def test_receive_is_what_is_sent_to_the_guest(host, source):
     before = source.sample().vms[WEB].interfaces[TAP]
     frame = bytes.fromhex("bc2411000001" + "020000000001" + "88b5") + bytes(1000)
@@ -330,6 +333,7 @@ def test_receive_is_what_is_sent_to_the_guest(host, source):
     assert now.transmit_bytes - before.transmit_bytes < 20 * len(frame)
 
 
+@pytest.mark.long
 def test_a_socket_that_another_client_holds(host, source, caplog):
     """As Proxmox' tools do for a moment, or an operator for hours."""
     with socket.socket(socket.AF_UNIX) as holder:
@@ -347,6 +351,7 @@ def test_a_socket_that_another_client_holds(host, source, caplog):
     polled_after(source, WEB, time.monotonic_ns())
 
 
+@pytest.mark.long
 def test_a_stopped_qemu_delays_no_sample_and_no_other_vm(host, source):
     os.kill(host.batch, signal.SIGSTOP)
     try:
@@ -361,6 +366,7 @@ def test_a_stopped_qemu_delays_no_sample_and_no_other_vm(host, source):
     polled_after(source, BATCH, time.monotonic_ns())
 
 
+@pytest.mark.long
 def test_only_the_vms_own_process_is_asked(host):
     with pytest.raises(qmp.QmpError, match=f"process {host.web} listens there"):
         qmp.ask(f"{host.run_dir}/{VMID}.qmp", ["query-status"], pid=host.batch, uid=os.getuid(), deadline_s=5)
@@ -382,6 +388,7 @@ def spare(host):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_start_kill_and_restart_are_epochs_and_cost_the_others_nothing(host, source, inventory):
     others = {uuid: by_uuid(inventory)[uuid].epoch for uuid in (WEB, BATCH)}
     epochs = []
@@ -399,6 +406,7 @@ def test_start_kill_and_restart_are_epochs_and_cost_the_others_nothing(host, sou
     assert {uuid: by_uuid(inventory)[uuid].epoch for uuid in (WEB, BATCH)} == others
 
 
+@pytest.mark.long
 def test_a_process_id_that_another_program_has_by_now(host, inventory):
     heir = None
     while heir is None:  # another process may have the number before us
@@ -457,6 +465,7 @@ latency_sensitive = true
 """
 
 
+@pytest.mark.long
 def test_the_agent_shows_them_like_any_other(host, tmp_path):
     text = CONFIG.format(folder=tmp_path, run_dir=host.run_dir, config_dir=host.config_dir)
     (tmp_path / "agent.toml").write_text(text)

@@ -149,6 +149,7 @@ def test_rates_move_as_the_guests_loads_do(procfs, libvirt):
         assert msgspec.json.decode(msgspec.json.encode(sample), type=SourceSample) == sample
 
 
+@pytest.mark.long
 def test_receive_and_transmit_are_the_guests(lab, libvirt):
     before = libvirt.sample().vms[IDLE].interfaces["wptap2"]
     send = (
@@ -213,6 +214,7 @@ def epochs_of(samples, uuid):
     return found
 
 
+@pytest.mark.long
 def test_a_vm_started_saved_restored_and_stopped_while_sampling(lab, procfs, libvirt):
     saved = lab.state / "vm" / "wplab-saved"
     with Watch(procfs, libvirt) as seen:
@@ -262,6 +264,7 @@ def test_a_vm_started_saved_restored_and_stopped_while_sampling(lab, procfs, lib
                     assert rates.network_receive_bytes_per_s >= 0
 
 
+@pytest.mark.long
 def test_a_plugged_vcpu_is_picked_up(lab, procfs):
     lab.script("domain.sh", "idle", "5", "1", "2", NOWAIT="1")
     uuid = uuid_of(5)
@@ -276,6 +279,7 @@ def test_a_plugged_vcpu_is_picked_up(lab, procfs):
         lab.virsh("destroy", "wplab-idle-5")
 
 
+@pytest.mark.long
 def test_a_paused_vm_is_reported_and_stands_still(lab, procfs, libvirt):
     lab.virsh("suspend", "wplab-busy-3")
     try:
@@ -290,6 +294,7 @@ def test_a_paused_vm_is_reported_and_stands_still(lab, procfs, libvirt):
     wait_until(lambda: {vm.uuid: vm.state for vm in procfs.sample().inventory}[BUSY] == "running")
 
 
+@pytest.mark.long
 def test_libvirtd_killed_and_restarted(lab, procfs, libvirt):
     before = procfs.sample(), libvirt.sample()
     os.kill(lab.libvirtd_pid, signal.SIGKILL)
@@ -309,6 +314,7 @@ def test_libvirtd_killed_and_restarted(lab, procfs, libvirt):
         assert rates.network_receive_bytes_per_s >= 0
 
 
+@pytest.mark.long
 def test_libvirtd_restarted_between_two_samples_costs_none(lab, libvirt):
     libvirt.sample()
     os.kill(lab.libvirtd_pid, signal.SIGKILL)
@@ -316,6 +322,7 @@ def test_libvirtd_restarted_between_two_samples_costs_none(lab, libvirt):
     assert libvirt.sample().vms[MIXED].disks["vda"].read_bytes > 0
 
 
+@pytest.mark.long
 def test_a_stopped_libvirtd_blocks_only_its_own_source(lab, inventory, procfs, libvirt):
     libvirt.sample()
     outcome = []

@@ -165,6 +165,7 @@ class Fleet:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["runs on", "stopped", "killed"])
 async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_disk: Path, end: str) -> None:
     fleet = Fleet(tmp_path, disk, lake_disk)
@@ -211,6 +212,7 @@ async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_di
     assert log.count("commit failed") >= 2, "the disk was full twice"
 
 
+@pytest.mark.long
 async def test_central_without_the_reserve_does_not(tmp_path: Path, disk: Path, lake_disk: Path) -> None:
     fleet = Fleet(tmp_path, disk, lake_disk, main=(MUTANTS, "no-reserve"))
     central = fleet.central

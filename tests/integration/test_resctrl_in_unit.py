@@ -278,6 +278,7 @@ def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
     wait_until(complete, lambda: machine.journal(AGENT))
 
 
+@pytest.mark.long
 def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
     machine.run("bash", "-c", f"for i in $(seq {RMIDS}); do mkdir {ROOT}/mon_groups/x$i || exit 0; done 2>/dev/null")
     taken = {name for name in tree.groups() if name.startswith("x")}
@@ -297,6 +298,7 @@ def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
     theirs_is_untouched(machine, tree)
 
 
+@pytest.mark.long
 def test_killed_and_started_again(machine, tree):
     pid = machine.show(AGENT, "MainPID")
     machine.run("systemctl", "kill", "--signal=KILL", AGENT)
@@ -344,6 +346,7 @@ def sampled(machine):
     )
 
 
+@pytest.mark.long
 def test_another_user_with_capabilities_moves_no_task(machine, tree, drop_in):
     """The kernel's rule, and so the look-alike's: only euid 0 or the task's owner. This agent believes it is root."""
     program = "import os; os.geteuid = lambda: 0; from whitepanda.common.cli import main; main()"
@@ -360,6 +363,7 @@ def test_another_user_with_capabilities_moves_no_task(machine, tree, drop_in):
     assert "groups cannot be made or filled: Operation not permitted" in machine.journal(AGENT)
 
 
+@pytest.mark.long
 def test_without_its_write_access_the_agent_only_reads_others_groups(machine, tree, drop_in):
     drop_in("ReadWritePaths=")
     seen, reasons, *_ = sampled(machine)
@@ -411,6 +415,7 @@ def test_the_occupancy_of_a_vm_in_a_group_of_ours(machine, tree, drop_in):
     theirs_is_untouched(machine, tree)
 
 
+@pytest.mark.long
 def test_with_the_shipped_unit_it_works_again(machine, tree):
     machine.start(AGENT)
     wait_until(tree.mine, lambda: machine.journal(AGENT))

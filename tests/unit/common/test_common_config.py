@@ -143,6 +143,7 @@ scalars = st.integers() | st.text() | st.booleans() | st.floats(allow_nan=False)
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(
         st.sampled_from(["inner", "rows", "ratio", "names", "points", "mode", "limit", "on", "must", "other"]), values

@@ -45,17 +45,6 @@ def test_every_picture_is_made_by_a_script_and_shown() -> None:
     assert shown == made
 
 
-def test_generated_pages_are_fresh() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "generate_docs.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_help_texts_have_the_programs_name_and_boxes_of_one_width() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     usages = [line for line in page.splitlines() if line.lstrip().startswith("Usage:")]

@@ -154,6 +154,7 @@ def pip_install(tmp_path: Path, pins: list, target: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_pip_takes_the_locked_file_and_refuses_a_tampered_one(tmp_path):
     pin = lock.Pin("tiny==1.0", "", (wheel(tmp_path / "files"),))
     done = pip_install(tmp_path, [pin], "good")

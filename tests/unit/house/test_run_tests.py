@@ -57,6 +57,7 @@ NOTE = "    import pathlib; pathlib.Path({file!r}).open('a').write({name!r} + '\
 LAB = "import pytest\n@pytest.fixture\ndef lab(): pass\n@pytest.fixture\ndef vms(lab): pass\n"
 
 
+@pytest.mark.long
 def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_path, capfd):
     """The real parts, over other tests: of each folder, with and without the lab, marked and not."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    long\n    alone\n")

@@ -120,6 +120,7 @@ def quiet_day(hours, seed, *, pmu=True):
     return world(ticks=round(hours * 3600), vms=6, seed=seed, noise=0.05, load=load, pmu=pmu)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pmu", [True, False])
 def test_no_false_victim_in_quiet_hours_of_diurnal_load_and_remembered_noise(pmu):
     counted = Counter(name for row in detect(quiet_day(0.75, 3, pmu=pmu))[30:] for name in row)
@@ -154,6 +155,7 @@ def test_a_ramp_is_not_learnt_as_noise():
         assert right(verdicts, 90, 170, [INFLICTING, VICTIM, VICTIM]) >= 0.95
 
 
+@pytest.mark.long
 def test_what_lasts_stays_until_the_return_and_becomes_normal_only_in_hours():
     verdicts = detect(stressed(60, 1260, ticks=1320))
     assert right(verdicts, 65, 1260, [INFLICTING, VICTIM, VICTIM]) >= 0.99

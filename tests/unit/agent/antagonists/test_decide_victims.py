@@ -641,6 +641,7 @@ class NoCoefficients:
         return None
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     finds=st.lists(st.tuples(st.one_of(st.none(), owns), st.one_of(st.none(), fleets())), min_size=1, max_size=3),

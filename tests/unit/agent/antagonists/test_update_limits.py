@@ -103,6 +103,7 @@ def test_a_value_that_cannot_be_is_left_out(path, field, wrong, right):
         assert (found is not None, refusals.rows) == (is_held, 0 if is_held else 1)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.builds(
@@ -446,6 +447,7 @@ def foreign_rows(size):
     return Message(coefficients=sent).SerializeToString()
 
 
+@pytest.mark.long
 async def test_large_updates_of_jobs_that_the_host_does_not_run_cost_little_memory(tmp_path, central):
     """The bound: 48 MiB over what the agent had. Six updates of 19 MiB cost 2.4 GiB before there were limits."""
     large, below = foreign_rows(19 * MIB), foreign_rows(3900 * 1024)

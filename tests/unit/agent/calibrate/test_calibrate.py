@@ -156,6 +156,7 @@ def test_a_campaign_makes_a_runs_file(tmp_path, host, server, capsys):
     assert not (tmp_path / "runs.csv.part").exists()
 
 
+@pytest.mark.long
 def test_no_row_is_of_two_phases(tmp_path, host, server):
     """A second is of a phase only if all of it is: with the stress's first one half quiet, latencies would mix."""
     calibrate(make_plan(tmp_path, server, long=True), tmp_path / "runs.csv", config=host)
@@ -243,6 +244,7 @@ def test_a_stressor_that_cannot_be_started_is_stopped_all_the_same(tmp_path, hos
     assert not list(tmp_path.glob("runs*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_the_stressors_and_keeps_the_finished_runs(tmp_path, host, server, capsys, number):
     def interrupt():

@@ -487,6 +487,7 @@ def anything(draw):
     )
 
 
+@pytest.mark.long
 @given(anything(), anything())
 def test_no_rate_is_ever_negative_or_absurd(now, last):
     rates = derive(now, last)

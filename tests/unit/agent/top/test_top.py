@@ -106,6 +106,7 @@ FILTERS = (
 )
 
 
+@pytest.mark.long
 async def test_filtered_by_text_or_expression_in_name_or_job():
     async with Shown() as top:
         await top.tell(frame())

@@ -44,6 +44,7 @@ def short(tmp_path_factory):
     return tmp_path_factory.mktemp("t")
 
 
+@pytest.mark.long
 @on_one_loop
 async def test_a_real_agent_that_goes_away_and_comes_back(short):
     state = canned.states(short)["suffering"]

@@ -241,6 +241,7 @@ async def test_what_is_in_flight_grows_by_what_is_acknowledged_but_not_while_cen
     assert flights == quick[:-1] + slow + quick
 
 
+@pytest.mark.long
 async def test_a_stream_dropped_time_and_again_loses_nothing_and_changes_no_number(tmp_path, central):
     async def script(stream):
         await stream.greet()

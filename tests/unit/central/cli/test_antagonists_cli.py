@@ -420,6 +420,7 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
     assert "last day used: 4 (the first is 0)" in text
 
 
+@pytest.mark.long
 def test_fit_of_the_days_before_one_day(tmp_path, monkeypatch, capsys):
     rows = trace(slots=600)
     day = 86_400 * 10**6

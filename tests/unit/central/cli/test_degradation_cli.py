@@ -284,6 +284,7 @@ def test_evaluate_as_it_is_on_runs_that_the_model_has_not_seen(tmp_path, capsys,
     assert set(result["by_scenario"]) == {"network", "all"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held_out", [("--by-scenario",), ("--folds", "3", "--seed", "4")])
 def test_evaluate_refitted(tmp_path, capsys, monkeypatch, fitted, held_out):
     runs, model, _, _ = fitted
@@ -446,6 +447,7 @@ def test_the_errors_are_finite_numbers_in_the_file(fitted):
     assert all(math.isfinite(row["mean_ape"]) for row in json.loads(path.read_text())["choice"]["errors"])
 
 
+@pytest.mark.long
 def test_trees_are_rivals_and_travel_in_the_file(tmp_path, capsys, monkeypatch):
     runs = study(tmp_path / "runs.csv", quiet=6, stress=15)
     out = tmp_path / "model.json"

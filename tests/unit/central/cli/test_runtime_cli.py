@@ -165,6 +165,7 @@ def test_the_file_that_was_fitted_to_is_no_test(study, model, capsys, monkeypatc
     assert json.loads(out)["co_runners"]["0"]["rows"] > 400
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_model(study, model, tmp_path, capsys, monkeypatch):
     code, out, _ = run(capsys, monkeypatch, *fit_arguments(study, tmp_path / "again"), "--json")
     assert code == 0

@@ -88,6 +88,7 @@ def steps(block, column):
     return np.array(result)
 
 
+@pytest.mark.long
 def test_monotone_boosting_holds_its_directions_and_plain_boosting_need_not():
     values, baseline, degradation = rows(400, 1)
     fitted = {name: fit(values, baseline, degradation) for name, fit in trees.rivals(FEATURES, 0).items()}

@@ -310,6 +310,7 @@ def reports(draw) -> list[TriggerRow]:
     return made
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(rows=reports(), seed=st.integers(0, 2**32 - 1), split=st.integers(0, 12))
 def test_the_order_of_arrival_does_not_matter(tmp_path_factory, rows, seed, split):

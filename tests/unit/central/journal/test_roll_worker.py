@@ -100,6 +100,7 @@ def _rows_by_host(lake: Lake) -> dict[str, int]:
     return dict(Counter(host for some in hosts for host in some))
 
 
+@pytest.mark.long
 async def test_a_journal_that_has_names_of_megabytes_is_rolled_in_little_memory(tmp_path: Path) -> None:
     journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
     sender = Sender(journal)
@@ -119,6 +120,7 @@ async def test_a_journal_that_has_names_of_megabytes_is_rolled_in_little_memory(
     await journal.close()
 
 
+@pytest.mark.long
 async def test_batches_that_cannot_be_written_are_set_aside_and_named_and_the_others_arrive(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

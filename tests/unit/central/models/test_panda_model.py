@@ -160,6 +160,7 @@ def test_fit_equals_plain_loops(rows):
     assert_close(panda_reference.fit(columns(rows)).coefficients, rows, 1e-12)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(some_rows, st.permutations(range(6)), st.integers(1, 6))
 def test_any_split_into_days_equals_the_whole(rows, order, parts):

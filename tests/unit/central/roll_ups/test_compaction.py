@@ -166,6 +166,7 @@ def test_a_failure_at_any_step_leaves_every_row_once(lake: Lake, monkeypatch: py
     assert (rows(lake), len(list(lake.samples_dir.rglob("*.parquet")))) == (before, 2)
 
 
+@pytest.mark.long
 def test_kill_9_amid_compactions_leaves_every_row_once(lake: Lake) -> None:
     before = rows(lake)
     rolled(lake)

@@ -76,6 +76,7 @@ def lake(tmp_path) -> Lake:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["roll_up", "state"])
 def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatch, where) -> None:
     if where == "roll_up":
@@ -110,6 +111,7 @@ def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatc
     assert SlotStore(lake, 300 * 10**9).manifests()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["roll_up", "state"])
 def test_a_machine_is_named_in_the_log_when_it_begins_to_be_left_out(lake, monkeypatch, where) -> None:
     bad = {"host-1"}
@@ -149,6 +151,7 @@ def test_a_machine_is_named_in_the_log_when_it_begins_to_be_left_out(lake, monke
     assert build() == []
 
 
+@pytest.mark.long
 def test_a_build_short_of_memory_does_less_at_a_time_and_leaves_nobody_out(tmp_path) -> None:
     rng = np.random.default_rng(7)
     rows, segments = 150_000, 300

@@ -89,6 +89,7 @@ def verified(lake) -> list[str]:
         return list(problems(lake, connection))
 
 
+@pytest.mark.long
 def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, capsys):
     log.configure("info")
     one, other = (builder(lake, clock, f"central-{number}") for number in range(2))
@@ -110,6 +111,7 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_very_many_small_segments_are_merged_before_the_day_is_over(lake, clock, monkeypatch):
     """One host with a row of each old day at each roll must not fill the lake with files."""
     monkeypatch.setattr(care, "_CROWD", 40)
@@ -128,6 +130,7 @@ def test_very_many_small_segments_are_merged_before_the_day_is_over(lake, clock,
     assert sum(segment.rows for segment in lake.segments()) == 70 * 600
 
 
+@pytest.mark.long
 def test_small_segments_of_days_that_builds_let_wait_are_merged(lake, monkeypatch):
     monkeypatch.setattr(care, "_CROWD", 40)
     section = msgspec.structs.replace(SECTION, late_interval_s=86400.0)
@@ -388,6 +391,7 @@ def without_host_1(monkeypatch, day: int) -> None:
     monkeypatch.setattr(slots, "write_part", write)
 
 
+@pytest.mark.long
 def test_samples_of_a_machine_left_out_are_kept_until_a_build_takes_them(lake, clock, monkeypatch):
     without_host_1(monkeypatch, 0)
     built = builder(lake, clock, raw_days=2)

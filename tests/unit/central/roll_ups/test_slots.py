@@ -85,6 +85,7 @@ def assert_same(given: list[tuple], wanted: list[tuple]) -> None:
 segment = st.tuples(st.integers(0, 2), st.lists(st.integers(1, 12), min_size=1, max_size=5, unique=True))
 
 
+@pytest.mark.long
 @settings(
     max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -193,6 +193,7 @@ async def test_a_host_cannot_push_out_the_events_of_others(tmp_path) -> None:
     await kept.journal.close()
 
 
+@pytest.mark.long
 async def test_with_a_large_cap_the_oldest_go_a_hundredth_at_a_time(tmp_path) -> None:
     kept = Kept(tmp_path, max_events=1000, max_events_per_host=2000)
     counts = []

@@ -433,6 +433,7 @@ def test_file_descriptors_are_bounded_and_freed_ones_serve_others(make, scope):
     assert reasons == {"b": None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scope", "starts"), [("thread", 10_000), ("cgroup", 2_000)])
 def test_ten_thousand_vm_starts_leave_nothing_open(make, scope, starts):
     host = make(scope=scope, programmable=3, cpus="0")

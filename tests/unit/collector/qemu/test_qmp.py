@@ -278,6 +278,7 @@ def test_state(status, state):
     assert parse_state({"status": status, "running": state == "running"}) == state
 
 
+@pytest.mark.long
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)

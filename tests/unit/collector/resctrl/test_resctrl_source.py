@@ -227,6 +227,7 @@ def test_more_vms_than_ids_take_turns(machine):
     assert sum(reported.values()) == 240
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_groups", [0, 100, 7, 3])
 def test_max_groups_is_a_bound_and_not_a_number_of_ids(machine, max_groups):
     m = machine()
@@ -242,6 +243,7 @@ def test_max_groups_is_a_bound_and_not_a_number_of_ids(machine, max_groups):
     assert {reported[uuid] for uuid in uuids} == {30}
 
 
+@pytest.mark.long
 def test_fewer_ids_than_the_kernel_says_and_the_turns_go_on(machine):
     m = machine()
     (m.kernel.root / "info/L3_MON/num_rmids").write_text("8\n")
