@@ -107,6 +107,7 @@ def read(file):
     return ticks
 
 
+@pytest.mark.long
 @given(recordings())
 def test_a_reader_gives_what_the_recorder_took(ticks):
     with tempfile.TemporaryDirectory() as folder:

@@ -253,6 +253,7 @@ def test_a_fit_does_not_write_over_what_it_reads(tmp_path, capsys, monkeypatch):
         assert runs.read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_model_that_a_constant_beats_is_reported(tmp_path, capsys, monkeypatch):
     runs = study(tmp_path / "runs.csv", quiet=6, stress=10)
     with runs.open(newline="") as stream:

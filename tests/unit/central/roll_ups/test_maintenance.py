@@ -411,6 +411,7 @@ def test_samples_of_a_machine_left_out_are_kept_until_a_build_takes_them(lake, c
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake, clock, monkeypatch):
     without_host_1(monkeypatch, 0)
     built = builder(lake, clock, raw_days=2)
@@ -425,6 +426,7 @@ def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake,
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_a_machine_left_out_of_a_state_is_in_the_slots_so_retention_continues(lake, clock, monkeypatch):
     original = methods.write
 
