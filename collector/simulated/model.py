@@ -2,18 +2,17 @@
 
 Simple, with a physical reading; no machine was measured for it. Per VM i with u_i cores in use:
 
-- last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W
-  exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to
-  itself;
-- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service
-  times (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)); r counts up to 0.85, because VMs
-  that wait for memory ask for less of it: a closed system, which saturates later than an open queue;
+- last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W exceeds
+  its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to itself;
+- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service times
+  (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)); r counts up to 0.85, because VMs that wait for memory ask for less
+  of it: a closed system, which saturates later than an open queue;
 - pressure of the others on i: p_i = [lost(W) - lost(w_i)] + [g(r) - g(r_i)], r_i being its own utilisation;
 - CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
-- CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits
-  in run queues for the rest; that slow-down is reported apart from the CPI's.
+- CPUs: if the demand for cores exceeds the host's, all VMs get the same fraction of their demand and wait in run
+  queues for the rest; that slow-down is reported apart from the CPI's.
 
-Where the VMs have profiles it is the study's model instead: `collector.simulated.contention`.
+If the VMs have profiles it is the study's model instead: `collector.simulated.contention`.
 """
 
 from __future__ import annotations
@@ -105,8 +104,9 @@ class Vm:
         self.cpi = spec.cpi
         self.cpu_slowdown = 1.0  # demand / usage
         self.llc_mib = 0.0  # what it holds of the last-level cache
-        self.step: VmStep | None = None  # only of a VM with a profile
-        self.truth: VmTruth | None = None  # likewise, where it is asked for
+        # Only of a VM with a profile, whose multiplier, slow-down and cache above stay as they are.
+        self.step: VmStep | None = None
+        self.truth: VmTruth | None = None  # if truth is wanted
 
     def draw(self, decay: float, innovation: float, load_std: float) -> float:
         """Advance both noises (x' = decay x + innovation e, variance 1); return the load's factor."""
@@ -136,7 +136,7 @@ class Host:
         self.scenario = scenario
         self.profiled: ProfiledHost | None = None
         if scenario.profiled:
-            # numpy is only loaded where it is needed.
+            # numpy is only loaded if it is needed.
             from collector.simulated.profiled import ProfiledHost  # noqa: PLC0415
 
             self.profiled = ProfiledHost(scenario, truth=truth)
@@ -149,13 +149,10 @@ class Host:
         self._decay: tuple[float, float, float] = (-1.0, 0.0, 1.0)
 
     def step(self, at_s: float, unix_s: float, elapsed_s: float) -> None:
-        """Set every VM's rates for the step that begins now.
+        """Set every VM's rates for the step that begins now, at `at_s` seconds of the scenario.
 
-        Args:
-            at_s: seconds of the scenario.
-            unix_s: the same moment in seconds since 1970 (days pass by it).
-            elapsed_s: wall time since the step before began; the noise forgets by it.
-
+        `unix_s` is the same moment in seconds since 1970 (days pass by it), `elapsed_s` the wall time since the step
+        before began (the noise forgets by it).
         """
         if self.profiled is not None:
             next(self.pass_steps([(at_s, unix_s)], elapsed_s))
@@ -179,13 +176,7 @@ class Host:
     def pass_steps(self, moments: Sequence[tuple[float, float]], elapsed_s: float) -> Iterator[tuple[Vm, ...]]:
         """Let many steps of VMs with profiles pass: what as many calls of `step` do, and much faster.
 
-        Args:
-            moments: `at_s` and `unix_s` of each step, as of `step`.
-            elapsed_s: as of `step`, the same for all.
-
-        Yields:
-            The running VMs, once per step; their rates are then those of that step.
-
+        `moments` are `at_s` and `unix_s` of each step. Yields the running VMs of each step, which have its rates then.
         """
         assert self.profiled is not None  # noqa: S101 - the caller's duty
         there, wanted = [], []
@@ -217,20 +208,14 @@ class Host:
             vm.truth = truths[index] if truths else None
             vm.usage_cores = step.usage_cores
             vm.demand_cores = step.usage_cores + step.wait_cores
-            vm.cpu_slowdown = step.stretch
             vm.cpi = step.cpi
-            vm.cpi_multiplier = vm.truth.cpi_degradation if vm.truth is not None else 1.0
-            vm.cpi_uncontended = vm.cpi / vm.cpi_multiplier
-            vm.llc_mib = step.llc_mib
 
     def _begin(self, at_s: float) -> None:
         """Find out which antagonists are active and which VMs run."""
-        active = []
-        for vm in self.vms:
-            if vm.antagonist is not None and _is_active(vm.antagonist, at_s):
-                vm.booted = True
-                active.append(vm.spec.name)
-        self.active_antagonists = tuple(active)
+        active = [vm for vm in self.vms if vm.antagonist is not None and _is_active(vm.antagonist, at_s)]
+        for vm in active:
+            vm.booted = True
+        self.active_antagonists = tuple(vm.spec.name for vm in active)
         self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
 
     def _ar1(self, elapsed_s: float) -> tuple[float, float]:
@@ -248,9 +233,9 @@ class Host:
             vm.usage_cores = usage = vm.demand_cores * granted
             wanted_mib += usage * vm.spec.cache_mib_per_core
             bandwidth += usage * vm.spec.memory_gib_per_s_per_core
-        size_mib, host_gib_per_s = host.llc_mib, host.memory_gib_per_s
+        size_mib = host.llc_mib
         lost = max(0.0, 1 - size_mib / wanted_mib) if wanted_mib > 0 else 0.0
-        latency = _queueing(bandwidth / host_gib_per_s)
+        latency = _queueing(bandwidth / host.memory_gib_per_s)
         alone = len(self.running) == 1
         for vm in self.running:
             spec = vm.spec

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,26 +22,24 @@ from collector.base import (
 from collector.simulated.engine import Counted, Engine, Guest, Moments
 from collector.simulated.meter import VmMeter
 from collector.simulated.model import Vm
-from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
+from collector.simulated.profiles import PROFILES, Machine, Noise
 from collector.simulated.scenario import Antagonist, Scenario, VmSpec
 from collector.simulated.truth import RoleTracker
 
 _GB_PER_GIB = (1 << 30) / 1e9
-_MIB = float(1 << 20)
 _S = 1_000_000_000
 _COLUMNS = Counted._fields[:-2]  # of a VM; the last two are the host's
 _AT = {name: index for index, name in enumerate(_COLUMNS)}
 
 
 class VmStep(NamedTuple):
-    """One VM in one step: `counted` has the values of `_COLUMNS`."""
+    """One VM in one step: `counted` has the values of `_COLUMNS`; all but the last of the others are of `Rates`."""
 
     counted: tuple[float, ...]
     cpi: float
     usage_cores: float
     wait_cores: float
     stretch: float
-    llc_mib: float
     disk_bytes_per_s: float
     network_bytes_per_s: float
     vcpus_running: float  # vCPU threads at the end of the step; NaN: its requests are not simulated
@@ -62,29 +59,18 @@ class VmTruth(NamedTuple):
 def machine_of(scenario: Scenario) -> Machine:
     """Make the study's host of a scenario's; latencies are the study's."""
     host = scenario.host
-    return replace(
-        HOST,
-        cpus=host.cpus,
-        vm_cpus=host.vm_cpus or host.cpus,
-        system_cores=host.system_cores,
-        ghz=host.ghz,
-        llc_mib=host.llc_mib,
-        memory_gb_per_s=host.memory_gib_per_s * _GB_PER_GIB,
-        disk_mb_per_s=host.disk_mb_per_s,
-    )
+    same = {name: getattr(host, name) for name in ("cpus", "system_cores", "ghz", "llc_mib", "disk_mb_per_s")}
+    memory_gb_per_s = host.memory_gib_per_s * _GB_PER_GIB
+    return Machine(**same, vm_cpus=host.vm_cpus or host.cpus, memory_gb_per_s=memory_gb_per_s)
 
 
 def noise_of(scenario: Scenario) -> Noise:
     """Make the study's noise with a scenario's load."""
-    noise = scenario.noise
-    return replace(NOISE, load_std=noise.load_std, load_correlation_s=noise.correlation_s)
+    return Noise(load_std=scenario.noise.load_std, load_correlation_s=scenario.noise.correlation_s)
 
 
 class ProfiledHost:
-    """The engine of a scenario whose VMs have profiles.
-
-    `truth` is whether truth is asked for: only then requests are simulated one by one.
-    """
+    """The engine of a scenario whose VMs have profiles. With `truth` requests are simulated one by one."""
 
     def __init__(self, scenario: Scenario, *, truth: bool) -> None:
         active = {antagonist.vm: antagonist for antagonist in scenario.antagonists}
@@ -120,12 +106,8 @@ class ProfiledHost:
     ) -> list[list[VmStep]]:
         """Let steps pass, each `elapsed_s` after the one before. Attributes are then those of the last one.
 
-        Args:
-            elapsed_s: since the step before began.
-            load: in each step, of each VM of the scenario, without noise; 0: not there.
-            baseline: the same at its baseline.
-            running: the profile that each runs.
-
+        `load` is of each VM of the scenario in each step, without noise (0: not there), `baseline` the same at its
+        baseline, `running` the profile that each runs.
         """
         first_s = 0.0 if self._now_s < 0 else self._now_s + elapsed_s
         at_s = first_s + elapsed_s * np.arange(len(load), dtype=np.float64)
@@ -146,19 +128,8 @@ class ProfiledHost:
             self._note_truth(self._tracker, moments, block.p95_s[-1].tolist())
         # (T, VMs, columns), then plain numbers.
         counts = np.stack(counted[: len(_COLUMNS)], axis=-1).tolist()
-        others = np.stack(
-            (
-                rates.cpi,
-                rates.usage_cores,
-                rates.wait_cores,
-                rates.stretch,
-                rates.llc_bytes / _MIB,
-                rates.disk_bytes_per_s,
-                rates.network_bytes_per_s,
-                block.vcpus_running,
-            ),
-            axis=-1,
-        ).tolist()
+        of_rates = (getattr(rates, name) for name in VmStep._fields[1:-1])
+        others = np.stack((*of_rates, block.vcpus_running), axis=-1).tolist()
         return [
             [VmStep(tuple(values), *row) for values, row in zip(*step, strict=True)]
             for step in zip(counts, others, strict=True)
@@ -167,7 +138,6 @@ class ProfiledHost:
     def _note_truth(self, tracker: RoleTracker, moments: Moments, p95_s: list[float]) -> None:
         expected = self._engine.expect(moments)
         roles = self._engine.roles(tracker, moments, expected)[-1]
-        serves = self._engine.serves.tolist()
         self.truths = [
             VmTruth(
                 role.value,
@@ -183,7 +153,7 @@ class ProfiledHost:
                 p95_s,
                 expected.p95_s[-1].tolist(),
                 expected.degradation[-1].tolist(),
-                serves,
+                self._engine.serves.tolist(),
                 expected.cpi_degradation[-1].tolist(),
                 strict=True,
             )

@@ -49,18 +49,10 @@ class RequestQueue:
         return min(int(running.sum()), self._workers)  # at the very instant of a change rounding may show both
 
     def serve(self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float) -> Array:
-        """Let requests arrive in a tick (Poisson: their number given, uniformly in it).
+        """Let `requests` arrive in a tick (uniformly); return the latencies of those that ended, in seconds.
 
-        Args:
-            from_s: the tick's begin, not before the end of the last one.
-            step_s: its length.
-            requests: how many arrive.
-            service_s: mean time on a vCPU of these.
-            disk_op_s: mean time of a disk operation.
-
-        Returns:
-            Latencies of the requests that ended, in seconds.
-
+        The tick begins at `from_s`, not before the end of the last one. `service_s` is the mean time on a vCPU of the
+        new requests, `disk_op_s` of a disk operation.
         """
         rng = self._rng
         arrivals = from_s + step_s * np.sort(rng.random(requests))

@@ -55,12 +55,7 @@ class SimulatedSource:
         return Probe(available=True, detail=f"scenario {self._path}")
 
     def open(self) -> None:
-        """Read the scenario and start its clock.
-
-        Raises:
-            SourceError: the scenario is wrong, or the truth file cannot be written.
-
-        """
+        """Read the scenario and start its clock. Raises SourceError: it is wrong, or the truth file not writable."""
         self.close()
         try:
             scenario = load(self._path)
@@ -81,7 +76,7 @@ class SimulatedSource:
         self._host = host = Host(scenario, truth=self._truth is not None)
         self._make_meter: type[VmMeter] = Meter
         if host.profiled is not None:
-            # numpy is only loaded where it is needed.
+            # numpy is only loaded if it is needed.
             from collector.simulated.profiled import ProfileMeter  # noqa: PLC0415
 
             self._make_meter = ProfileMeter
@@ -96,12 +91,7 @@ class SimulatedSource:
         self._truth_ns = 0
 
     def sample(self) -> SourceSample:
-        """Read all counters once.
-
-        Raises:
-            SourceError: not open, or the truth file cannot be written any more.
-
-        """
+        """Read all counters once. Raises SourceError: not open, or the truth file cannot be written any more."""
         host = self._host
         if host is None:
             raise SourceError("simulated: not open")
@@ -177,17 +167,15 @@ class SimulatedSource:
         )
 
     def _host_counters(self, host: Host) -> HostCounters:
-        cpus, now = host.scenario.host.cpus, self._now_ns
+        spec, now = host.scenario.host, self._now_ns
         guest, iowait = int(self._guest_ns), int(self._iowait_ns)
-        if host.profiled is not None:
-            user, system = 0, int(now * host.scenario.host.system_cores)
-        else:
-            user, system = int(now * _HOST_USER_CORES), int(now * _HOST_SYSTEM_CORES)
+        user_cores, system_cores = (0, spec.system_cores) if host.profiled else (_HOST_USER_CORES, _HOST_SYSTEM_CORES)
+        user, system = int(now * user_cores), int(now * system_cores)
         return HostCounters(
-            cpus=cpus,
+            cpus=spec.cpus,
             user_ns=user,
             system_ns=system,
-            idle_ns=max(0, cpus * now - user - system - guest - iowait),
+            idle_ns=max(0, spec.cpus * now - user - system - guest - iowait),
             iowait_ns=iowait,
             guest_ns=guest,
             steal_ns=0,
