@@ -56,6 +56,7 @@ class Parameters(NamedTuple):
     stay: Array
     core_stall: Array
     service_s: Array
+    service_cv: Array
     disk_ops_per_request: Array
     disk_bytes_per_s: Array
     disk_op_bytes: Array

@@ -146,7 +146,6 @@ class Host:
         )
         self.running: tuple[Vm, ...] = ()
         self.active_antagonists: tuple[str, ...] = ()
-        self._decay: tuple[float, float, float] = (-1.0, 0.0, 1.0)
 
     def step(self, at_s: float, unix_s: float, elapsed_s: float) -> None:
         """Set every VM's rates for the step that begins now, at `at_s` seconds of the scenario.
@@ -158,12 +157,13 @@ class Host:
             next(self.pass_steps([(at_s, unix_s)], elapsed_s))
             return
         self._begin(at_s)
-        decay, innovation = self._ar1(elapsed_s)
-        load_std = self.scenario.noise.load_std
+        noise = self.scenario.noise
+        decay = math.exp(-elapsed_s / noise.correlation_s)
+        innovation = math.sqrt(1 - decay * decay)
         active = self.active_antagonists
         demand = 0.0
         for vm in self.running:
-            factor = vm.draw(decay, innovation, load_std)
+            factor = vm.draw(decay, innovation, noise.load_std)
             antagonist = vm.antagonist
             if antagonist is None:
                 cores = level_at(vm.spec.load.cores, vm.spec.load, at_s, unix_s)
@@ -217,12 +217,6 @@ class Host:
             vm.booted = True
         self.active_antagonists = tuple(vm.spec.name for vm in active)
         self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
-
-    def _ar1(self, elapsed_s: float) -> tuple[float, float]:
-        if self._decay[0] != elapsed_s:
-            decay = math.exp(-elapsed_s / self.scenario.noise.correlation_s)
-            self._decay = (elapsed_s, decay, math.sqrt(1 - decay * decay))
-        return self._decay[1], self._decay[2]
 
     def _contend(self, demand_cores: float) -> None:
         """Share CPUs, cache and bandwidth among the running VMs by the module's formulas."""

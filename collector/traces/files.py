@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Column:
 
     values: NDArray[Any]
     known: NDArray[np.bool_]
-    garbled: NDArray[np.bool_]
+    garbled: NDArray[np.bool_] | np.bool_ = np.False_  # False: no cell is
     has_unit: bool = False
 
 
@@ -96,8 +96,7 @@ class TraceFile:
                 array = pc.struct_field(pc.extract_regex(array, _CPUS_IN_TEXT), "cpus")
             return self._from_text(array, name, first_row)
         if pa.types.is_timestamp(array.type):
-            values, known = as_microseconds(array)
-            return Column(values, known, np.zeros(len(values), np.bool_), has_unit=True)
+            return Column(*as_microseconds(array), has_unit=True)
         if pa.types.is_decimal(array.type) or pa.types.is_null(array.type):
             array = array.cast(pa.float64())
         if pa.types.is_integer(array.type):
@@ -139,8 +138,7 @@ class TraceFile:
         floats = np.array([np.nan if n is None else float(n) for n in numbers])
         if name in TIMES:
             check_whole(self.path, self.columns[name], floats, first_row)
-        parsed = _from_floats(floats, name)
-        return Column(parsed.values, parsed.known, garbled)
+        return replace(_from_floats(floats, name), garbled=garbled)
 
 
 def _number(cell: str | None) -> int | float | None:
@@ -155,28 +153,22 @@ def _number(cell: str | None) -> int | float | None:
 def _from_integers(array: Any, name: str) -> Column:
     known = array.is_valid().to_numpy(zero_copy_only=False)
     values = array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
-    garbled = np.zeros(len(values), np.bool_)
-    if name in _INTEGERS:
-        return Column(values, known, garbled)
-    return Column(np.where(known, values.astype(np.float64), np.nan), known, garbled)
+    return Column(values if name in _INTEGERS else np.where(known, values.astype(np.float64), np.nan), known)
 
 
 def _from_floats(floats: NDArray[np.float64], name: str) -> Column:
-    garbled = np.zeros(len(floats), np.bool_)
     if name not in _INTEGERS:
-        return Column(floats, ~np.isnan(floats), garbled)
+        return Column(floats, ~np.isnan(floats))
     # Files that went through pandas have integers with gaps as floats; exact up to 2^53.
     with np.errstate(invalid="ignore"):
         known = np.isfinite(floats) & (floats == np.trunc(floats)) & (np.abs(floats) < 2**63)
-    return Column(np.where(known, floats, 0).astype(np.int64), known, garbled)
+    return Column(np.where(known, floats, 0).astype(np.int64), known)
 
 
 def open_file(path: Path, batch_rows: int) -> TraceFile:
     """Find the format (Parquet, CSV, compressed CSV) and the columns of a file.
 
-    Raises:
-        InputError: the file cannot be read, is neither, lacks columns, or has a column of no numbers.
-
+    Raises InputError if it cannot be read, is neither, lacks columns, or has a column that is not numbers.
     """
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
