@@ -156,7 +156,12 @@ class QemuFinder:
                 self._drop_dead()
                 look = self._next_look(now_ns)
         if look is not None:
-            self._begin(look)
+            try:
+                self._start(lambda: self._run(look))
+            except RuntimeError as error:
+                with self._lock:
+                    self._current = None
+                    self._warn(f"looking for new VMs: {error}; raise the agent's TasksMax")
         if not self._waited:
             self._first.wait(_FIRST_S)
             self._waited = True
@@ -187,8 +192,7 @@ class QemuFinder:
             return process is not None and bool(process.vcpus)
 
     def _find(self, vm_uuid: str, epoch: str) -> Process | None:
-        matches = (p for p in self._processes.values() if p.uuid == vm_uuid and p.epoch == epoch)
-        return next(matches, None)
+        return next((p for p in self._processes.values() if p.uuid == vm_uuid and p.epoch == epoch), None)
 
     def _warn(self, message: str) -> None:
         """Log a message ("" is silent) unless it is the last one."""
@@ -196,13 +200,14 @@ class QemuFinder:
             _log.warning("%s", message)
         self._warned = message
 
-    # --- processes ---
-
     def _drop_dead(self) -> None:
         """Forget the VMs that ended. Reading stat files never hangs: the kernel reads no process memory for them."""
         for pid, process in list(self._processes.items()):
             try:
-                lives = self._lives(process.launch)
+                is_alive, start = parse_life(read_once(f"{self._proc}/{pid}/stat", 1024))
+                lives = is_alive and int(start) == process.launch.start_ticks
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                lives = False
             except OSError:
                 continue  # such as EMFILE, which the next look reports: the VM may live
             if not lives:
@@ -213,13 +218,6 @@ class QemuFinder:
         """Whether a process is in libvirt's status files, which then decide whether it lives."""
         seen_ns = self._libvirt_ns.get(pid)
         return seen_ns is not None and now_ns - seen_ns < _GRACE_NS
-
-    def _lives(self, launch: Launch) -> bool:
-        try:
-            is_alive, start = parse_life(read_once(f"{self._proc}/{launch.pid}/stat", 1024))
-        except (FileNotFoundError, ProcessLookupError, ValueError):
-            return False
-        return is_alive and int(start) == launch.start_ticks
 
     def _next_look(self, now_ns: int) -> _Look | None:
         """Return the look that is due; None: none is, or one is running."""
@@ -241,14 +239,6 @@ class QemuFinder:
         self._run_dir_mtime_ns = run_dir_mtime_ns
         self._current = _Look(full, now_ns)
         return self._current
-
-    def _begin(self, look: _Look) -> None:
-        try:
-            self._start(lambda: self._run(look))
-        except RuntimeError as error:
-            with self._lock:
-                self._current = None
-                self._warn(f"looking for new VMs: {error}; raise the agent's TasksMax")
 
     def _run(self, look: _Look) -> None:
         said = ""
@@ -354,10 +344,12 @@ class QemuFinder:
         if not stat.alive:
             return
         is_starting = len(listed(f"{folder}/task")) < _MIN_THREADS
-        if is_starting or (is_libvirts(text) and self._may_be_libvirts(pid, look.since_ns)):
-            with self._lock:
+        with self._lock:
+            if not is_starting and is_libvirts(text):  # libvirt may still write its status file
+                is_starting = look.since_ns - self._strange_ns.setdefault(pid, look.since_ns) < _GRACE_NS
+            if is_starting:
                 self._looked[pid] = _LOOKS
-            return
+                return
         uid = real_uid(read_once(f"{folder}/status", 4096))
         if not self._owners.trusts(uid, pid):
             return
@@ -382,34 +374,25 @@ class QemuFinder:
             if vcpus != process.vcpus:
                 process.vcpus, process.made = vcpus, None
 
-    def _may_be_libvirts(self, pid: int, now_ns: int) -> bool:
-        """Whether libvirt may still write a status file of its QEMU."""
-        with self._lock:
-            return now_ns - self._strange_ns.setdefault(pid, now_ns) < _GRACE_NS
-
     def _launch(self, pid: int, start_ticks: int, uid: int, command: CommandLine) -> Launch:
         folder = f"{self._proc}/{pid}"
-        vmid = self._vmid(command)
+        # Proxmox' pid files are in its run directory (/var/run is /run) and have the VM's number.
+        pidfile = Path(command.pidfile)
+        is_proxmox = pidfile.stem.isdecimal() and pidfile.parent.resolve() == self._run_dir.resolve()
+        vmid = pidfile.stem if is_proxmox else ""
         # A QMP socket serves only one connection: libvirt's.
         qmp = () if command.libvirt else tuple(absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
         return Launch(pid, start_ticks, command, vmid, qmp, taps_of(command, folder), network_namespace(folder), uid)
 
-    def _vmid(self, command: CommandLine) -> str:
-        """Return Proxmox' number of a VM, by its pid file in the run directory (/var/run is /run)."""
-        path = Path(command.pidfile)
-        if command.pidfile and path.stem.isdecimal() and path.parent.resolve() == self._run_dir.resolve():
-            return path.stem
-        return ""
-
     def _uuid(self, launch: Launch, text: bytes) -> str:
         made = launch.command.uuid
         if not made and launch.vmid:
             made = str(uuid.uuid5(_NAMESPACE, f"proxmox {os.uname().nodename} {launch.vmid}"))
-        if made and made not in {process.uuid for process in self._processes.values()}:
-            return made
         if made:
+            if all(process.uuid != made for process in self._processes.values()):
+                return made
             message = "process %d: another VM here has its UUID %s too; it is measured under a UUID of its own"
             _log.warning(message, launch.pid, made)
         words = f"{self._boot} {launch.pid} {launch.start_ticks} {text.decode('utf-8', 'replace')}"

@@ -96,7 +96,7 @@ class _Talk:
         self._bytes = 0
 
     def connect(self, path: str, uid: int) -> None:
-        self._wait()
+        self._arm_timeout()
         if path.startswith("\0"):
             self._connection.connect(path)
             return
@@ -118,7 +118,7 @@ class _Talk:
 
     def _execute(self, command: str) -> Mapping[str, Any] | None:
         """Return the answer; None where it is an error."""
-        self._wait()
+        self._arm_timeout()
         self._connection.sendall(json.dumps({"execute": command, "id": command}).encode() + b"\n")
         while True:
             answer = self._receive()
@@ -130,7 +130,7 @@ class _Talk:
     def _receive(self) -> dict[str, Any]:
         """Return the next message; each is one line."""
         while b"\n" not in self._buffer:
-            self._wait()
+            self._arm_timeout()
             chunk = self._connection.recv(_CHUNK_BYTES)
             self._bytes += len(chunk)
             if not chunk:
@@ -147,7 +147,7 @@ class _Talk:
             raise _NotQmpError(f"not a message: {line[:40]!r}")
         return message
 
-    def _wait(self) -> None:
+    def _arm_timeout(self) -> None:
         self._connection.settimeout(seconds_left(self._until_s))
 
 
