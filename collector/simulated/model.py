@@ -22,12 +22,12 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collector.simulated.scenario import Antagonist, Course, Scenario, VmSpec, vm_uuid
 
 if TYPE_CHECKING:
-    from collector.simulated.profiled import ProfiledHost, VmStep, VmTruth
+    from collector.simulated.profiled import ProfiledHost, VmStep
 
 _DAY_S = 86400.0
 _MAX_UTILISATION = 0.85
@@ -106,7 +106,7 @@ class Vm:
         self.llc_mib = 0.0  # what it holds of the last-level cache
         # Only of a VM with a profile, whose multiplier, slow-down and cache above stay as they are.
         self.step: VmStep | None = None
-        self.truth: VmTruth | None = None  # if truth is wanted
+        self.truth: dict[str, Any] = {}  # if truth is wanted
 
     def draw(self, decay: float, innovation: float, load_std: float) -> float:
         """Advance both noises (x' = decay x + innovation e, variance 1); return the load's factor."""
@@ -184,7 +184,10 @@ class Host:
             self._begin(at_s)
             there.append(self.running)
             wanted.append(self._wanted_of_all(at_s, unix_s))
-        for running, steps in zip(there, self.profiled.steps(elapsed_s, *zip(*wanted, strict=True)), strict=True):
+        made = self.profiled.steps(elapsed_s, *zip(*wanted, strict=True))
+        for vm, truth in zip(self.vms, self.profiled.truths, strict=False):  # none without truth
+            vm.truth = truth
+        for running, steps in zip(there, made, strict=True):
             self.running = running
             self._take(steps)
             yield running
@@ -202,10 +205,8 @@ class Host:
         return loads, baselines, runs
 
     def _take(self, steps: Sequence[VmStep]) -> None:
-        truths = self.profiled.truths if self.profiled is not None else []
-        for index, (vm, step) in enumerate(zip(self.vms, steps, strict=True)):
+        for vm, step in zip(self.vms, steps, strict=True):
             vm.step = step
-            vm.truth = truths[index] if truths else None
             vm.usage_cores = step.usage_cores
             vm.demand_cores = step.usage_cores + step.wait_cores
             vm.cpi = step.cpi

@@ -19,7 +19,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.simulated.engine import Counted, Engine, Guest, Moments
+from collector.simulated.engine import Array, Counted, Engine, Guest, Moments
 from collector.simulated.meter import VmMeter
 from collector.simulated.model import Vm
 from collector.simulated.profiles import PROFILES, Machine, Noise
@@ -43,17 +43,6 @@ class VmStep(NamedTuple):
     disk_bytes_per_s: float
     network_bytes_per_s: float
     vcpus_running: float  # vCPU threads at the end of the step; NaN: its requests are not simulated
-
-
-class VmTruth(NamedTuple):
-    """What is true of a VM in a step."""
-
-    role: str
-    load_ratio: float  # offered, without noise
-    p95_latency_s: float | None  # measured over the requests that ended; None: none did
-    expected_p95_s: float | None
-    true_latency_degradation: float | None  # expected p95 over that with all others at their baselines
-    cpi_degradation: float
 
 
 def machine_of(scenario: Scenario) -> Machine:
@@ -89,7 +78,7 @@ class ProfiledHost:
         )
         self._tracker = RoleTracker(self._engine.serves) if truth else None
         self._now_s = -1.0
-        self.truths: list[VmTruth] = []
+        self.truths: list[dict[str, Any]] = []
         self.iowait_cores = 0.0
         self.io_pressure = 0.0
         if truth:
@@ -113,20 +102,15 @@ class ProfiledHost:
         at_s = first_s + elapsed_s * np.arange(len(load), dtype=np.float64)
         self._now_s = float(at_s[-1])
         indices = [[names.index(name) for names, name in zip(self._names, runs, strict=True)] for runs in running]
-        moments = Moments(
-            at_s,
-            np.array(load, dtype=np.float64),
-            np.array(baseline, dtype=np.float64),
-            np.array(indices, dtype=np.intp),
-            np.ones(len(at_s)),
-        )
+        loads, baselines = np.array([load, baseline], dtype=np.float64)
+        moments = Moments(at_s, loads, baselines, np.array(indices, dtype=np.intp), np.ones(len(at_s)))
         block = self._engine.advance(moments, elapsed_s)
         counted, rates = block.counted, block.rates
         self.iowait_cores = float(counted.host_iowait_cores[-1])
         self.io_pressure = float(counted.host_io_pressure[-1])
         if self._tracker is not None:
-            self._note_truth(self._tracker, moments, block.p95_s[-1].tolist())
-        # (T, VMs, columns), then plain numbers.
+            self._note_truth(self._tracker, moments, block.p95_s)
+        # (T, VMs, columns), as plain numbers.
         counts = np.stack(counted[: len(_COLUMNS)], axis=-1).tolist()
         of_rates = (getattr(rates, name) for name in VmStep._fields[1:-1])
         others = np.stack((*of_rates, block.vcpus_running), axis=-1).tolist()
@@ -135,28 +119,22 @@ class ProfiledHost:
             for step in zip(counts, others, strict=True)
         ]
 
-    def _note_truth(self, tracker: RoleTracker, moments: Moments, p95_s: list[float]) -> None:
+    def _note_truth(self, tracker: RoleTracker, moments: Moments, p95_s: Array) -> None:
         expected = self._engine.expect(moments)
         roles = self._engine.roles(tracker, moments, expected)[-1]
+        columns = {
+            "load_ratio": moments.load,  # offered, without noise
+            "p95_latency_s": p95_s,  # measured over the requests that ended; None: none did
+            "expected_p95_s": expected.p95_s,
+            # Expected p95 over the same with all others at their baselines.
+            "true_latency_degradation": np.where(self._engine.serves, expected.degradation, math.nan),
+            "cpi_degradation": expected.cpi_degradation,
+        }
+        rows = np.stack([column[-1] for column in columns.values()], axis=-1).tolist()
         self.truths = [
-            VmTruth(
-                role.value,
-                load,
-                None if math.isnan(measured) else measured,
-                None if math.isnan(p95) else p95,
-                degradation if serving else None,
-                cpi,
-            )
-            for role, load, measured, p95, degradation, serving, cpi in zip(
-                roles,
-                moments.load[-1].tolist(),
-                p95_s,
-                expected.p95_s[-1].tolist(),
-                expected.degradation[-1].tolist(),
-                self._engine.serves.tolist(),
-                expected.cpi_degradation[-1].tolist(),
-                strict=True,
-            )
+            {"role": role.value}
+            | {name: None if math.isnan(value) else value for name, value in zip(columns, row, strict=True)}
+            for role, row in zip(roles, rows, strict=True)
         ]
 
 
@@ -171,8 +149,8 @@ def _profiles(spec: VmSpec, antagonist: Antagonist | None) -> list[str]:
 class ProfileMeter(VmMeter):
     """Counters of a VM with a profile. Its vCPUs share the work evenly."""
 
-    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
-        super().__init__(vm, identity, started_s, opened, ghz)
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int) -> None:
+        super().__init__(vm, identity, started_s, opened)
         # In seconds or pieces, as `Counted` has them per second.
         self._sums = [0.0] * len(_COLUMNS)
         # The step that counted last: the VM's own is already the next one.
@@ -229,9 +207,8 @@ class ProfileMeter(VmMeter):
     def truth(self, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
         """Return what really happened in the last step."""
         step, truth = self._step, self._truth
-        slower = 1.0 if truth is None else truth.cpi_degradation
-        known = self._truth_of(slower, step.cpi / slower, step.cpi, step.stretch, step.usage_cores)
-        return known if truth is None else known | truth._asdict()
+        slower = truth.get("cpi_degradation", 1.0)
+        return self._truth_of(slower, step.cpi / slower, step.cpi, step.stretch, step.usage_cores) | truth
 
     def _ns(self, name: str, share: int = 1) -> int:
         return int(self._sums[_AT[name]] * _S / share)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from collector.base import HostCounters, Probe, Reason, SourceError, SourceSample, VmIdentity
-from collector.simulated.meter import Meter, VmMeter
+from collector.simulated.meter import Meter
 from collector.simulated.model import Host, Vm
 from collector.simulated.scenario import Scenario, load
 from whitepanda.common.errors import WhitepandaError
+
+if TYPE_CHECKING:
+    from collector.simulated.profiled import ProfileMeter
 
 _CATCH_UP_STEPS = 600  # a longer pause of the process is one long step, not thousands of short ones
 # Made-up ids lie far above any real pid (at most 2^22), so that no other source takes them for its own.
@@ -74,13 +78,13 @@ class SimulatedSource:
 
     def _start(self, scenario: Scenario) -> None:
         self._host = host = Host(scenario, truth=self._truth is not None)
-        self._make_meter: type[VmMeter] = Meter
+        self._make_meter: Callable[..., Meter | ProfileMeter] = partial(Meter, ghz=scenario.host.ghz)
         if host.profiled is not None:
             # numpy is only loaded if it is needed.
             from collector.simulated.profiled import ProfileMeter  # noqa: PLC0415
 
             self._make_meter = ProfileMeter
-        self._meters: dict[str, VmMeter] = {}
+        self._meters: dict[str, Meter | ProfileMeter] = {}
         self._opened_mono_ns = self._mono_clock()
         self._opened_unix_ns = self._unix_clock()
         self._now_ns = 0  # wall time since then
@@ -142,13 +146,13 @@ class SimulatedSource:
 
     def _keep_meters(self, host: Host, at_s: float) -> None:
         """One meter per running VM and epoch: VMs that are away have none, those that return begin at 0."""
-        kept: dict[str, VmMeter] = {}
+        kept: dict[str, Meter | ProfileMeter] = {}
         for vm in host.running:
             generation = vm.generation_at(at_s) + 1
             meter = self._meters.get(vm.uuid)
             if meter is None or meter.opened != generation:
                 identity = self._identity(host, vm, generation)
-                meter = self._make_meter(vm, identity, at_s, generation, host.scenario.host.ghz)
+                meter = self._make_meter(vm, identity, at_s, generation)
             kept[vm.uuid] = meter
         self._meters = kept
 
