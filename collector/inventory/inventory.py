@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -312,20 +312,12 @@ class Inventory:
         return arguments
 
     def _make(self, status: VmStatus, start_ticks: int, folder: Path) -> VmIdentity:
-        return VmIdentity(
-            uuid=status.uuid,
-            name=status.name,
-            pid=status.pid,
-            epoch=epoch_of(boot_of(self._proc), start_ticks),
-            vcpu_tids=status.vcpu_tids,
-            state=status.state,
-            accelerator=status.accelerator or _accelerator(folder, status.vcpu_tids),
-            facts=status.facts,
-            disks=status.disks,
-            interfaces=status.interfaces + passed_interfaces(status.passed, self._proc),
-            manager="nova" if status.by_nova else "libvirt",
-            vfio=status.vfio,
-        )
+        known = {field.name: getattr(status, field.name) for field in fields(VmIdentity)} | {
+            "epoch": epoch_of(boot_of(self._proc), start_ticks),
+            "accelerator": status.accelerator or _accelerator(folder, status.vcpu_tids),
+            "interfaces": status.interfaces + passed_interfaces(status.passed, self._proc),
+        }
+        return VmIdentity(**known)
 
     def _warn(self, name: str, message: str) -> None:
         if self._warned.get(name) != message:

@@ -58,13 +58,9 @@ class PortsDatabase:
         self._idl: Any = None
         self._renewed: Counter[str] = Counter()
         self._seen = -1
-        self._bridges: tuple[str, ...] = ()
+        #: Names of the bridges, as of the last `ports`.
+        self.bridges: tuple[str, ...] = ()
         self._ports: tuple[Port, ...] = ()
-
-    @property
-    def bridges(self) -> tuple[str, ...]:
-        """Names of the bridges, as of the last `ports`."""
-        return self._bridges
 
     def open(self) -> None:
         """Connect and wait for the contents. Raises SourceError."""
@@ -149,7 +145,7 @@ class PortsDatabase:
         for bridge in bridges:
             interfaces = (interface for port in bridge.ports for interface in port.interfaces)
             found += [self._port(str(bridge.name), each) for each in interfaces if each.ofport and each.ofport[0] > 0]
-        self._bridges = tuple(str(bridge.name) for bridge in bridges)
+        self.bridges = tuple(str(bridge.name) for bridge in bridges)
         self._ports = tuple(sorted(found, key=lambda port: (port.bridge, port.number)))
         present = {str(row) for row in tables["Interface"].rows}
         for row in self._renewed.keys() - present:

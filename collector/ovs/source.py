@@ -5,6 +5,7 @@ OVSDB knows which port is whose (`ovsdb`, `ports`), each bridge its ports' count
 others (`Inventory.interfaces_covered`).
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Mapping
@@ -92,23 +93,18 @@ class OvsSource:
     def probe(self) -> Probe:
         """Say whether the database and the bridges answer, on connections of its own."""
         end_s = time.monotonic() + self._deadline_s
-        database = PortsDatabase(self._database_name, self._deadline_s / 2)
         try:
-            ports = database.ports()
-            bridges = database.bridges
+            with contextlib.closing(PortsDatabase(self._database_name, self._deadline_s / 2)) as database:
+                ports, bridges = database.ports(), database.bridges
         except SourceError as error:
             return error.as_probe()
-        finally:
-            database.close()
         problems: list[SourceError] = []
         for bridge in bridges:
-            client = self._client(bridge)
             try:
-                client.hello(end_s)
+                with contextlib.closing(self._client(bridge)) as client:
+                    client.hello(end_s)
             except SourceError as error:
                 problems.append(error)
-            finally:
-                client.close()
         if problems and len(problems) == len(bridges):
             return problems[0].as_probe()
         detail = f"{self._database_name}: {counted(len(bridges), 'bridge')}, {counted(len(ports), 'port')}"

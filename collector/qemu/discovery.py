@@ -23,8 +23,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from collector.base import MAX_PID, Probe, Reason, VmIdentity
 from collector.files import NO_FD, read_once
@@ -178,12 +179,12 @@ class QemuFinder:
             process = self._find(vm_uuid, epoch)
             return process.launch if process else None
 
-    def learn(self, vm_uuid: str, epoch: str, learned: Learned) -> None:
-        """Replace what was learned of a VM."""
+    def learn(self, vm_uuid: str, epoch: str, **learned: Any) -> None:
+        """Note what was learned of a VM, by the names of `Learned`."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
-            if process is not None and process.learned != learned:
-                process.learned, process.made = learned, None
+            if process is not None and (changed := replace(process.learned, **learned)) != process.learned:
+                process.learned, process.made = changed, None
 
     def has_vcpu_names(self, vm_uuid: str, epoch: str) -> bool:
         """Whether the vCPU threads have names (`-name ...,debug-threads=on`)."""

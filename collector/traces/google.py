@@ -43,7 +43,6 @@ class LatencySensitiveRule:
     scheduling_class: float = 2.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for what, value in (("priority", self.priority), ("scheduling class", self.scheduling_class)):
             if math.isnan(value):
                 raise InputError(f"the least {what} of latency-sensitive tasks must be a number (value {value})")
@@ -61,7 +60,6 @@ class TraceLimits:
     max_cpu_usage: float = 4096.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.min_cpi < self.max_cpi:  # also NaN
             raise InputError(f"the largest CPI must be above {self.min_cpi:g} (value {self.max_cpi:g})")
 
