@@ -82,7 +82,7 @@ def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
 
     Raises ValueError if there is neither.
     """
-    return _some(_sum_nodes((line, 1) for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))))
+    return _sum_nodes((line, 1) for line in text.splitlines() if line.startswith((b"anon ", b"shmem ")))
 
 
 def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
@@ -91,15 +91,12 @@ def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
     for name in (b"hierarchical_total=", b"total="):
         if total := [line for line in lines if line.startswith(name)]:
             break
-    return _some(_sum_nodes((line, _PAGE_BYTES) for line in total))
+    return _sum_nodes((line, _PAGE_BYTES) for line in total)
 
 
 def parse_numa_maps(text: bytes) -> dict[int, int]:
     """Return resident memory in bytes by node from /proc/PID/numa_maps. Raises ValueError if no line has a node."""
-    sized = [(line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line))]
-    if not sized:
-        raise ValueError("no mapping has a node")
-    return _sum_nodes(sized)
+    return _sum_nodes((line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line)))
 
 
 def read_whole(path: str) -> bytes:
@@ -128,18 +125,14 @@ def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
 
 
 def _sum_nodes(lines: Iterable[tuple[bytes, int]]) -> dict[int, int]:
-    """Sum the amounts by node of lines, each with its unit in bytes."""
+    """Sum the amounts by node of lines, each with its unit in bytes. Raises ValueError without any node."""
     memory: Counter[int] = Counter()
     for line, unit_bytes in lines:
         for node, amount in _NODE.findall(line):
             memory[int(node)] += int(amount) * unit_bytes
-    return dict(memory)
-
-
-def _some(memory: dict[int, int]) -> dict[int, int]:
     if not memory:
         raise ValueError("no memory by node")
-    return memory
+    return dict(memory)
 
 
 def llc_domains(sys_root: str = "/sys") -> dict[int, int]:

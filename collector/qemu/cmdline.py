@@ -99,10 +99,12 @@ def parse_command_line(text: bytes) -> CommandLine:
         index += 2 if option in _READ or option in _TEXTS else 1
     devices = _each(options, "device", "driver")
     machine = _merged(options, "type", "machine", "M")
+    accelerator = next(iter(_each(options, "accel", "accel")), machine).get("accel", "").split(":")[0]
+    is_kvm = "enable-kvm" in flags or program.rpartition("/")[2] in {"kvm", "qemu-kvm"}
     return CommandLine(
         name=_merged(options, "guest", "name").get("guest", ""),
         uuid=_uuid(options),
-        accelerator=_accelerator(program, options, machine, enable_kvm="enable-kvm" in flags),
+        accelerator=accelerator if accelerator in {"kvm", "tcg"} else "kvm" if is_kvm else None,
         machine=machine.get("type", ""),
         pidfile=options.get("pidfile", [""])[-1],
         qmp=tuple(_qmp_sockets(options)),
@@ -192,18 +194,6 @@ def _uuid(options: Mapping[str, list[str]]) -> str:
         if found != _NIL:
             return str(found)
     return ""
-
-
-def _accelerator(
-    program: str, options: Mapping[str, list[str]], machine: Mapping[str, str], *, enable_kvm: bool
-) -> str | None:
-    given = [accel.get("accel", "") for accel in _each(options, "accel", "accel")]
-    first = (given[0] if given else machine.get("accel", "")).split(":")[0]
-    if first in {"kvm", "tcg"}:
-        return first
-    if enable_kvm or program.rpartition("/")[2] in {"kvm", "qemu-kvm"}:
-        return "kvm"
-    return None
 
 
 def _qmp_sockets(options: Mapping[str, list[str]]) -> Iterator[str]:

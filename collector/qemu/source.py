@@ -147,8 +147,11 @@ class QemuSource:
         found = {}
         for index, name in enumerate(names):
             line = lines.get(name)
-            if line is None and not launch.vmid and _handed_in(launch, index):
-                line = taps.own[1].get(name)
+            if line is None and not launch.vmid:
+                netdev = launch.command.netdevs[index]
+                if netdev.fds or netdev.kind == "bridge":
+                    # Another process than QEMU opened it, perhaps in the agent's namespace.
+                    line = taps.own[1].get(name)
             if line is None:
                 return Reason.NOT_VISIBLE
             try:
@@ -211,9 +214,3 @@ def parse_tap(line: bytes) -> InterfaceCounters:
         raise ValueError(f"{len(numbers)} numbers of a network device, {_FIELDS} are needed: {line[:60]!r}")
     rx_bytes, rx_packets, _, rx_drops, *_, tx_bytes, tx_packets, _, tx_drops = numbers[:12]  # as the host sees them
     return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_drops, rx_drops)
-
-
-def _handed_in(launch: Launch, index: int) -> bool:
-    """Whether another process than QEMU opened this tap, perhaps in another namespace."""
-    netdev = launch.command.netdevs[index]
-    return bool(netdev.fds) or netdev.kind == "bridge"

@@ -23,7 +23,7 @@ from collector.simulated.engine import Array, Counted, Engine, Guest, Moments
 from collector.simulated.meter import VmMeter
 from collector.simulated.model import Vm
 from collector.simulated.profiles import PROFILES, Machine, Noise
-from collector.simulated.scenario import Antagonist, Scenario, VmSpec
+from collector.simulated.scenario import Scenario
 from collector.simulated.truth import RoleTracker
 
 _GB_PER_GIB = (1 << 30) / 1e9
@@ -62,8 +62,13 @@ class ProfiledHost:
     """The engine of a scenario whose VMs have profiles. With `truth` requests are simulated one by one."""
 
     def __init__(self, scenario: Scenario, *, truth: bool) -> None:
-        active = {antagonist.vm: antagonist for antagonist in scenario.antagonists}
-        self._names = [_profiles(spec, active.get(spec.name)) for spec in scenario.vms]
+        active = {antagonist.vm: antagonist.profile for antagonist in scenario.antagonists}
+        # All that each VM ever runs, its baseline's first.
+        runs = [
+            (spec.profile, *(name for _, name in spec.switches), active.get(spec.name) or spec.profile)
+            for spec in scenario.vms
+        ]
+        self._names = [list(dict.fromkeys(names)) for names in runs]
         guests = [
             Guest(spec.name, spec.vcpus, tuple(PROFILES[name] for name in names))
             for spec, names in zip(scenario.vms, self._names, strict=True)
@@ -136,14 +141,6 @@ class ProfiledHost:
             | {name: None if math.isnan(value) else value for name, value in zip(columns, row, strict=True)}
             for role, row in zip(roles, rows, strict=True)
         ]
-
-
-def _profiles(spec: VmSpec, antagonist: Antagonist | None) -> list[str]:
-    """Return the names of all that a VM ever runs, its baseline's first."""
-    names = [spec.profile, *(name for _, name in spec.switches)]
-    if antagonist is not None and antagonist.profile:
-        names.append(antagonist.profile)
-    return list(dict.fromkeys(names))
 
 
 class ProfileMeter(VmMeter):

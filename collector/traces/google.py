@@ -87,6 +87,11 @@ class TraceCounts:
         if count:
             self.rejected[reason] = self.rejected.get(reason, 0) + count
 
+    def malformed(self, _row: Any) -> None:
+        """Count a row that is not CSV."""
+        self.rows_read += 1
+        self.reject("malformed_row", 1)
+
 
 @dataclass(frozen=True, slots=True)
 class TraceBatch:
@@ -177,7 +182,7 @@ class TraceReader:
         held: list[TraceBatch] = []
         for file in self._files:
             first_row = 1
-            for columns in file.read(tuple(COLUMNS), lambda _row: self._malformed(counts)):
+            for columns in file.read(tuple(COLUMNS), counts.malformed):
                 if first_row == 1:
                     _check_times(file, columns)
                 batch = self._accept(file, columns, first_row)
@@ -194,11 +199,6 @@ class TraceReader:
             counts.reject("duplicate", together.rows - kept.rows)
             yield self._count(kept)
 
-    @staticmethod
-    def _malformed(counts: TraceCounts) -> None:
-        counts.rows_read += 1
-        counts.reject("malformed_row", 1)
-
     def _count(self, batch: TraceBatch) -> TraceBatch:
         self.counts.accepted += batch.rows
         self.counts.unusable_cpi += int(np.isnan(batch.cpi).sum())
@@ -207,14 +207,14 @@ class TraceReader:
 
     def _repeated_hashes(self) -> NDArray[np.uint64]:
         """Read only the keys; return the (sorted) hashes that more than one row has."""
-        malformed = TraceCounts()
+        keys = TraceCounts()
         hashes = [
             _hash([columns[name].values for name in _KEY])
             for file in self._files
-            for columns in file.read(_KEY, lambda _row: self._malformed(malformed))
+            for columns in file.read(_KEY, keys.malformed)
         ]
         every = np.sort(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
-        self.total_rows = len(every) + malformed.rows_read
+        self.total_rows = len(every) + keys.rows_read
         return np.unique(every[1:][every[1:] == every[:-1]])
 
     def _accept(self, file: TraceFile, columns: dict[str, Column], first_row: int) -> TraceBatch:

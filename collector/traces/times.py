@@ -91,6 +91,8 @@ def check_unit(
     if _SHORTEST_US <= typical <= _LONGEST_US:
         return
     row = int(rows[np.argmin(np.abs(lasted - typical))])
+    span_us = int(end[row]) - int(start[row])
+    span = f"{span_us / _DAY_US:.3g} days" if span_us > _DAY_US else f"{span_us / 1e6:.3g} s"
     likely = [
         f"are they {unit}? {remedy}"
         for unit, factor, remedy in _UNITS
@@ -98,12 +100,6 @@ def check_unit(
     ]
     raise InputError(
         f"{path}: columns '{names[0]}' and '{names[1]}' must be microseconds: the window of row {row + 1}, "
-        f"{start[row]} to {end[row]}, would last {_span(int(end[row]) - int(start[row]))}; "
+        f"{start[row]} to {end[row]}, would last {span}; "
         f"{likely[0] if likely else 'make them microseconds'}, or write them as TIMESTAMP"
     )
-
-
-def _span(microseconds: int) -> str:
-    if microseconds > _DAY_US:
-        return f"{microseconds / _DAY_US:.3g} days"
-    return f"{microseconds / 1e6:.3g} s"
