@@ -57,19 +57,20 @@ def _of_day(course: Course, unix_s: float) -> float:
 
 
 def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float, float, str]:
-    """Return a VM's load, its baseline load, and the profile that it runs now."""
+    """Return a VM's load, its baseline load (0: not there), and the profile that it runs now."""
     spec, antagonist = vm.spec, vm.antagonist
     profile = spec.profile
     for switch_s, name in spec.switches:
         if at_s >= switch_s:
             profile = name
     if antagonist is not None:
-        idle = antagonist.idle_cores / spec.vcpus
-        if not active:
-            return idle, idle, profile
-        return antagonist.cores / spec.vcpus, idle, antagonist.profile or profile
-    ratio = spec.load_ratio
-    return level_at(ratio.ratio, ratio, at_s, unix_s), ratio.ratio * _of_day(ratio, unix_s), profile
+        load = baseline = antagonist.idle_cores / spec.vcpus
+        if active:
+            load, profile = antagonist.cores / spec.vcpus, antagonist.profile or profile
+    else:
+        ratio = spec.load_ratio
+        load, baseline = level_at(ratio.ratio, ratio, at_s, unix_s), ratio.ratio * _of_day(ratio, unix_s)
+    return (load, baseline, profile) if vm.runs_at(at_s) else (0.0, 0.0, profile)
 
 
 def _queueing(utilisation: float) -> float:
@@ -183,33 +184,20 @@ class Host:
         for at_s, unix_s in moments:
             self._begin(at_s)
             there.append(self.running)
-            wanted.append(self._wanted_of_all(at_s, unix_s))
+            active = self.active_antagonists
+            of_vms = (_wanted(vm, at_s, unix_s, active=vm.spec.name in active) for vm in self.vms)
+            wanted.append(tuple(zip(*of_vms, strict=True)))
         made = self.profiled.steps(elapsed_s, *zip(*wanted, strict=True))
         for vm, truth in zip(self.vms, self.profiled.truths, strict=False):  # none without truth
             vm.truth = truth
         for running, steps in zip(there, made, strict=True):
             self.running = running
-            self._take(steps)
+            for vm, step in zip(self.vms, steps, strict=True):
+                vm.step = step
+                vm.usage_cores = step.usage_cores
+                vm.demand_cores = step.usage_cores + step.wait_cores
+                vm.cpi = step.cpi
             yield running
-
-    def _wanted_of_all(self, at_s: float, unix_s: float) -> tuple[list[float], list[float], list[str]]:
-        """Return loads (0: not there), baseline loads and profiles of all VMs."""
-        running = set(self.running)
-        loads, baselines, runs = [], [], []
-        for vm in self.vms:
-            load, baseline, profile = _wanted(vm, at_s, unix_s, active=vm.spec.name in self.active_antagonists)
-            there = vm in running
-            loads.append(load if there else 0.0)
-            baselines.append(baseline if there else 0.0)
-            runs.append(profile)
-        return loads, baselines, runs
-
-    def _take(self, steps: Sequence[VmStep]) -> None:
-        for vm, step in zip(self.vms, steps, strict=True):
-            vm.step = step
-            vm.usage_cores = step.usage_cores
-            vm.demand_cores = step.usage_cores + step.wait_cores
-            vm.cpi = step.cpi
 
     def _begin(self, at_s: float) -> None:
         """Find out which antagonists are active and which VMs run."""
