@@ -118,7 +118,7 @@ class Inventory:
         self.interfaces_covered = Coverage()
 
     def probe(self) -> Probe:
-        """Say whether VMs can be found. A host where libvirt has not run yet has none of libvirt's."""
+        """Say whether VMs can be found. A host on which libvirt has not run yet has none of libvirt's."""
         probes = [self._probe_status_files(), *(finder.probe() for finder in self.finders)]
         wrong = [probe for probe in probes if not probe.available]
         shown = wrong or probes
@@ -344,7 +344,7 @@ def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
 
 
 def mtime_ns(folder: Path) -> int | None:
-    """Return when a folder changed last; None where that is unknown."""
+    """Return when a folder changed last; None if that is unknown."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:

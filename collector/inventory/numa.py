@@ -68,7 +68,7 @@ class Numa:
 
 
 def node_cpus(sys_root: str) -> Iterator[tuple[int, list[int] | None]]:
-    """Yield the host's NUMA nodes with their CPUs; None where these cannot be read."""
+    """Yield the host's NUMA nodes with their CPUs; None if these cannot be read."""
     for folder in sorted(Path(sys_root, "devices/system/node").glob("node[0-9]*")):
         try:
             cpus = parse_cpu_list((folder / "cpulist").read_text())
@@ -106,13 +106,13 @@ def read_whole(path: str) -> bytes:
 
 
 def _size(text: bytes, name: bytes) -> int:
-    """Return a size of /proc/PID/status in bytes; 0 where there is no such line."""
+    """Return a size of /proc/PID/status in bytes; 0 without such a line."""
     _, found, rest = text.partition(name)
     return int(rest[: rest.index(b"kB")]) * 1024 if found else 0
 
 
 def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
-    """Return a control group's memory by node; None where it is unknown."""
+    """Return a control group's memory by node; None if it is unknown."""
     for folder, parse in ((v2, parse_numa_stat_v2), (v1, parse_numa_stat_v1)):
         if folder is not None:
             try:
@@ -138,7 +138,7 @@ def _sum_nodes(lines: Iterable[tuple[bytes, int]]) -> dict[int, int]:
 def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
     """Return the domain of each node that has CPUs, named by its first node. Read once: it does not change.
 
-    Empty where some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
+    Empty if some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
     """
     found = dict(node_cpus(sys_root))
     if None in found.values():
@@ -163,7 +163,7 @@ def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
 def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> frozenset[int]:
     """Return the domains that a VM is in now: where its vCPUs ran last, and where a tenth of its memory or more is.
 
-    Empty where that is unknown. Nodes without CPUs have no cache, so memory there does not count.
+    Empty if that is unknown. Nodes without CPUs have no cache, so memory there does not count.
     """
     nodes = {node for node, count in placement.vcpus.items() if count}
     if not nodes or not nodes <= domain_of_node.keys():
@@ -174,7 +174,7 @@ def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> f
 
 
 def _sharing(caches: Path) -> set[int]:
-    """Return the CPUs that share the outermost cache; empty where that is unknown."""
+    """Return the CPUs that share the outermost cache; empty if that is unknown."""
     best, shared = 0, set[int]()
     for index in caches.glob("index[0-9]*"):
         try:

@@ -116,12 +116,10 @@ def _interface(element: ET.Element) -> InterfaceDevice:
 def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
     """Yield the facts for the job rules: title, description, metadata of OpenStack Nova and others."""
     for key in ("title", "description"):
-        text = _text(domain.find(key))
-        if text:
+        if text := _text(domain.find(key)):
             yield key, text
-    metadata = domain.find("metadata")
     others: dict[str, str] = {}
-    for element in () if metadata is None else metadata:
+    for element in domain.findall("metadata/*"):
         if _is_nova(element):
             yield from _nova_facts(element)
         elif not element.tag.startswith(_NOVA):

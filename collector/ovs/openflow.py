@@ -65,7 +65,7 @@ def permission_denied(path: str) -> SourceError:
 
 
 class BridgeClient:
-    """A connection to one bridge. Not safe for use by several threads at once.
+    """A connection to one bridge. Not safe for use by several threads together.
 
     `connections` counts them: readings of another one may be of other ports, with other zeros. `path` is the bridge's
     management socket. Every deadline is a moment of `time.monotonic`. The methods raise SourceError: no listener, no

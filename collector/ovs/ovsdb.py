@@ -46,7 +46,7 @@ _SCHEMA = {
 
 
 class PortsDatabase:
-    """A replica of OVSDB's bridges and ports. Not safe for use by several threads at once.
+    """A replica of OVSDB's bridges and ports. Not safe for use by several threads together.
 
     `remote` is OVSDB's address, such as "unix:/run/openvswitch/db.sock"; `open` waits `deadline_s` for the first
     answer.
@@ -70,7 +70,11 @@ class PortsDatabase:
         _check_socket(self._remote, self._deadline_s)
         idl = None
         try:
-            idl = self._make(library)
+            helper = library.SchemaHelper(schema_json=_SCHEMA)
+            for table, columns in _COLUMNS.items():
+                helper.register_columns(table, list(columns))
+            idl = library.Idl(self._remote, helper, leader_only=False)
+            idl.notify = self._note
             self._wait(idl)
         except Exception as error:
             if idl is not None:
@@ -106,14 +110,6 @@ class PortsDatabase:
         idl, self._idl = self._idl, None
         if idl is not None:
             idl.close()
-
-    def _make(self, library: Any) -> Any:
-        helper = library.SchemaHelper(schema_json=_SCHEMA)
-        for table, columns in _COLUMNS.items():
-            helper.register_columns(table, list(columns))
-        idl = library.Idl(self._remote, helper, leader_only=False)
-        idl.notify = self._note
-        return idl
 
     def _note(self, _event: str, row: Any, old: Any = None) -> None:
         """Count a port that left its bridge and came back between two samplings."""

@@ -13,7 +13,7 @@ class Port:
     """One row of OVSDB's table Interface that a bridge uses.
 
     `number` is the OpenFlow port; `row` the row's UUID; `renewed` counts how often the row's number changed. `vm_uuid`,
-    `port_id` and `mac` are external_ids' vm-id or vm-uuid, iface-id and attached-mac, in lower case, "" where unset.
+    `port_id` and `mac` are external_ids' vm-id or vm-uuid, iface-id and attached-mac, in lower case, "" if unset.
     """
 
     bridge: str

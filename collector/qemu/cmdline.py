@@ -118,7 +118,7 @@ def parse_command_line(text: bytes) -> CommandLine:
 
 
 def parse_options(text: str, implied: str = "") -> dict[str, str]:
-    """Parse `key=value,key2=value2`, where a doubled comma is one, or the same as JSON (nested keys with dots).
+    """Parse `key=value,key2=value2`, with a doubled comma for one, or the same as JSON (nested keys with dots).
 
     `implied` is the key of a first value that has none.
     """
@@ -222,7 +222,7 @@ def _each(options: Mapping[str, list[str]], name: str, implied: str = "") -> lis
 
 
 def _disks(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[DiskDevice]:
-    """Yield the block devices, by their name in QMP (`qmp.block_name`) where that can be predicted."""
+    """Yield the block devices, by their name in QMP (`qmp.block_name`) if that can be predicted."""
     targets = {d["drive"]: d["id"] for d in devices if d.get("drive") and d.get("id")}
     for name in ("hda", "hdb", "hdc", "hdd"):
         for value in options.get(name, ()):

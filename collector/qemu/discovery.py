@@ -1,17 +1,17 @@
 """Finds the QEMUs that libvirt does not manage: Proxmox' by its run directory, any other by looking at processes.
 
-New processes are looked for every two seconds and Proxmox' at once, in a thread of its own: reading the
-/proc/PID/cmdline of a wedged process may hang indefinitely. A look that hangs is given up and the next one skips that
-process. A process is examined three times (it may become QEMU by exec meanwhile) and again once a minute, so that a
-tick costs one small file per known VM.
+A thread looks for new processes every two seconds, and for Proxmox' immediately, because reading the /proc/PID/cmdline
+of a wedged process may hang indefinitely. A look that hangs is given up and the next one skips that process. A process
+is examined three times (it may become QEMU by exec meanwhile) and again once a minute, so that a tick costs one small
+file per known VM.
 
 A libvirt's QEMU is left to libvirt's status files. One without a status file for ten seconds belongs to another libvirt
 than the host's (KubeVirt's, a user's session, one in a container) and is measured as a bare QEMU without QMP. Only
 QEMUs of users that `collector.qemu.owners` trusts are VMs.
 
-UUIDs: as on the command line (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
-name and its number, which survives restarts; any other has one made of its command line, process and start, so that
-each start is a VM of its own.
+The UUID is the command line's (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
+name and its number, which survives restarts; any other's is made of its command line, process and start, and so changes
+with each start.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from whitepanda.common.files.bounded import read_bounded
 _log = logging.getLogger("whitepanda.qemu")
 
 _SCAN_NS = 2_000_000_000
-_FRESH_NS = 200_000_000  # several sources ask in one tick
+_FRESH_NS = 200_000_000  # several sources call it in one tick
 _LOOKS = 3
 _SCANS_PER_ROUND = 30
 # QEMU has the main, an RCU and a vCPU thread. With fewer it is starting, or the parent of one that becomes a daemon.
@@ -81,7 +81,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 class QemuFinder:
     """A `collector.inventory.inventory.Finder`. May be called from any thread.
 
-    `run_dir` has Proxmox' process ids and sockets. QEMUs of `users` count beside the system's. `start` runs a look
+    `run_dir` has Proxmox' process ids and sockets. QEMUs of `users` count as well as the system's. `start` runs a look
     without waiting for it; `clock` is monotonic, in nanoseconds.
     """
 
@@ -116,7 +116,7 @@ class QemuFinder:
         self._warned = ""
 
     def probe(self) -> Probe:
-        """Say whether processes can be listed, and Proxmox' run directory where there is one."""
+        """Say whether processes can be listed, and Proxmox' run directory if there is one."""
         try:
             listed(self._proc)
             if self._run_dir.is_dir():
@@ -152,8 +152,7 @@ class QemuFinder:
             look = None
             if now_ns - self._checked_ns >= _FRESH_NS:
                 self._checked_ns = now_ns
-                for pid in libvirt_pids:
-                    self._libvirt_ns[pid] = now_ns
+                self._libvirt_ns.update(dict.fromkeys(libvirt_pids, now_ns))
                 self._drop_dead()
                 look = self._next_look(now_ns)
         if look is not None:
@@ -174,7 +173,7 @@ class QemuFinder:
             ]
 
     def launch(self, vm_uuid: str, epoch: str) -> Launch | None:
-        """Return how a VM was started; None where it is gone."""
+        """Return how a VM was started; None if it is gone."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
             return process.launch if process else None

@@ -1,4 +1,4 @@
-"""Polls the VMs by QMP, one after the other in a thread of its own, so that a silent one delays no sample.
+"""Polls the VMs by QMP, one after the other in its own thread, so that a silent one delays no sample.
 
 Each VM is polled every `disk_poll_s`, at moments spread over that time; one that fails less and less often.
 """
@@ -123,7 +123,7 @@ class Poller:
             return Reason.VM_STARTING
         reading = vm.reading
         if reading is None or reading.stamp.mono_ns < not_before_ns:
-            # Late without a failure of its own: the thread is at another VM, or hangs.
+            # Late without its own failure: the thread is at another VM, or hangs.
             return vm.reason or Reason.STALE
         return reading
 
@@ -191,7 +191,7 @@ class Poller:
             commands.append("query-block")
             if not self._finder.has_vcpu_names(vm.uuid, vm.epoch):
                 commands.append("query-cpus-fast")
-        # Where there are several sockets and one is held, another may be free.
+        # If there are several sockets and one is held, another may be free.
         path = launch.qmp[vm.fails % len(launch.qmp)]
         answers = self._ask(path, commands, pid=launch.pid, uid=launch.uid, deadline_s=self._deadline_s)
         try:

@@ -19,7 +19,7 @@ from collector.files import NO_FD
 from collector.qemu.cmdline import disk_kind
 from collector.timestamps import seconds_left
 
-#: The only commands that are ever sent, beside the handshake: none changes a VM.
+#: The only commands that are ever sent, besides the handshake: none changes a VM.
 ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "query-block"})
 
 _MAX_BYTES = 8 << 20  # of one conversation; 1000 disks make some 2 MB
@@ -39,7 +39,7 @@ _STATES = {
 
 
 class QmpError(SourceError):
-    """A VM could not be asked."""
+    """A VM did not answer."""
 
 
 def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class _Talk:
         return {command: answer["return"] for command, answer in answers.items() if answer is not None}
 
     def _execute(self, command: str) -> Mapping[str, Any] | None:
-        """Return the answer; None where it is an error."""
+        """Return the answer; None for an error."""
         self._arm_timeout()
         self._connection.sendall(json.dumps({"execute": command, "id": command}).encode() + b"\n")
         while True:
@@ -182,7 +182,7 @@ def _explain(error: OSError, shown: str) -> QmpError:
 
 
 def parse_state(answer: Any) -> str:
-    """Return a query-status's state in libvirt's words; "running" where it is missing."""
+    """Return a query-status's state in libvirt's words; "running" if it is missing."""
     status = answer.get("status") if isinstance(answer, Mapping) else None
     return _STATES.get(status, "paused") if isinstance(status, str) else "running"
 

@@ -45,10 +45,10 @@ _Lines = Mapping[bytes, bytes]
 
 
 class QemuSource:
-    """The qemu source (`collector.base.Source`). Not safe for use by several threads at once.
+    """The qemu source (`collector.base.Source`). Not safe for use by several threads together.
 
     The inventory's `QemuFinder` knows how the VMs were started; each VM's disk counters and state are polled every
-    `disk_poll_s`, by a `poller` of its own if none is given.
+    `disk_poll_s`, by its own `poller` if none is given.
     """
 
     name = "qemu"

@@ -40,11 +40,11 @@ _BUFFERS_FULL = 0.3
 
 
 class Parameters(NamedTuple):
-    """Applications as arrays; VM by VM, and moment by moment where a VM changes what it runs."""
+    """Applications as arrays; VM by VM, and moment by moment if a VM changes what it runs."""
 
     serves: NDArray[np.bool_]  # requests: the instructions follow the load
     vcpus: Array
-    workers: Array  # requests in service at once; the vCPUs of a closed loop
+    workers: Array  # requests in service together; the vCPUs of a closed loop
     core_cpi: Array  # cycles per instruction without any miss
     alone_cpi: Array
     l2_per_instruction: Array
@@ -93,7 +93,7 @@ class Rates(NamedTuple):
 
 
 def workers_of(application: Application, vcpus: int) -> int:
-    """Return how many requests a VM of this application serves at once."""
+    """Return how many requests a VM of this application serves together."""
     return max(1, round(vcpus * application.workers_per_vcpu))
 
 

@@ -19,13 +19,13 @@ Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 _GUEST_SHARE = 0.98  # of a vCPU's CPU time; the rest is the hypervisor's work for it
-_EMULATOR_SHARE = 0.02  # CPU time beside the vCPUs, of theirs
+_EMULATOR_SHARE = 0.02  # CPU time besides the vCPUs', as a share of it
 _EMULATOR_S_PER_DISK_OP = 20e-6
 _READ_SHARE = 0.4
 _RECEIVE_SHARE = 0.5
 _PACKET_BYTES = 1000
 _MAX_LOAD = 2.0
-#: Share of the samples in which something beside the workers runs in a VM: guest kernel, interrupts. Chosen.
+#: Share of the samples in which something besides the workers runs in a VM: guest kernel, interrupts. Chosen.
 _BESIDE = 0.02
 # Normal variables per VM and step, and which is which.
 _NORMALS = 15
@@ -105,7 +105,7 @@ class Block(NamedTuple):
 class Engine:
     """A host and its VMs. `requests`: simulate requests one by one, so that tails are measured.
 
-    Each VM has a stream of random numbers of its own, from `seed`.
+    Each VM has its own stream of random numbers, from `seed`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Engine:
         self._rngs = [np.random.default_rng([seed, *guest.name.encode()]) for guest in guests]
         # Load and IPC of each VM, of variance 1; (2, VMs).
         self._ar1 = np.array([rng.standard_normal(2) for rng in self._rngs]).reshape(-1, 2).T
-        # Sampling has a stream of its own, so that it changes nothing else.
+        # Sampling has its own stream, so that it changes nothing else.
         self._samplers = [np.random.default_rng([seed, 3, *guest.name.encode()]) for guest in guests]
         self._queues: list[RequestQueue | None] = [
             RequestQueue(

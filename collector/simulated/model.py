@@ -94,7 +94,7 @@ class Vm:
         self.uuid = uuid
         self.antagonist = antagonist
         self.booted = antagonist is None or not antagonist.boots
-        # Each VM has a stream of its own, so that one more VM in the scenario leaves the others' noise alone.
+        # Each VM has its own stream, so that one more VM in the scenario leaves the others' noise alone.
         self._random = random.Random(f"{seed}/{spec.name}")
         self._cpi_noise = self._random.gauss(0, 1)
         self._load_noise = self._random.gauss(0, 1)
@@ -115,12 +115,12 @@ class Vm:
         self._cpi_noise = decay * self._cpi_noise + innovation * gauss(0, 1)
         self._load_noise = decay * self._load_noise + innovation * gauss(0, 1)
         std = self.spec.cpi_noise_std
-        # exp(s x - s^2/2) has mean 1 where x is a standard normal variable.
+        # exp(s x - s^2/2) has mean 1 if x is a standard normal variable.
         self.cpi_uncontended = self.spec.cpi * math.exp(std * self._cpi_noise - std * std / 2)
         return math.exp(load_std * self._load_noise - load_std * load_std / 2)
 
     def runs_at(self, at_s: float) -> bool:
-        """Whether the VM is there at this time of the scenario."""
+        """Whether the VM exists at this time of the scenario."""
         spec = self.spec
         is_away = any(stop <= at_s < stop + spec.restart_gap_s for stop in spec.restarts_s)
         return self.booted and spec.start_s <= at_s < spec.stop_s and not is_away

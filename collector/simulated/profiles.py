@@ -1,4 +1,4 @@
-"""The parameters of the simulated study: applications, stressors and the host, each with where it comes from.
+"""The parameters of the simulated study: applications, stressors and the host, each with its source.
 
 They were set before any estimator was fitted and follow Cloud White (Pons et al., FGCS 2022) where it gives a number;
 "chosen" ones have the order of magnitude of such software. docs/simulated.md has the same table with reasons;
@@ -30,7 +30,7 @@ class Application:
     stay: float = 1.0  # how long its lines stay, relative to lines that are used once: reuse protects them
     service_ms: float = 0.0  # mean CPU time of a request; 0 = no requests
     service_cv: float = 0.0  # coefficient of variation of a request's work (log-normal)
-    workers_per_vcpu: float = 1.0  # requests in service at once; fewer if locks serialise them
+    workers_per_vcpu: float = 1.0  # requests in service together; fewer if locks serialise them
     disk_ops_per_request: float = 0.0  # synchronous operations; the worker waits for each
     disk_mb_per_s: float = 0.0  # of a closed loop at load 1, MB = 1e6 bytes
     disk_op_kib: float = 16.0

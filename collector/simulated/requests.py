@@ -112,7 +112,7 @@ def _place(grid: Array, at: Array) -> tuple[NDArray[np.intp], Array]:
 
 @lru_cache(maxsize=64)
 def _table(workers: int, service_cv: float, disk_ops: float) -> Array:
-    """Simulate many queues at once (Kiefer and Wolfowitz); return 95th percentiles, shape (loads, disk times).
+    """Simulate many queues together (Kiefer and Wolfowitz); return 95th percentiles, shape (loads, disk times).
 
     The random numbers are the same for all loads, so the table is smooth in the load, and quotients of its values are
     more precise than the values.

@@ -1,6 +1,6 @@
 """Files of a trace: Parquet and CSV, recognised by content, as typed columns of numpy.
 
-Pyarrow is an extra, and takes 0.2 s to import: import this room only where traces are read.
+Pyarrow is an extra, and takes 0.2 s to import: import this room only to read traces.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ _CSV_BLOCK_BYTES = 4 << 20
 _HEAD_BYTES = 4096
 _PARQUET = b"PAR1"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+# Arrow's types of numbers, and of texts, which may be numbers.
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
 _SHOWN_CHARACTERS = 500  # of what is found in a file, in a message
 
 
@@ -91,7 +94,7 @@ class TraceFile:
         array = pc.struct_field(batch.column(outer), inner) if is_inside else batch.column(column)
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        if any(is_text(array.type) for is_text in _TEXTS):
             if column == "average_usage":
                 array = pc.struct_field(pc.extract_regex(array, _CPUS_IN_TEXT), "cpus")
             return self._from_text(array, name, first_row)
@@ -173,7 +176,9 @@ def open_file(path: Path, batch_rows: int) -> TraceFile:
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
     for key, name in columns.items():
-        if not _holds_numbers(available[name], is_time=key in TIMES):
+        kind = available[name].value_type if pa.types.is_dictionary(available[name]) else available[name]
+        is_moment = key in TIMES and pa.types.is_timestamp(kind)
+        if not is_moment and not any(is_kind(kind) for is_kind in _NUMBERS + _TEXTS):
             words = "numbers or timestamps" if key in TIMES else "numbers"
             raise InputError(f"{path}: column '{name}' must be {words} (type {available[name]})")
 
@@ -244,16 +249,6 @@ def _head_problem(path: Path) -> str | None:
     if control is not None:
         return f"is neither Parquet nor CSV (byte 0x{control:02x} in its first line)"
     return None
-
-
-def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
-    """Whether values of an Arrow type are numbers, or texts that may be; for times also timestamps."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if is_time and pa.types.is_timestamp(kind):
-        return True
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
-    return any(test(kind) for test in (*tests, pa.types.is_string, pa.types.is_large_string))
 
 
 def _leaves(schema: Any) -> dict[str, Any]:

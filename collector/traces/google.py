@@ -95,7 +95,7 @@ class TraceCounts:
 
 @dataclass(frozen=True, slots=True)
 class TraceBatch:
-    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none or, `bad_cpi`, an unusable one.
+    """Accepted rows as columns, all of shape (n,). CPI is NaN if the trace has none or, `bad_cpi`, an unusable one.
 
     A task is (collection_id, instance_index), its job is the collection.
     """

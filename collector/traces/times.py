@@ -1,6 +1,6 @@
 """Times of a trace: timestamps by their own unit, plain numbers as microseconds, and other units refused.
 
-Without a check a trace in seconds would be in one slot, and each row of one in nanoseconds in a year of its own; so the
+Without a check a trace in seconds would be in one slot, and each row of one in nanoseconds in its own year; so the
 windows of a file must have a plausible length.
 """
 
