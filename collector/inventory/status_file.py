@@ -22,7 +22,7 @@ class StatusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VmStatus(VmIdentity):
-    """A VM as in its status file: without an epoch; `accelerator` is "" if it is another one than these two.
+    """A VM as in its status file, without an epoch. `accelerator` is "" if it is neither KVM nor software emulation.
 
     `passed` are the addresses of passed-through PCI devices other than `interfaces`.
     """

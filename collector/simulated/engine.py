@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 _GUEST_SHARE = 0.98  # of a vCPU's CPU time; the rest is the hypervisor's work for it
-_EMULATOR_SHARE = 0.02  # CPU time besides the vCPUs', as a share of it
+_EMULATOR_SHARE = 0.02  # CPU time of the other threads, over the vCPUs'
 _EMULATOR_S_PER_DISK_OP = 20e-6
 _READ_SHARE = 0.4
 _RECEIVE_SHARE = 0.5

@@ -59,7 +59,7 @@ class SimulatedSource:
         return Probe(available=True, detail=f"scenario {self._path}")
 
     def open(self) -> None:
-        """Read the scenario and start its clock. Raises SourceError: it is wrong, or the truth file not writable."""
+        """Read the scenario and start its clock. Raises SourceError if either file cannot be used."""
         self.close()
         try:
             scenario = load(self._path)
