@@ -43,7 +43,7 @@ class Coverage:
 def why_absent(part: str, trouble: Callable[[str], Reason | None]) -> Reason | None:
     """Return why no source provides a part of `PART_SOURCES`; None: one that could works.
 
-    `trouble` says why a source, by name, has no new data; None where it works.
+    `trouble` says why a source, by name, has no new data; None if it works.
     """
     reasons = [trouble(source) for source in PART_SOURCES[part]]
     on = [reason for reason in reasons if reason is not Reason.SOURCE_OFF]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -112,14 +112,13 @@ class Inventory:
         self._patient_until_ns = 0
         # Only if the folder was quiet when it was scanned.
         self._folder_mtime_ns: int | None = None
-        self._boot = ""
         self._warned: dict[str, str] = {}
         self._twins: set[int] = set()  # processes left out because libvirt's VM has their UUID
         #: VMs whose interfaces Open vSwitch covers, so that libvirt is not asked for them.
         self.interfaces_covered = Coverage()
 
     def probe(self) -> Probe:
-        """Say whether VMs can be found. A host where libvirt has not run yet has none of libvirt's."""
+        """Say whether VMs can be found. A host on which libvirt has not run yet has none of libvirt's."""
         probes = [self._probe_status_files(), *(finder.probe() for finder in self.finders)]
         wrong = [probe for probe in probes if not probe.available]
         shown = wrong or probes
@@ -213,7 +212,7 @@ class Inventory:
                     self._drop(name)
                 else:
                     self._warn(name, f"{path}: {error.strerror}; this VM is not measured")
-                    self._folder_mtime_ns = None  # read it again at the next call
+                    self._folder_mtime_ns = None  # as above
             except Exception as error:  # noqa: BLE001 - whatever its file says, it costs no other VM
                 self._drop(name)
                 self._warn(name, f"{path}: {error!r}; this VM is not measured; please report this")
@@ -224,7 +223,12 @@ class Inventory:
         known = self._entries.get(name)
         if known is not None and known.stamp == stamp:
             return
-        status = self._parse(name, path)
+        status = None
+        try:
+            status = parse_status(read_bounded(path, _MAX_STATUS_BYTES))
+            self._warned.pop(name, None)
+        except StatusError as error:
+            self._warn(name, f"{path}: {error}; this VM is not measured until libvirt rewrites the file")
         stat_path = f"{self._proc}/{status.pid}/stat" if status else ""
         entry = self._entries[name] = _Entry(stamp, status, stat_path)
         if known is not None:
@@ -242,15 +246,6 @@ class Inventory:
         self._watch.drop(entry.watch)
         entry.watch = None
 
-    def _parse(self, name: str, path: Path) -> VmStatus | None:
-        try:
-            status = parse_status(read_bounded(path, _MAX_STATUS_BYTES))
-        except StatusError as error:
-            self._warn(name, f"{path}: {error}; this VM is not measured until libvirt rewrites the file")
-            return None
-        self._warned.pop(name, None)
-        return status
-
     def _identify(self, name: str, entry: _Entry) -> VmIdentity | None:
         """Return the VM of a status file if its process lives and is that VM's."""
         status = entry.status
@@ -259,55 +254,54 @@ class Inventory:
         if entry.watch is not None:
             return entry.identity
         entry.watch = self._watch.add(status.pid)
+        identity = None
         try:
             identity = self._check_process(name, entry, status)
+        except OSError as error:
+            if error.errno not in GONE:
+                # Such as EMFILE: the VM may live, and the watch may be another process's.
+                self._unwatch(entry)
+                self._warn(name, f"{entry.stat_path}: {error.strerror}")
+                return entry.identity
+        except ValueError as error:
+            self._warn(name, f"{entry.stat_path}: {error}")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a VM costs no other
             self._warn(name, f"{entry.stat_path}: {error!r}; this VM is not measured; please report this")
-            identity = None
         if identity is None:
             self._unwatch(entry)
         return identity
 
     def _check_process(self, name: str, entry: _Entry, status: VmStatus) -> VmIdentity | None:
-        try:
-            is_alive, start = parse_life(read_once(entry.stat_path, _STAT_BYTES))
-            if not is_alive or (start == entry.start and entry.identity is not None):
-                return entry.identity if is_alive else None
-            folder = self._proc / str(status.pid)
-            if start != entry.start:
-                # The process id of a stale file may be another process's now; QEMU's arguments hold the UUID.
-                text = self._arguments(name, entry, start, folder / "cmdline")
-                if text is None or status.uuid.encode() not in text:
-                    return None
-                entry.start, entry.identity = start, None
-            if entry.identity is None:
-                entry.identity = self._make(status, int(start), folder)
-        except OSError as error:
-            if error.errno in GONE:
+        is_alive, start = parse_life(read_once(entry.stat_path, _STAT_BYTES))
+        if not is_alive or (start == entry.start and entry.identity is not None):
+            return entry.identity if is_alive else None
+        folder = self._proc / str(status.pid)
+        if start != entry.start:
+            # The process id of a stale file may be another process's now; QEMU's arguments hold the UUID.
+            text = self._arguments(name, entry, start, folder / "cmdline")
+            if text is None or status.uuid.encode() not in text:
                 return None
-            # Such as EMFILE: the VM may live, and the watch may be another process's.
-            self._unwatch(entry)
-            self._warn(name, f"{entry.stat_path}: {error.strerror}")
-        except ValueError as error:
-            self._warn(name, f"{entry.stat_path}: {error}")
-            return None
+            entry.start, entry.identity = start, None
+        if entry.identity is None:
+            entry.identity = self._make(status, int(start), folder)
         return entry.identity
 
     def _arguments(self, name: str, entry: _Entry, start: bytes, path: Path) -> bytes | None:
         """Return the arguments of an entry's process; None: reading them hangs, which costs only this VM."""
         wait_s = 0.0
-        is_new = entry.arguments is None or entry.arguments[0] != start
-        if entry.arguments is None or is_new:
+        text = entry.arguments[1] if entry.arguments is not None and entry.arguments[0] == start else None
+        is_new = text is None
+        if text is None:
             if sum(other.arguments is not None for other in self._entries.values()) >= _MAX_HUNG:
                 self._warn(name, f"{path}: not read, because reading others hangs; this VM is not measured")
                 return None
             try:
-                entry.arguments = start, _read_in_thread(path)
+                text = _read_in_thread(path)
             except RuntimeError as error:
                 self._warn(name, f"{path}: {error}; raise the agent's TasksMax; this VM is not measured")
                 return None
+            entry.arguments = start, text
             wait_s = max(self._patient_until_ns - time.monotonic_ns(), 0) / NS_PER_S
-        text = entry.arguments[1]
         if not futures.wait([text], wait_s).done:
             if not is_new:
                 self._warn(name, f"{path}: reading it hangs; this VM is not measured until it continues")
@@ -318,22 +312,12 @@ class Inventory:
         return arguments
 
     def _make(self, status: VmStatus, start_ticks: int, folder: Path) -> VmIdentity:
-        if not self._boot:
-            self._boot = boot_of(self._proc)
-        return VmIdentity(
-            uuid=status.uuid,
-            name=status.name,
-            pid=status.pid,
-            epoch=epoch_of(self._boot, start_ticks),
-            vcpu_tids=status.vcpu_tids,
-            state=status.state,
-            accelerator=status.accelerator or _accelerator(folder, status.vcpu_tids),
-            facts=status.facts,
-            disks=status.disks,
-            interfaces=status.interfaces + passed_interfaces(status.passed, self._proc),
-            manager="nova" if status.by_nova else "libvirt",
-            vfio=status.vfio,
-        )
+        known = {field.name: getattr(status, field.name) for field in fields(VmIdentity)} | {
+            "epoch": epoch_of(boot_of(self._proc), start_ticks),
+            "accelerator": status.accelerator or _accelerator(folder, status.vcpu_tids),
+            "interfaces": status.interfaces + passed_interfaces(status.passed, self._proc),
+        }
+        return VmIdentity(**known)
 
     def _warn(self, name: str, message: str) -> None:
         if self._warned.get(name) != message:
@@ -360,7 +344,7 @@ def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
 
 
 def mtime_ns(folder: Path) -> int | None:
-    """Return when a folder changed last; None where that is unknown."""
+    """Return when a folder changed last; None if that is unknown."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:

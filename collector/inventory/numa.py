@@ -68,7 +68,7 @@ class Numa:
 
 
 def node_cpus(sys_root: str) -> Iterator[tuple[int, list[int] | None]]:
-    """Yield the host's NUMA nodes with their CPUs; None where these cannot be read."""
+    """Yield the host's NUMA nodes with their CPUs; None if these cannot be read."""
     for folder in sorted(Path(sys_root, "devices/system/node").glob("node[0-9]*")):
         try:
             cpus = parse_cpu_list((folder / "cpulist").read_text())
@@ -82,7 +82,7 @@ def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
 
     Raises ValueError if there is neither.
     """
-    return _some(_sum_nodes((line, 1) for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))))
+    return _sum_nodes((line, 1) for line in text.splitlines() if line.startswith((b"anon ", b"shmem ")))
 
 
 def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
@@ -91,15 +91,12 @@ def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
     for name in (b"hierarchical_total=", b"total="):
         if total := [line for line in lines if line.startswith(name)]:
             break
-    return _some(_sum_nodes((line, _PAGE_BYTES) for line in total))
+    return _sum_nodes((line, _PAGE_BYTES) for line in total)
 
 
 def parse_numa_maps(text: bytes) -> dict[int, int]:
     """Return resident memory in bytes by node from /proc/PID/numa_maps. Raises ValueError if no line has a node."""
-    sized = [(line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line))]
-    if not sized:
-        raise ValueError("no mapping has a node")
-    return _sum_nodes(sized)
+    return _sum_nodes((line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line)))
 
 
 def read_whole(path: str) -> bytes:
@@ -109,13 +106,13 @@ def read_whole(path: str) -> bytes:
 
 
 def _size(text: bytes, name: bytes) -> int:
-    """Return a size of /proc/PID/status in bytes; 0 where there is no such line."""
+    """Return a size of /proc/PID/status in bytes; 0 without such a line."""
     _, found, rest = text.partition(name)
     return int(rest[: rest.index(b"kB")]) * 1024 if found else 0
 
 
 def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
-    """Return a control group's memory by node; None where it is unknown."""
+    """Return a control group's memory by node; None if it is unknown."""
     for folder, parse in ((v2, parse_numa_stat_v2), (v1, parse_numa_stat_v1)):
         if folder is not None:
             try:
@@ -128,24 +125,20 @@ def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
 
 
 def _sum_nodes(lines: Iterable[tuple[bytes, int]]) -> dict[int, int]:
-    """Sum the amounts by node of lines, each with its unit in bytes."""
+    """Sum the amounts by node of lines, each with its unit in bytes. Raises ValueError without any node."""
     memory: Counter[int] = Counter()
     for line, unit_bytes in lines:
         for node, amount in _NODE.findall(line):
             memory[int(node)] += int(amount) * unit_bytes
-    return dict(memory)
-
-
-def _some(memory: dict[int, int]) -> dict[int, int]:
     if not memory:
         raise ValueError("no memory by node")
-    return memory
+    return dict(memory)
 
 
 def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
     """Return the domain of each node that has CPUs, named by its first node. Read once: it does not change.
 
-    Empty where some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
+    Empty if some CPU's caches are unknown to the kernel (many guests, some arm64), or there are no nodes.
     """
     found = dict(node_cpus(sys_root))
     if None in found.values():
@@ -170,7 +163,7 @@ def llc_domains(sys_root: str = "/sys") -> dict[int, int]:
 def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> frozenset[int]:
     """Return the domains that a VM is in now: where its vCPUs ran last, and where a tenth of its memory or more is.
 
-    Empty where that is unknown. Nodes without CPUs have no cache, so memory there does not count.
+    Empty if that is unknown. Nodes without CPUs have no cache, so memory there does not count.
     """
     nodes = {node for node, count in placement.vcpus.items() if count}
     if not nodes or not nodes <= domain_of_node.keys():
@@ -181,7 +174,7 @@ def domains_of(placement: NumaPlacement, domain_of_node: Mapping[int, int]) -> f
 
 
 def _sharing(caches: Path) -> set[int]:
-    """Return the CPUs that share the outermost cache; empty where that is unknown."""
+    """Return the CPUs that share the outermost cache; empty if that is unknown."""
     best, shared = 0, set[int]()
     for index in caches.glob("index[0-9]*"):
         try:

@@ -13,7 +13,7 @@ _WITHOUT_DOMAIN = 7  # as in 01:00.0
 def passed_interfaces(addresses: Iterable[str], proc_root: Path) -> tuple[InterfaceDevice, ...]:
     """Return an interface of kind "hostdev" for each network device among PCI addresses such as "0000:01:00.0".
 
-    The domain may be left out. A device of unknown class does not count. /sys is beside `proc_root`.
+    The domain may be left out. A device of unknown class does not count. /sys is next to `proc_root`.
     """
     devices = proc_root.parent / "sys/bus/pci/devices"
     found = []

@@ -13,7 +13,7 @@ _MAX_WATCHES = 1 << 16
 
 
 class ProcessWatch:
-    """Watches processes of the kernel's own /proc. Not safe for use by several threads at once."""
+    """Watches processes of the kernel's own /proc. Not safe for use by several threads together."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

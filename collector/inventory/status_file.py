@@ -1,10 +1,10 @@
 """The status files of libvirt's QEMU driver (`/run/libvirt/qemu/NAME.xml`). Pure: bytes in, a status out."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from collector.base import MAX_PID, DiskDevice, InterfaceDevice
+from collector.base import MAX_PID, DiskDevice, InterfaceDevice, VmIdentity
 
 _NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
 _ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
@@ -21,25 +21,13 @@ class StatusError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class VmStatus:
-    """One status file. `vcpu_tids` are in the order of the vCPU numbers.
+class VmStatus(VmIdentity):
+    """A VM as in its status file, without an epoch. `accelerator` is "" if it is neither KVM nor software emulation.
 
-    `passed` are the addresses of passed-through PCI devices other than `interfaces`. `by_nova`: it has OpenStack Nova's
-    metadata.
+    `passed` are the addresses of passed-through PCI devices other than `interfaces`.
     """
 
-    uuid: str
-    name: str
-    pid: int
-    state: str
-    accelerator: str | None
-    vcpu_tids: tuple[int, ...]
-    facts: Mapping[str, str] = field(default_factory=dict)
-    disks: tuple[DiskDevice, ...] = ()
-    interfaces: tuple[InterfaceDevice, ...] = ()
-    vfio: bool = False
     passed: tuple[str, ...] = ()
-    by_nova: bool = False
 
 
 def parse_status(text: bytes) -> VmStatus:
@@ -68,15 +56,16 @@ def parse_status(text: bytes) -> VmStatus:
         uuid=uuid,
         name=name,
         pid=pid,
+        epoch="",
         state=_state(root),
-        accelerator=_ACCELERATORS.get(domain.get("type", "")),
+        accelerator=_ACCELERATORS.get(domain.get("type", ""), ""),
         vcpu_tids=tuple(tid for _, tid in sorted(vcpus) if tid > 0),
         facts=dict(_facts(domain)),
         disks=tuple(_disks(domain)),
         interfaces=interfaces,
         vfio=bool(passed & _VFIO_KINDS) or any(device.kind == "hostdev" for device in interfaces),
         passed=tuple(_passed(domain)),
-        by_nova=any(_is_nova(element) for element in domain.findall("metadata/*")),
+        manager="nova" if any(_is_nova(element) for element in domain.findall("metadata/*")) else "libvirt",
     )
 
 
@@ -127,12 +116,10 @@ def _interface(element: ET.Element) -> InterfaceDevice:
 def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
     """Yield the facts for the job rules: title, description, metadata of OpenStack Nova and others."""
     for key in ("title", "description"):
-        text = _text(domain.find(key))
-        if text:
+        if text := _text(domain.find(key)):
             yield key, text
-    metadata = domain.find("metadata")
     others: dict[str, str] = {}
-    for element in () if metadata is None else metadata:
+    for element in domain.findall("metadata/*"):
         if _is_nova(element):
             yield from _nova_facts(element)
         elif not element.tag.startswith(_NOVA):

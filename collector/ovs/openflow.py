@@ -37,7 +37,7 @@ _COUNTS = 6  # of a port in an answer; in later versions its age follows them
 _RESERVED_1_0, _RESERVED = (0xFF00, 0xFFFFFF00)  # from here on: the bridge itself (LOCAL) and other special ports
 _MAX_BUFFER = 16 << 20
 _CHUNK = 65536
-
+_CLOSED = "closed the connection"
 
 _T = TypeVar("_T")
 _Parser = Callable[[int, bytes], Iterator[tuple[int, _T]]]  # OpenFlow's version, a reply's body
@@ -64,12 +64,8 @@ def permission_denied(path: str) -> SourceError:
     return SourceError(f"{path}: permission denied to user {os.geteuid()}; {remedy}", Reason.NO_PERMISSION)
 
 
-class _Lost(Exception):  # noqa: N818 - control flow within this file
-    """The connection has ended."""
-
-
 class BridgeClient:
-    """A connection to one bridge. Not safe for use by several threads at once.
+    """A connection to one bridge. Not safe for use by several threads together.
 
     `connections` counts them: readings of another one may be of other ports, with other zeros. `path` is the bridge's
     management socket. Every deadline is a moment of `time.monotonic`. The methods raise SourceError: no listener, no
@@ -96,7 +92,7 @@ class BridgeClient:
         """Connect if needed and return the common version, such as "1.4"."""
         try:
             self._connect(deadline_s)
-        except (_Lost, OSError) as error:
+        except OSError as error:
             raise self._explain(error) from error
         return _VERSIONS[self._version]
 
@@ -112,7 +108,7 @@ class BridgeClient:
         try:
             bodies = None
             if self._socket is not None:
-                with contextlib.suppress(_Lost, ConnectionError):
+                with contextlib.suppress(ConnectionError):
                     bodies = self._exchange(kind, deadline_s)
             if bodies is None:
                 self.close()  # ovs-vswitchd was restarted, or the bridge was replaced
@@ -121,7 +117,7 @@ class BridgeClient:
             return {number: value for body in bodies for number, value in parse(self._version, body)}
         except struct.error as error:
             raise self._not_openflow(f"{what} of a wrong length ({error})") from error
-        except (_Lost, OSError) as error:
+        except OSError as error:
             raise self._explain(error) from error
 
     def _connect(self, deadline_s: float) -> None:
@@ -142,9 +138,8 @@ class BridgeClient:
             if kind == _HELLO:
                 theirs = _hello_versions(version, body)
                 if theirs.isdisjoint(_VERSIONS):
-                    raise self._not_openflow(
-                        f"it does not speak OpenFlow 1.0 to 1.5, but version bytes {sorted(theirs)}"
-                    )
+                    what = f"it does not speak OpenFlow 1.0 to 1.5, but version bytes {sorted(theirs)}"
+                    raise self._not_openflow(what)
                 self._version = max(theirs & _VERSIONS.keys())
                 return
 
@@ -177,10 +172,15 @@ class BridgeClient:
                     raise self._not_openflow(f"a reply without end, {size} bytes so far")
 
     def _send(self, kind: int, xid: int, body: bytes, deadline_s: float) -> None:
+        message = _HEADER.pack(self._version, kind, _HEADER.size + len(body), xid) + body
+        self._until(deadline_s).sendall(message)
+
+    def _until(self, deadline_s: float) -> socket.socket:
+        """Return the connection, with the time left as its timeout."""
         if self._socket is None:
-            raise _Lost
+            raise ConnectionResetError(_CLOSED)
         self._socket.settimeout(seconds_left(deadline_s))
-        self._socket.sendall(_HEADER.pack(self._version, kind, _HEADER.size + len(body), xid) + body)
+        return self._socket
 
     def _receive(self, deadline_s: float) -> tuple[int, int, int, bytes]:
         """Return the next message: version, type, xid, body."""
@@ -194,12 +194,9 @@ class BridgeClient:
                     body = bytes(buffer[_HEADER.size : length])
                     del buffer[:length]
                     return version, kind, xid, body
-            if self._socket is None:
-                raise _Lost
-            self._socket.settimeout(seconds_left(deadline_s))
-            chunk = self._socket.recv(_CHUNK)
+            chunk = self._until(deadline_s).recv(_CHUNK)
             if not chunk:
-                raise _Lost
+                raise ConnectionResetError(_CLOSED)
             buffer += chunk
 
     def _refused(self, body: bytes) -> SourceError:
@@ -214,7 +211,7 @@ class BridgeClient:
         self.close()
         return SourceError(f"{self._path}: not OpenFlow: {what}; is it a bridge's management socket?")
 
-    def _explain(self, error: Exception) -> SourceError:
+    def _explain(self, error: OSError) -> SourceError:
         self.close()
         path = self._path
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
@@ -223,8 +220,7 @@ class BridgeClient:
             return permission_denied(path)
         if isinstance(error, TimeoutError | BlockingIOError):
             return SourceError(f"{path}: no answer in time; is ovs-vswitchd hung or stopped?", Reason.STUCK)
-        why = "closed the connection" if isinstance(error, _Lost) else str(error)
-        return SourceError(f"{path}: {why}; reconnecting at the next tick")
+        return SourceError(f"{path}: {error}; reconnecting at the next tick")
 
 
 def _hello_versions(version: int, body: bytes) -> set[int]:

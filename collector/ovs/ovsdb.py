@@ -46,7 +46,7 @@ _SCHEMA = {
 
 
 class PortsDatabase:
-    """A replica of OVSDB's bridges and ports. Not safe for use by several threads at once.
+    """A replica of OVSDB's bridges and ports. Not safe for use by several threads together.
 
     `remote` is OVSDB's address, such as "unix:/run/openvswitch/db.sock"; `open` waits `deadline_s` for the first
     answer.
@@ -58,13 +58,9 @@ class PortsDatabase:
         self._idl: Any = None
         self._renewed: Counter[str] = Counter()
         self._seen = -1
-        self._bridges: tuple[str, ...] = ()
+        #: Names of the bridges, as of the last `ports`.
+        self.bridges: tuple[str, ...] = ()
         self._ports: tuple[Port, ...] = ()
-
-    @property
-    def bridges(self) -> tuple[str, ...]:
-        """Names of the bridges, as of the last `ports`."""
-        return self._bridges
 
     def open(self) -> None:
         """Connect and wait for the contents. Raises SourceError."""
@@ -74,7 +70,11 @@ class PortsDatabase:
         _check_socket(self._remote, self._deadline_s)
         idl = None
         try:
-            idl = self._make(library)
+            helper = library.SchemaHelper(schema_json=_SCHEMA)
+            for table, columns in _COLUMNS.items():
+                helper.register_columns(table, list(columns))
+            idl = library.Idl(self._remote, helper, leader_only=False)
+            idl.notify = self._note
             self._wait(idl)
         except Exception as error:
             if idl is not None:
@@ -111,14 +111,6 @@ class PortsDatabase:
         if idl is not None:
             idl.close()
 
-    def _make(self, library: Any) -> Any:
-        helper = library.SchemaHelper(schema_json=_SCHEMA)
-        for table, columns in _COLUMNS.items():
-            helper.register_columns(table, list(columns))
-        idl = library.Idl(self._remote, helper, leader_only=False)
-        idl.notify = self._note
-        return idl
-
     def _note(self, _event: str, row: Any, old: Any = None) -> None:
         """Count a port that left its bridge and came back between two samplings."""
         if hasattr(old, "ofport"):  # `old` has the columns that changed
@@ -149,7 +141,7 @@ class PortsDatabase:
         for bridge in bridges:
             interfaces = (interface for port in bridge.ports for interface in port.interfaces)
             found += [self._port(str(bridge.name), each) for each in interfaces if each.ofport and each.ofport[0] > 0]
-        self._bridges = tuple(str(bridge.name) for bridge in bridges)
+        self.bridges = tuple(str(bridge.name) for bridge in bridges)
         self._ports = tuple(sorted(found, key=lambda port: (port.bridge, port.number)))
         present = {str(row) for row in tables["Interface"].rows}
         for row in self._renewed.keys() - present:

@@ -1,5 +1,6 @@
 """Which port of Open vSwitch is which VM's interface. Pure: no I/O."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ class Port:
     """One row of OVSDB's table Interface that a bridge uses.
 
     `number` is the OpenFlow port; `row` the row's UUID; `renewed` counts how often the row's number changed. `vm_uuid`,
-    `port_id` and `mac` are external_ids' vm-id or vm-uuid, iface-id and attached-mac, in lower case, "" where unset.
+    `port_id` and `mac` are external_ids' vm-id or vm-uuid, iface-id and attached-mac, in lower case, "" if unset.
     """
 
     bridge: str
@@ -66,22 +67,18 @@ class _Index:
     def __init__(self, ports: Sequence[Port], vms: Collection[str]) -> None:
         self._vms = vms
         self._by_name = {port.name: port for port in ports}
-        self._by_vm: dict[str, list[Port]] = defaultdict(list)
-        self._by_port_id: dict[str, list[Port]] = defaultdict(list)
-        self._by_mac: dict[str, list[Port]] = defaultdict(list)
-        for port in ports:
-            self._by_vm[port.vm_uuid].append(port)
-            self._by_port_id[port.port_id].append(port)
-            self._by_mac[port.mac].append(port)
+        self._by: dict[tuple[str, str], list[Port]] = defaultdict(list)
+        for port, key in itertools.product(ports, ("vm_uuid", "port_id", "mac")):
+            self._by[key, getattr(port, key)].append(port)
 
     def find(self, vm: VmIdentity, device: InterfaceDevice) -> Port | None:
         named = self._by_name.get(device.device)
         if named is not None and (named.vm_uuid == vm.uuid.lower() or named.vm_uuid not in self._vms):
             return named
         uuid, mac, port_id = vm.uuid.lower(), device.mac.lower(), device.port_id.lower()
-        of_vm = self._by_vm.get(uuid, [])
-        of_mac = self._by_mac.get(mac, []) if mac else []
-        of_port_id = self._by_port_id.get(port_id, []) if port_id else []
+        of_vm = self._by.get(("vm_uuid", uuid), [])
+        of_mac = self._by.get(("mac", mac), []) if mac else []
+        of_port_id = self._by.get(("port_id", port_id), []) if port_id else []
         candidates = (
             [port for port in of_vm if mac and port.mac == mac],
             [port for port in of_port_id if port.vm_uuid in {"", uuid}],

@@ -5,6 +5,7 @@ OVSDB knows which port is whose (`ovsdb`, `ports`), each bridge its ports' count
 others (`Inventory.interfaces_covered`).
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Mapping
@@ -62,10 +63,10 @@ class _Answer(NamedTuple):
 
 
 class OvsSource:
-    """The Open vSwitch source (`collector.base.Source`). Not safe for use by several threads at once.
+    """The Open vSwitch source (`collector.base.Source`). Not safe for use by several threads together.
 
     Receive is what the guest receives, which is what the bridge transmits. Interfaces are named by libvirt's target
-    device, or where there is none by the port.
+    device, or by the port without one.
 
     OVSDB is at `database`, such as "unix:/run/openvswitch/db.sock"; the bridges' management sockets are
     `run_dir`/BRIDGE.mgmt. `probe` waits `deadline_s` for answers; a sampling waits half as long.
@@ -90,25 +91,20 @@ class OvsSource:
         self._moments = Moments()
 
     def probe(self) -> Probe:
-        """Say whether the database and the bridges answer, on connections of its own."""
+        """Say whether the database and the bridges answer, on its own connections."""
         end_s = time.monotonic() + self._deadline_s
-        database = PortsDatabase(self._database_name, self._deadline_s / 2)
         try:
-            ports = database.ports()
-            bridges = database.bridges
+            with contextlib.closing(PortsDatabase(self._database_name, self._deadline_s / 2)) as database:
+                ports, bridges = database.ports(), database.bridges
         except SourceError as error:
             return error.as_probe()
-        finally:
-            database.close()
         problems: list[SourceError] = []
         for bridge in bridges:
-            client = self._client(bridge)
             try:
-                client.hello(end_s)
+                with contextlib.closing(self._client(bridge)) as client:
+                    client.hello(end_s)
             except SourceError as error:
                 problems.append(error)
-            finally:
-                client.close()
         if problems and len(problems) == len(bridges):
             return problems[0].as_probe()
         detail = f"{self._database_name}: {counted(len(bridges), 'bridge')}, {counted(len(ports), 'port')}"
@@ -126,7 +122,7 @@ class OvsSource:
             self._plan()
             vms = self._read(time.monotonic() + self._deadline_s / 2)
         finally:
-            # After an error too, so that libvirt is asked again at once. A late answer still covers its VM: a change of
+            # After an error too, so that libvirt takes over immediately. A late answer still covers its VM: a change of
             # source would cost more than a tick.
             covered = {
                 uuid: vm.epoch
@@ -148,7 +144,7 @@ class OvsSource:
         return BridgeClient(f"{self._run_dir}/{bridge}.mgmt")
 
     def _plan(self) -> None:
-        """Match VMs and ports again where either changed."""
+        """Match VMs and ports again if either changed."""
         ports = self._database.ports()
         identities = self._inventory.vms()
         if ports is self._ports and identities == self._identities:
@@ -233,7 +229,7 @@ class OvsSource:
 
 
 def _read_bridge(bridge: _Bridge, end_s: float) -> _Answer:
-    """Read a bridge's statistics, and its ports' names where they may have changed.
+    """Read a bridge's statistics, and its ports' names if they may have changed.
 
     The names keep ports apart: a restart of ovs-vswitchd may renumber them before OVSDB reports it.
     """

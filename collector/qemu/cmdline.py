@@ -99,10 +99,12 @@ def parse_command_line(text: bytes) -> CommandLine:
         index += 2 if option in _READ or option in _TEXTS else 1
     devices = _each(options, "device", "driver")
     machine = _merged(options, "type", "machine", "M")
+    accelerator = next(iter(_each(options, "accel", "accel")), machine).get("accel", "").split(":")[0]
+    is_kvm = "enable-kvm" in flags or program.rpartition("/")[2] in {"kvm", "qemu-kvm"}
     return CommandLine(
         name=_merged(options, "guest", "name").get("guest", ""),
         uuid=_uuid(options),
-        accelerator=_accelerator(program, options, machine, enable_kvm="enable-kvm" in flags),
+        accelerator=accelerator if accelerator in {"kvm", "tcg"} else "kvm" if is_kvm else None,
         machine=machine.get("type", ""),
         pidfile=options.get("pidfile", [""])[-1],
         qmp=tuple(_qmp_sockets(options)),
@@ -116,7 +118,7 @@ def parse_command_line(text: bytes) -> CommandLine:
 
 
 def parse_options(text: str, implied: str = "") -> dict[str, str]:
-    """Parse `key=value,key2=value2`, where a doubled comma is one, or the same as JSON (nested keys with dots).
+    """Parse `key=value,key2=value2`, with a doubled comma for one, or the same as JSON (nested keys with dots).
 
     `implied` is the key of a first value that has none.
     """
@@ -194,18 +196,6 @@ def _uuid(options: Mapping[str, list[str]]) -> str:
     return ""
 
 
-def _accelerator(
-    program: str, options: Mapping[str, list[str]], machine: Mapping[str, str], *, enable_kvm: bool
-) -> str | None:
-    given = [accel.get("accel", "") for accel in _each(options, "accel", "accel")]
-    first = (given[0] if given else machine.get("accel", "")).split(":")[0]
-    if first in {"kvm", "tcg"}:
-        return first
-    if enable_kvm or program.rpartition("/")[2] in {"kvm", "qemu-kvm"}:
-        return "kvm"
-    return None
-
-
 def _qmp_sockets(options: Mapping[str, list[str]]) -> Iterator[str]:
     chardevs = {found.get("id", ""): found for found in _each(options, "chardev", "backend")}
     for name in ("qmp", "qmp-pretty"):
@@ -232,7 +222,7 @@ def _each(options: Mapping[str, list[str]], name: str, implied: str = "") -> lis
 
 
 def _disks(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[DiskDevice]:
-    """Yield the block devices, by their name in QMP (`qmp.block_name`) where that can be predicted."""
+    """Yield the block devices, by their name in QMP (`qmp.block_name`) if that can be predicted."""
     targets = {d["drive"]: d["id"] for d in devices if d.get("drive") and d.get("id")}
     for name in ("hda", "hdb", "hdc", "hdd"):
         for value in options.get(name, ()):

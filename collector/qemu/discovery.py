@@ -1,17 +1,17 @@
 """Finds the QEMUs that libvirt does not manage: Proxmox' by its run directory, any other by looking at processes.
 
-New processes are looked for every two seconds and Proxmox' at once, in a thread of its own: reading the
-/proc/PID/cmdline of a wedged process may hang indefinitely. A look that hangs is given up and the next one skips that
-process. A process is examined three times (it may become QEMU by exec meanwhile) and again once a minute, so that a
-tick costs one small file per known VM.
+A thread looks for new processes every two seconds, and for Proxmox' immediately, because reading the /proc/PID/cmdline
+of a wedged process may hang indefinitely. A look that hangs is given up and the next one skips that process. A process
+is examined three times (it may become QEMU by exec meanwhile) and again once a minute, so that a tick costs one small
+file per known VM.
 
 A libvirt's QEMU is left to libvirt's status files. One without a status file for ten seconds belongs to another libvirt
 than the host's (KubeVirt's, a user's session, one in a container) and is measured as a bare QEMU without QMP. Only
 QEMUs of users that `collector.qemu.owners` trusts are VMs.
 
-UUIDs: as on the command line (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
-name and its number, which survives restarts; any other has one made of its command line, process and start, so that
-each start is a VM of its own.
+The UUID is the command line's (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
+name and its number, which survives restarts; any other's is made of its command line, process and start, and so changes
+with each start.
 """
 
 import contextlib
@@ -23,8 +23,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from collector.base import MAX_PID, Probe, Reason, VmIdentity
 from collector.files import NO_FD, read_once
@@ -39,7 +40,7 @@ from whitepanda.common.files.bounded import read_bounded
 _log = logging.getLogger("whitepanda.qemu")
 
 _SCAN_NS = 2_000_000_000
-_FRESH_NS = 200_000_000  # several sources ask in one tick
+_FRESH_NS = 200_000_000  # several sources call it in one tick
 _LOOKS = 3
 _SCANS_PER_ROUND = 30
 # QEMU has the main, an RCU and a vCPU thread. With fewer it is starting, or the parent of one that becomes a daemon.
@@ -80,7 +81,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 class QemuFinder:
     """A `collector.inventory.inventory.Finder`. May be called from any thread.
 
-    `run_dir` has Proxmox' process ids and sockets. QEMUs of `users` count beside the system's. `start` runs a look
+    `run_dir` has Proxmox' process ids and sockets. QEMUs of `users` count as well as the system's. `start` runs a look
     without waiting for it; `clock` is monotonic, in nanoseconds.
     """
 
@@ -115,7 +116,7 @@ class QemuFinder:
         self._warned = ""
 
     def probe(self) -> Probe:
-        """Say whether processes can be listed, and Proxmox' run directory where there is one."""
+        """Say whether processes can be listed, and Proxmox' run directory if there is one."""
         try:
             listed(self._proc)
             if self._run_dir.is_dir():
@@ -151,12 +152,16 @@ class QemuFinder:
             look = None
             if now_ns - self._checked_ns >= _FRESH_NS:
                 self._checked_ns = now_ns
-                for pid in libvirt_pids:
-                    self._libvirt_ns[pid] = now_ns
+                self._libvirt_ns.update(dict.fromkeys(libvirt_pids, now_ns))
                 self._drop_dead()
                 look = self._next_look(now_ns)
         if look is not None:
-            self._begin(look)
+            try:
+                self._start(lambda: self._run(look))
+            except RuntimeError as error:
+                with self._lock:
+                    self._current = None
+                    self._warn(f"looking for new VMs: {error}; raise the agent's TasksMax")
         if not self._waited:
             self._first.wait(_FIRST_S)
             self._waited = True
@@ -168,17 +173,17 @@ class QemuFinder:
             ]
 
     def launch(self, vm_uuid: str, epoch: str) -> Launch | None:
-        """Return how a VM was started; None where it is gone."""
+        """Return how a VM was started; None if it is gone."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
             return process.launch if process else None
 
-    def learn(self, vm_uuid: str, epoch: str, learned: Learned) -> None:
-        """Replace what was learned of a VM."""
+    def learn(self, vm_uuid: str, epoch: str, **learned: Any) -> None:
+        """Note what was learned of a VM, by the names of `Learned`."""
         with self._lock:
             process = self._find(vm_uuid, epoch)
-            if process is not None and process.learned != learned:
-                process.learned, process.made = learned, None
+            if process is not None and (changed := replace(process.learned, **learned)) != process.learned:
+                process.learned, process.made = changed, None
 
     def has_vcpu_names(self, vm_uuid: str, epoch: str) -> bool:
         """Whether the vCPU threads have names (`-name ...,debug-threads=on`)."""
@@ -187,8 +192,7 @@ class QemuFinder:
             return process is not None and bool(process.vcpus)
 
     def _find(self, vm_uuid: str, epoch: str) -> Process | None:
-        matches = (p for p in self._processes.values() if p.uuid == vm_uuid and p.epoch == epoch)
-        return next(matches, None)
+        return next((p for p in self._processes.values() if p.uuid == vm_uuid and p.epoch == epoch), None)
 
     def _warn(self, message: str) -> None:
         """Log a message ("" is silent) unless it is the last one."""
@@ -196,13 +200,14 @@ class QemuFinder:
             _log.warning("%s", message)
         self._warned = message
 
-    # --- processes ---
-
     def _drop_dead(self) -> None:
         """Forget the VMs that ended. Reading stat files never hangs: the kernel reads no process memory for them."""
         for pid, process in list(self._processes.items()):
             try:
-                lives = self._lives(process.launch)
+                is_alive, start = parse_life(read_once(f"{self._proc}/{pid}/stat", 1024))
+                lives = is_alive and int(start) == process.launch.start_ticks
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                lives = False
             except OSError:
                 continue  # such as EMFILE, which the next look reports: the VM may live
             if not lives:
@@ -213,13 +218,6 @@ class QemuFinder:
         """Whether a process is in libvirt's status files, which then decide whether it lives."""
         seen_ns = self._libvirt_ns.get(pid)
         return seen_ns is not None and now_ns - seen_ns < _GRACE_NS
-
-    def _lives(self, launch: Launch) -> bool:
-        try:
-            is_alive, start = parse_life(read_once(f"{self._proc}/{launch.pid}/stat", 1024))
-        except (FileNotFoundError, ProcessLookupError, ValueError):
-            return False
-        return is_alive and int(start) == launch.start_ticks
 
     def _next_look(self, now_ns: int) -> _Look | None:
         """Return the look that is due; None: none is, or one is running."""
@@ -241,14 +239,6 @@ class QemuFinder:
         self._run_dir_mtime_ns = run_dir_mtime_ns
         self._current = _Look(full, now_ns)
         return self._current
-
-    def _begin(self, look: _Look) -> None:
-        try:
-            self._start(lambda: self._run(look))
-        except RuntimeError as error:
-            with self._lock:
-                self._current = None
-                self._warn(f"looking for new VMs: {error}; raise the agent's TasksMax")
 
     def _run(self, look: _Look) -> None:
         said = ""
@@ -354,10 +344,12 @@ class QemuFinder:
         if not stat.alive:
             return
         is_starting = len(listed(f"{folder}/task")) < _MIN_THREADS
-        if is_starting or (is_libvirts(text) and self._may_be_libvirts(pid, look.since_ns)):
-            with self._lock:
+        with self._lock:
+            if not is_starting and is_libvirts(text):  # libvirt may still write its status file
+                is_starting = look.since_ns - self._strange_ns.setdefault(pid, look.since_ns) < _GRACE_NS
+            if is_starting:
                 self._looked[pid] = _LOOKS
-            return
+                return
         uid = real_uid(read_once(f"{folder}/status", 4096))
         if not self._owners.trusts(uid, pid):
             return
@@ -382,34 +374,25 @@ class QemuFinder:
             if vcpus != process.vcpus:
                 process.vcpus, process.made = vcpus, None
 
-    def _may_be_libvirts(self, pid: int, now_ns: int) -> bool:
-        """Whether libvirt may still write a status file of its QEMU."""
-        with self._lock:
-            return now_ns - self._strange_ns.setdefault(pid, now_ns) < _GRACE_NS
-
     def _launch(self, pid: int, start_ticks: int, uid: int, command: CommandLine) -> Launch:
         folder = f"{self._proc}/{pid}"
-        vmid = self._vmid(command)
+        # Proxmox' pid files are in its run directory (/var/run is /run) and have the VM's number.
+        pidfile = Path(command.pidfile)
+        is_proxmox = pidfile.stem.isdecimal() and pidfile.parent.resolve() == self._run_dir.resolve()
+        vmid = pidfile.stem if is_proxmox else ""
         # A QMP socket serves only one connection: libvirt's.
         qmp = () if command.libvirt else tuple(absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
         return Launch(pid, start_ticks, command, vmid, qmp, taps_of(command, folder), network_namespace(folder), uid)
 
-    def _vmid(self, command: CommandLine) -> str:
-        """Return Proxmox' number of a VM, by its pid file in the run directory (/var/run is /run)."""
-        path = Path(command.pidfile)
-        if command.pidfile and path.stem.isdecimal() and path.parent.resolve() == self._run_dir.resolve():
-            return path.stem
-        return ""
-
     def _uuid(self, launch: Launch, text: bytes) -> str:
         made = launch.command.uuid
         if not made and launch.vmid:
             made = str(uuid.uuid5(_NAMESPACE, f"proxmox {os.uname().nodename} {launch.vmid}"))
-        if made and made not in {process.uuid for process in self._processes.values()}:
-            return made
         if made:
+            if all(process.uuid != made for process in self._processes.values()):
+                return made
             message = "process %d: another VM here has its UUID %s too; it is measured under a UUID of its own"
             _log.warning(message, launch.pid, made)
         words = f"{self._boot} {launch.pid} {launch.start_ticks} {text.decode('utf-8', 'replace')}"

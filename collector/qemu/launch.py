@@ -60,7 +60,7 @@ def taps_of(command: CommandLine, folder: str) -> tuple[str, ...]:
 
 
 def _tun_names(folder: str) -> dict[int, str]:
-    """Return the tap devices that a process has open, by file descriptor; empty where these cannot be read."""
+    """Return the tap devices that a process has open, by file descriptor; empty if these cannot be read."""
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in listed(f"{folder}/fdinfo"):
@@ -71,7 +71,7 @@ def _tun_names(folder: str) -> dict[int, str]:
 
 
 def absolute(path: str, folder: str) -> str:
-    """Return a process's path as seen from its working directory; unchanged where that cannot be read."""
+    """Return a process's path as seen from its working directory; unchanged if that cannot be read."""
     if path.startswith(("/", "\0")):
         return path
     try:

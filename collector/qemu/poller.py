@@ -1,4 +1,4 @@
-"""Polls the VMs by QMP, one after the other in a thread of its own, so that a silent one delays no sample.
+"""Polls the VMs by QMP, one after the other in its own thread, so that a silent one delays no sample.
 
 Each VM is polled every `disk_poll_s`, at moments spread over that time; one that fails less and less often.
 """
@@ -6,7 +6,7 @@ Each VM is polled every `disk_poll_s`, at moments spread over that time; one tha
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from collector.base import NS_PER_S, DiskCounters, Reason, Stamp, VmIdentity
@@ -14,7 +14,6 @@ from collector.files import read_once
 from collector.proc_parse import parse_task_stat
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch
-from collector.qemu.process import Learned
 from collector.qemu.proxmox import ProxmoxConfig
 from collector.qemu.qmp import QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
 from collector.timestamps import clocks_now
@@ -57,7 +56,6 @@ class _Vm:
     said: str = ""
     reading: DiskReading | None = None
     reason: Reason = Reason.VM_STARTING
-    learned: Learned = field(default_factory=Learned)
 
 
 class Poller:
@@ -111,8 +109,7 @@ class Poller:
             for vm in vms:
                 entry = known.get(vm.uuid)
                 if entry is None or entry.epoch != vm.epoch:
-                    learned = Learned(facts=vm.facts)
-                    entry = _Vm(vm.uuid, vm.epoch, vm.name, now_ns, now_ns, learned=learned)
+                    entry = _Vm(vm.uuid, vm.epoch, vm.name, now_ns, now_ns)
                     added = True
                 self._vms[vm.uuid] = entry
         if added:
@@ -126,7 +123,7 @@ class Poller:
             return Reason.VM_STARTING
         reading = vm.reading
         if reading is None or reading.stamp.mono_ns < not_before_ns:
-            # Late without a failure of its own: the thread is at another VM, or hangs.
+            # Late without its own failure: the thread is at another VM, or hangs.
             return vm.reason or Reason.STALE
         return reading
 
@@ -174,11 +171,9 @@ class Poller:
             if vm.said:
                 _log.info("VM %s: QMP answers again", vm.name)
             vm.fails, vm.said = 0, ""
-        self._finder.learn(vm.uuid, vm.epoch, vm.learned)
         if launch.vmid:
             found = self._config.vm(launch.vmid)
-            vm.learned = replace(vm.learned, name=found.name, facts=found.facts)
-            self._finder.learn(vm.uuid, vm.epoch, vm.learned)
+            self._finder.learn(vm.uuid, vm.epoch, name=found.name, facts=found.facts)
 
     def _ask_disks(self, vm: _Vm, launch: Launch, now: Stamp) -> None:
         if launch.command.libvirt:
@@ -196,7 +191,7 @@ class Poller:
             commands.append("query-block")
             if not self._finder.has_vcpu_names(vm.uuid, vm.epoch):
                 commands.append("query-cpus-fast")
-        # Where there are several sockets and one is held, another may be free.
+        # If there are several sockets and one is held, another may be free.
         path = launch.qmp[vm.fails % len(launch.qmp)]
         answers = self._ask(path, commands, pid=launch.pid, uid=launch.uid, deadline_s=self._deadline_s)
         try:
@@ -207,13 +202,12 @@ class Poller:
         # Another program serves vhost-user disks, so QEMU's block layer does not know them.
         named = launch.command.disks
         hidden = tuple(d for d in named if d.kind == "vhostuser" and d.target not in disks)
-        old = vm.learned
-        vm.learned = replace(
-            old,
-            state=parse_state(answers.get("query-status")),
-            vcpu_tids=parse_tids(answers["query-cpus-fast"]) if "query-cpus-fast" in answers else old.vcpu_tids,
-            disks=(*parse_devices(answers["query-block"]), *hidden) if "query-block" in answers else old.disks,
-        )
+        learned: dict[str, Any] = {"state": parse_state(answers.get("query-status"))}
+        if "query-cpus-fast" in answers:
+            learned["vcpu_tids"] = parse_tids(answers["query-cpus-fast"])
+        if "query-block" in answers:
+            learned["disks"] = (*parse_devices(answers["query-block"]), *hidden)
+        self._finder.learn(vm.uuid, vm.epoch, **learned)
         if slow:
             vm.slow_due_ns = now.mono_ns + _SLOW_NS
         vm.reading = DiskReading(stamp, disks) if disks and not hidden else None

@@ -1,4 +1,4 @@
-"""Proxmox VE's configuration of VMs: /etc/pve, a file system of its own (pmxcfs).
+"""Proxmox VE's configuration of VMs: /etc/pve, its own file system (pmxcfs).
 
 It may block while the cluster has no quorum or its daemon hangs, so it is read in the poller's thread. A file is parsed
 again only when it changed.

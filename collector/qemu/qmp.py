@@ -19,7 +19,7 @@ from collector.files import NO_FD
 from collector.qemu.cmdline import disk_kind
 from collector.timestamps import seconds_left
 
-#: The only commands that are ever sent, beside the handshake: none changes a VM.
+#: The only commands that are ever sent, besides the handshake: none changes a VM.
 ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "query-block"})
 
 _MAX_BYTES = 8 << 20  # of one conversation; 1000 disks make some 2 MB
@@ -39,7 +39,7 @@ _STATES = {
 
 
 class QmpError(SourceError):
-    """A VM could not be asked."""
+    """A VM did not answer."""
 
 
 def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class _Talk:
         self._bytes = 0
 
     def connect(self, path: str, uid: int) -> None:
-        self._wait()
+        self._arm_timeout()
         if path.startswith("\0"):
             self._connection.connect(path)
             return
@@ -117,8 +117,8 @@ class _Talk:
         return {command: answer["return"] for command, answer in answers.items() if answer is not None}
 
     def _execute(self, command: str) -> Mapping[str, Any] | None:
-        """Return the answer; None where it is an error."""
-        self._wait()
+        """Return the answer; None for an error."""
+        self._arm_timeout()
         self._connection.sendall(json.dumps({"execute": command, "id": command}).encode() + b"\n")
         while True:
             answer = self._receive()
@@ -130,7 +130,7 @@ class _Talk:
     def _receive(self) -> dict[str, Any]:
         """Return the next message; each is one line."""
         while b"\n" not in self._buffer:
-            self._wait()
+            self._arm_timeout()
             chunk = self._connection.recv(_CHUNK_BYTES)
             self._bytes += len(chunk)
             if not chunk:
@@ -147,7 +147,7 @@ class _Talk:
             raise _NotQmpError(f"not a message: {line[:40]!r}")
         return message
 
-    def _wait(self) -> None:
+    def _arm_timeout(self) -> None:
         self._connection.settimeout(seconds_left(self._until_s))
 
 
@@ -182,7 +182,7 @@ def _explain(error: OSError, shown: str) -> QmpError:
 
 
 def parse_state(answer: Any) -> str:
-    """Return a query-status's state in libvirt's words; "running" where it is missing."""
+    """Return a query-status's state in libvirt's words; "running" if it is missing."""
     status = answer.get("status") if isinstance(answer, Mapping) else None
     return _STATES.get(status, "paused") if isinstance(status, str) else "running"
 

@@ -45,10 +45,10 @@ _Lines = Mapping[bytes, bytes]
 
 
 class QemuSource:
-    """The qemu source (`collector.base.Source`). Not safe for use by several threads at once.
+    """The qemu source (`collector.base.Source`). Not safe for use by several threads together.
 
     The inventory's `QemuFinder` knows how the VMs were started; each VM's disk counters and state are polled every
-    `disk_poll_s`, by a `poller` of its own if none is given.
+    `disk_poll_s`, by its own `poller` if none is given.
     """
 
     name = "qemu"
@@ -134,7 +134,7 @@ class QemuSource:
         launch = self._finder.launch(vm.uuid, vm.epoch)
         if launch is None:
             return Reason.VM_STARTING  # it ended since the inventory was made
-        lines = taps.of(launch)
+        stamp, lines = taps.of(launch)
         if launch.vmid:
             # By their names, which include plugged ones.
             names = taps.proxmox(lines, launch.vmid)
@@ -147,15 +147,18 @@ class QemuSource:
         found = {}
         for index, name in enumerate(names):
             line = lines.get(name)
-            if line is None and not launch.vmid and _handed_in(launch, index):
-                line = taps.own.get(name)
+            if line is None and not launch.vmid:
+                netdev = launch.command.netdevs[index]
+                if netdev.fds or netdev.kind == "bridge":
+                    # Another process than QEMU opened it, perhaps in the agent's namespace.
+                    line = taps.own[1].get(name)
             if line is None:
                 return Reason.NOT_VISIBLE
             try:
                 found[name.decode("utf-8", "replace")] = parse_tap(line)
             except ValueError:
                 return Reason.INVALID_VALUE
-        return taps.stamp_of(launch), found
+        return stamp, found
 
 
 class _Taps:
@@ -164,25 +167,20 @@ class _Taps:
     def __init__(self, proc: Path, clocks: Callable[[], Stamp]) -> None:
         self._proc = proc
         self._clocks = clocks
-        self._lines: dict[int, _Lines] = {}
-        self._stamps: dict[int, Stamp] = {}
+        self._devices: dict[int, tuple[Stamp, _Lines]] = {}
         self._proxmox: dict[int, dict[bytes, list[bytes]]] = {}
         self._own = network_namespace(proc)
 
     @property
-    def own(self) -> _Lines:
-        """The devices of the agent's own namespace."""
+    def own(self) -> tuple[Stamp, _Lines]:
+        """When the devices of the agent's own namespace were read, and these."""
         return self._read(self._own, self._proc / "net/dev")
 
-    def of(self, launch: Launch) -> _Lines:
-        """Return the devices of a VM's namespace."""
+    def of(self, launch: Launch) -> tuple[Stamp, _Lines]:
+        """Return when the devices of a VM's namespace were read, and these."""
         if launch.netns in {0, self._own}:
             return self.own
         return self._read(launch.netns, self._proc / str(launch.pid) / "net/dev")
-
-    def stamp_of(self, launch: Launch) -> Stamp:
-        """Return when the devices of a VM's namespace were read."""
-        return self._stamps[launch.netns or self._own]
 
     def proxmox(self, lines: _Lines, vmid: str) -> list[bytes]:
         """Return the taps among `lines` that Proxmox made for a VM."""
@@ -194,8 +192,8 @@ class _Taps:
                     grouped.setdefault(match[1], []).append(name)
         return grouped.get(vmid.encode(), [])
 
-    def _read(self, namespace: int, path: Path) -> _Lines:
-        if namespace not in self._lines:
+    def _read(self, namespace: int, path: Path) -> tuple[Stamp, _Lines]:
+        if namespace not in self._devices:
             try:
                 text = path.read_bytes()
             except FileNotFoundError:
@@ -203,10 +201,10 @@ class _Taps:
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
             # Not the tick's beginning: finding the VMs and reading took time.
-            self._stamps[namespace] = self._clocks()
+            stamp = self._clocks()
             pairs = (line.partition(b":") for line in text.splitlines()[2:])
-            self._lines[namespace] = {name.strip(): rest for name, _, rest in pairs}
-        return self._lines[namespace]
+            self._devices[namespace] = stamp, {name.strip(): rest for name, _, rest in pairs}
+        return self._devices[namespace]
 
 
 def parse_tap(line: bytes) -> InterfaceCounters:
@@ -216,9 +214,3 @@ def parse_tap(line: bytes) -> InterfaceCounters:
         raise ValueError(f"{len(numbers)} numbers of a network device, {_FIELDS} are needed: {line[:60]!r}")
     rx_bytes, rx_packets, _, rx_drops, *_, tx_bytes, tx_packets, _, tx_drops = numbers[:12]  # as the host sees them
     return InterfaceCounters(tx_bytes, rx_bytes, tx_packets, rx_packets, tx_drops, rx_drops)
-
-
-def _handed_in(launch: Launch, index: int) -> bool:
-    """Whether another process than QEMU opened this tap, perhaps in another namespace."""
-    netdev = launch.command.netdevs[index]
-    return bool(netdev.fds) or netdev.kind == "bridge"

@@ -3,14 +3,14 @@
 Independent of any estimator. All arrays broadcast: the last axis is the VMs, any axes before it are moments, which do
 not depend on each other. Per VM i, with f the clock:
 
-- last-level cache: where the working sets do not fit, new lines evict others at random; so VM i holds a part in
+- last-level cache: if the working sets do not fit, new lines evict others at random; so VM i holds a part in
   proportion to a_i = its misses per second times how long its lines stay, but never more than its working set (water
   filling). It misses the rest: miss share = min + (max - min) (1 - held / working set)^curve;
 - memory: latency = idle latency * (1 + q U / (1 - U)), U the utilisation by all;
 - CPI_i = core_i * noise_i + l2 misses * blocking * ((1 - miss share) * LLC latency + miss share * memory latency) * f;
 - requests: instructions per second follow the load, so the CPU time grows with CPI (Cloud White, section 4.1); a closed
   loop keeps its CPU time and gets less done;
-- CPUs: where demand exceeds them, all get the same part of their demand; below, a vCPU waits for a CPU like a customer
+- CPUs: if demand exceeds them, all get the same part of their demand; below, a vCPU waits for a CPU like a customer
   of c servers: U^(sqrt(2 (c + 1)) - 1) / (c (1 - U)) per time it runs (Sakasegawa 1977);
 - disk: an operation takes its idle time / (1 - U);
 - the network is far from saturated and delays no VM (section 6.1).
@@ -20,7 +20,8 @@ Misses depend on the held part, which depends on the misses: a damped fixed poin
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,22 +40,23 @@ _BUFFERS_FULL = 0.3
 
 
 class Parameters(NamedTuple):
-    """Applications as arrays; VM by VM, and moment by moment where a VM changes what it runs."""
+    """Applications as arrays; VM by VM, and moment by moment if a VM changes what it runs."""
 
     serves: NDArray[np.bool_]  # requests: the instructions follow the load
     vcpus: Array
-    workers: Array  # requests in service at once; the vCPUs of a closed loop
+    workers: Array  # requests in service together; the vCPUs of a closed loop
     core_cpi: Array  # cycles per instruction without any miss
     alone_cpi: Array
     l2_per_instruction: Array
-    miss_min: Array
-    miss_max: Array
+    llc_miss_min: Array
+    llc_miss_max: Array
     working_set_mib: Array
     curve: Array
     blocking: Array
     stay: Array
     core_stall: Array
     service_s: Array
+    service_cv: Array
     disk_ops_per_request: Array
     disk_bytes_per_s: Array
     disk_op_bytes: Array
@@ -91,24 +93,20 @@ class Rates(NamedTuple):
 
 
 def workers_of(application: Application, vcpus: int) -> int:
-    """Return how many requests a VM of this application serves at once."""
+    """Return how many requests a VM of this application serves together."""
     return max(1, round(vcpus * application.workers_per_vcpu))
 
 
 def parameters(machine: Machine, applications: Sequence[tuple[Application, int]]) -> Parameters:
     """Return applications, each with the vCPUs of its VM, as arrays of shape (len(applications),).
 
-    Raises:
-        ValueError: an application's IPC is higher than its misses allow.
-
+    Raises ValueError if an application's IPC is higher than its misses allow.
     """
     rows = [_row(machine, application, vcpus) for application, vcpus in applications]
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    return Parameters._make(columns)
+    return Parameters(**{name: np.array([row[name] for row in rows]) for name in Parameters._fields})
 
 
-def _row(machine: Machine, application: Application, vcpus: int) -> tuple[float, ...]:
-    a = application
+def _row(machine: Machine, a: Application, vcpus: int) -> dict[str, Any]:
     l2 = a.l2_mpki / 1000
     held = min(a.working_set_mib, machine.llc_mib)
     miss = a.llc_miss_min + (a.llc_miss_max - a.llc_miss_min) * (1 - held / a.working_set_mib) ** a.curve
@@ -116,38 +114,18 @@ def _row(machine: Machine, application: Application, vcpus: int) -> tuple[float,
     core = 1 / a.ipc - stall
     if core <= 0:
         raise ValueError(f"{a.name}: an IPC of {a.ipc} leaves no cycles beside {stall:.2f} of waiting each")
-    return (
-        a.service_ms > 0,
-        float(vcpus),
-        float(workers_of(a, vcpus) if a.service_ms > 0 else vcpus),
-        core,
-        1 / a.ipc,
-        l2,
-        a.llc_miss_min,
-        a.llc_miss_max,
-        a.working_set_mib,
-        a.curve,
-        a.blocking,
-        a.stay,
-        a.core_stall,
-        a.service_ms / 1e3,
-        a.disk_ops_per_request,
-        a.disk_mb_per_s * 1e6,
-        a.disk_op_kib * 1024,
-        a.network_bytes_per_request,
-        a.network_mb_per_s * 1e6,
-    )
-
-
-class _Shares(NamedTuple):
-    """One round of the fixed point."""
-
-    held_mib: Array
-    memory: Array  # utilisation, (..., 1)
-    miss: Array
-    cpi: Array
-    usage: Array
-    granted: Array  # (..., 1)
+    return asdict(a) | {
+        "serves": a.service_ms > 0,
+        "vcpus": float(vcpus),
+        "workers": float(workers_of(a, vcpus) if a.service_ms > 0 else vcpus),
+        "core_cpi": core,
+        "alone_cpi": 1 / a.ipc,
+        "l2_per_instruction": l2,
+        "service_s": a.service_ms / 1e3,
+        "disk_bytes_per_s": a.disk_mb_per_s * 1e6,
+        "disk_op_bytes": a.disk_op_kib * 1024,
+        "network_bytes_per_s": a.network_mb_per_s * 1e6,
+    }
 
 
 def contend(
@@ -155,51 +133,82 @@ def contend(
 ) -> Rates:
     """Share the host among its VMs. Results have the shape that `load` and `p` have together.
 
-    Args:
-        machine: the host.
-        p: what the VMs run; broadcasts against `load`.
-        load: shape (..., VMs), as `Application` defines it; 0: not there.
-        core_noise: factor of the cycles that are not misses.
-        frequency: clock over the nominal one, shape (..., 1) or a number.
-
+    `p` is what the VMs run, and broadcasts against `load`, of shape (..., VMs), as `Application` defines it (0: not
+    there). `core_noise` is a factor of the cycles that are not misses, `frequency` the clock over the nominal one, of
+    shape (..., 1) or a number.
     """
     load = np.asarray(load, dtype=np.float64)
     ghz = machine.ghz * np.asarray(frequency, dtype=np.float64)
+    # Cycles per instruction: without misses, added by misses, and of these waiting for memory itself.
+    core = p.core_cpi * core_noise
+    cycles_per_ns = p.l2_per_instruction * p.blocking * ghz
+    held, cpi, usage, miss, granted = _settle(machine, p, load, core, cycles_per_ns, ghz)
+    waiting = cpi - core
+    for_memory = waiting - cycles_per_ns * (1 - miss) * machine.llc_ns
+    cycles = usage * ghz * 1e9
+    instructions = cycles / cpi
+    l2_misses = instructions * p.l2_per_instruction
+    llc_misses = l2_misses * miss
+    cpus = machine.vm_cpus
+    busy = np.minimum(usage.sum(-1, keepdims=True) / cpus, _MAX_CPU_UTILISATION)
+    queue = busy ** (math.sqrt(2 * (cpus + 1)) - 1) / (cpus * (1 - busy))
+    stretch = 1 / granted + queue + np.zeros_like(usage)
+    per_request = np.maximum(p.service_s, _TINY) * machine.ghz * 1e9 / p.alone_cpi  # instructions
+    requests = np.where(p.serves, instructions / per_request, 0.0)
+    looping = np.where(p.serves, 0.0, load)
+    disk_ops = requests * p.disk_ops_per_request + p.disk_bytes_per_s * looping * granted / p.disk_op_bytes
+    disk_bytes = disk_ops * p.disk_op_bytes
+    disk = np.minimum(disk_bytes.sum(-1, keepdims=True) / (machine.disk_mb_per_s * 1e6), machine.max_utilisation)
+    return Rates(
+        cpi=cpi,
+        usage_cores=usage,
+        instructions_per_s=instructions,
+        cycles_per_s=cycles,
+        l2_misses_per_s=l2_misses,
+        llc_misses_per_s=llc_misses,
+        memory_stall_per_s=instructions * waiting,
+        core_stall_per_s=instructions * (p.core_stall * core + _BUFFERS_FULL * for_memory),
+        # Stalls on itself that fall into a wait for memory are not counted twice.
+        total_stall_per_s=instructions * (p.core_stall * core * core / cpi + waiting),
+        memory_bytes_per_s=llc_misses * LINE_BYTES * (1 + machine.write_back),
+        llc_bytes=held * _MIB,
+        wait_cores=usage * (stretch - 1),
+        stretch=stretch,
+        requests_per_s=np.where(p.serves, load * p.vcpus / np.maximum(p.service_s, _TINY), 0.0),
+        service_s=per_request * cpi / (ghz * 1e9) * stretch,
+        disk_ops_per_s=disk_ops,
+        disk_bytes_per_s=disk_bytes,
+        disk_op_s=machine.disk_op_ms / 1e3 / (1 - disk),
+        network_bytes_per_s=requests * p.network_bytes_per_request + p.network_bytes_per_s * looping * granted,
+    )
+
+
+def _settle(
+    machine: Machine, p: Parameters, load: Array, core: Array, cycles_per_ns: Array, ghz: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the fixed point: MiB held, CPI, cores in use, share of misses, and the granted share of demand, (..., 1).
+
+    `core` and `cycles_per_ns` are the cycles per instruction without misses, and per nanosecond of a miss.
+    """
     wanted = load * p.vcpus * machine.ghz * 1e9 / p.alone_cpi  # instructions per second of those that serve
     footprint = np.where(load > 0, p.working_set_mib, 0.0) + np.zeros_like(wanted)
     held = footprint * np.minimum(1.0, machine.llc_mib / np.maximum(footprint.sum(-1, keepdims=True), _TINY))
-    shares = _Shares(held, np.zeros_like(held[..., :1]), held, held, held, held[..., :1])
+    memory = np.zeros_like(held[..., :1])  # utilisation
     for _ in range(_ROUNDS):
-        shares = _round(machine, p, load, wanted, footprint, core_noise, ghz, shares)
-    return _rates(machine, p, load, core_noise, ghz, shares)
-
-
-def _round(
-    machine: Machine,
-    p: Parameters,
-    load: Array,
-    wanted: Array,
-    footprint: Array,
-    core_noise: Array | float,
-    ghz: Array,
-    last: _Shares,
-) -> _Shares:
-    missing = np.maximum(1 - last.held_mib / p.working_set_mib, 0.0)
-    miss = p.miss_min + (p.miss_max - p.miss_min) * missing**p.curve
-    memory_ns = machine.memory_ns * (1 + machine.memory_queue * last.memory / (1 - last.memory))
-    cpi = p.core_cpi * core_noise + p.l2_per_instruction * p.blocking * ghz * (
-        (1 - miss) * machine.llc_ns + miss * memory_ns
-    )
-    usage = np.where(p.serves, np.minimum(wanted * cpi / (ghz * 1e9), p.workers), load * p.vcpus)
-    total = usage.sum(-1, keepdims=True)
-    granted = np.minimum(1.0, machine.vm_cpus / np.maximum(total, _TINY))
-    usage = usage * granted
-    misses = usage * ghz * 1e9 / cpi * p.l2_per_instruction * miss
-    moved = misses.sum(-1, keepdims=True) * LINE_BYTES * (1 + machine.write_back)
-    memory = np.minimum(moved / (machine.memory_gb_per_s * 1e9), machine.max_utilisation)
-    target = _fill(misses * p.stay, footprint, machine.llc_mib)
-    # Half of the way: a full step would oscillate, since a VM that holds more misses less.
-    return _Shares((last.held_mib + target) / 2, (last.memory + memory) / 2, miss, cpi, usage, granted)
+        missing = np.maximum(1 - held / p.working_set_mib, 0.0)
+        miss = p.llc_miss_min + (p.llc_miss_max - p.llc_miss_min) * missing**p.curve
+        memory_ns = machine.memory_ns * (1 + machine.memory_queue * memory / (1 - memory))
+        cpi = core + cycles_per_ns * ((1 - miss) * machine.llc_ns + miss * memory_ns)
+        usage = np.where(p.serves, np.minimum(wanted * cpi / (ghz * 1e9), p.workers), load * p.vcpus)
+        granted = np.minimum(1.0, machine.vm_cpus / np.maximum(usage.sum(-1, keepdims=True), _TINY))
+        usage = usage * granted
+        misses = usage * ghz * 1e9 / cpi * p.l2_per_instruction * miss
+        moved = misses.sum(-1, keepdims=True) * LINE_BYTES * (1 + machine.write_back)
+        now = np.minimum(moved / (machine.memory_gb_per_s * 1e9), machine.max_utilisation)
+        # Half of the way: a full step would oscillate, since a VM that holds more misses less.
+        held = (held + _fill(misses * p.stay, footprint, machine.llc_mib)) / 2
+        memory = (memory + now) / 2
+    return held, cpi, usage, miss, granted
 
 
 def _fill(weight: Array, limit: Array, size: float) -> Array:
@@ -216,55 +225,3 @@ def _fill(weight: Array, limit: Array, size: float) -> Array:
     c = ((size - full) / rest).max(axis=-1, keepdims=True)
     filled: Array = np.where(limit.sum(-1, keepdims=True) <= size, limit, np.minimum(limit, c * weight))
     return filled
-
-
-def _rates(
-    machine: Machine, p: Parameters, load: Array, core_noise: Array | float, ghz: Array, shares: _Shares
-) -> Rates:
-    usage, cpi, miss, granted = shares.usage, shares.cpi, shares.miss, shares.granted
-    cycles = usage * ghz * 1e9
-    instructions = cycles / cpi
-    l2_misses = instructions * p.l2_per_instruction
-    llc_misses = l2_misses * miss
-    # Cycles per instruction: without misses, added by misses, and of these waiting for memory itself.
-    core = p.core_cpi * core_noise
-    waiting = cpi - core
-    for_memory = waiting - p.l2_per_instruction * p.blocking * ghz * (1 - miss) * machine.llc_ns
-    busy = np.minimum(usage.sum(-1, keepdims=True) / machine.vm_cpus, _MAX_CPU_UTILISATION)
-    cpus = machine.vm_cpus
-    queue = busy ** (math.sqrt(2 * (cpus + 1)) - 1) / (cpus * (1 - busy))
-    stretch = 1 / granted + queue + np.zeros_like(usage)
-    requests = np.where(p.serves, instructions / _instructions_per_request(machine, p), 0.0)
-    arriving = np.where(p.serves, load * p.vcpus / np.maximum(p.service_s, _TINY), 0.0)
-    disk_bytes = p.disk_bytes_per_s * np.where(p.serves, 0.0, load) * granted
-    disk_ops = requests * p.disk_ops_per_request + disk_bytes / p.disk_op_bytes
-    disk_bytes = disk_ops * p.disk_op_bytes
-    disk = np.minimum(disk_bytes.sum(-1, keepdims=True) / (machine.disk_mb_per_s * 1e6), machine.max_utilisation)
-    return Rates(
-        cpi=cpi,
-        usage_cores=usage,
-        instructions_per_s=instructions,
-        cycles_per_s=cycles,
-        l2_misses_per_s=l2_misses,
-        llc_misses_per_s=llc_misses,
-        memory_stall_per_s=instructions * waiting,
-        core_stall_per_s=instructions * (p.core_stall * core + _BUFFERS_FULL * for_memory),
-        # Stalls on itself that fall into a wait for memory are not counted twice.
-        total_stall_per_s=instructions * (p.core_stall * core * core / cpi + waiting),
-        memory_bytes_per_s=llc_misses * LINE_BYTES * (1 + machine.write_back),
-        llc_bytes=shares.held_mib * _MIB,
-        wait_cores=usage * (stretch - 1),
-        stretch=stretch,
-        requests_per_s=arriving,
-        service_s=_instructions_per_request(machine, p) * cpi / (ghz * 1e9) * stretch,
-        disk_ops_per_s=disk_ops,
-        disk_bytes_per_s=disk_bytes,
-        disk_op_s=machine.disk_op_ms / 1e3 / (1 - disk),
-        network_bytes_per_s=requests * p.network_bytes_per_request
-        + p.network_bytes_per_s * np.where(p.serves, 0.0, load) * granted,
-    )
-
-
-def _instructions_per_request(machine: Machine, p: Parameters) -> Array:
-    per_request: Array = np.maximum(p.service_s, _TINY) * machine.ghz * 1e9 / p.alone_cpi
-    return per_request

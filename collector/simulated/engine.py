@@ -1,7 +1,6 @@
-"""Noise, contention, requests and truth of a host whose VMs have profiles, for any number of steps at once.
+"""Noise, contention, requests and truth of a host whose VMs have profiles, for any number of steps together.
 
-Used by the live source and by the study of `bench.cloud_white`. Results do not depend on how many steps are asked for
-at once.
+Used by the live source and by the study of `bench.cloud_white`. Results do not depend on that number.
 """
 
 import math
@@ -20,13 +19,13 @@ Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 _GUEST_SHARE = 0.98  # of a vCPU's CPU time; the rest is the hypervisor's work for it
-_EMULATOR_SHARE = 0.02  # CPU time beside the vCPUs, of theirs
+_EMULATOR_SHARE = 0.02  # CPU time of the other threads, over the vCPUs'
 _EMULATOR_S_PER_DISK_OP = 20e-6
 _READ_SHARE = 0.4
 _RECEIVE_SHARE = 0.5
 _PACKET_BYTES = 1000
 _MAX_LOAD = 2.0
-#: Share of the samples in which something beside the workers runs in a VM: guest kernel, interrupts. Chosen.
+#: Share of the samples in which something besides the workers runs in a VM: guest kernel, interrupts. Chosen.
 _BESIDE = 0.02
 # Normal variables per VM and step, and which is which.
 _NORMALS = 15
@@ -97,7 +96,7 @@ class Block(NamedTuple):
     rates: Rates
     counted: Counted
     p95_s: Array  # measured over the requests that ended in the step; NaN: none, or not simulated
-    latencies_s: list[list[Array]]  # of each VM and step: of the requests that ended; no steps where not simulated
+    latencies_s: list[list[Array]]  # of each VM and step: of the requests that ended; no steps if not simulated
     arriving: Array  # requests that arrive
     work: Array  # their mean work over the expected one
     vcpus_running: Array  # vCPU threads that run at the end of the step; NaN: serves requests that are not simulated
@@ -106,7 +105,7 @@ class Block(NamedTuple):
 class Engine:
     """A host and its VMs. `requests`: simulate requests one by one, so that tails are measured.
 
-    Each VM has a stream of random numbers of its own, from `seed`.
+    Each VM has its own stream of random numbers, from `seed`.
     """
 
     def __init__(
@@ -128,13 +127,11 @@ class Engine:
         self._table = parameters(machine, flat)
         starts = np.cumsum([0, *(len(guest.applications) for guest in guests)])
         self._starts: Index = starts[:-1].astype(np.intp)
-        self._cv = np.array([application.service_cv for application, _ in flat])
         self._applications = flat
         self._rngs = [np.random.default_rng([seed, *guest.name.encode()]) for guest in guests]
-        count = len(self.guests)
         # Load and IPC of each VM, of variance 1; (2, VMs).
-        self._ar1 = np.array([rng.standard_normal(2) for rng in self._rngs]).reshape(count, 2).T
-        # Sampling has a stream of its own, so that it changes nothing else.
+        self._ar1 = np.array([rng.standard_normal(2) for rng in self._rngs]).reshape(-1, 2).T
+        # Sampling has its own stream, so that it changes nothing else.
         self._samplers = [np.random.default_rng([seed, 3, *guest.name.encode()]) for guest in guests]
         self._queues: list[RequestQueue | None] = [
             RequestQueue(
@@ -150,13 +147,13 @@ class Engine:
     def advance(self, moments: Moments, elapsed_s: float | None = None) -> Block:
         """Let the steps of `moments` pass, which follow those of the last call.
 
-        `elapsed_s` is from the begin of one step to the next where it is not the step's length; the noise decays by it.
+        `elapsed_s` is from the begin of one step to the next if it is not the step's length; the noise decays by it.
         """
-        p, index = self._running(moments.running)
+        p = self._table.at(self._starts + moments.running)
         normals = np.stack([rng.standard_normal((len(moments.at_s), _NORMALS)) for rng in self._rngs], axis=1)
         load_noise, ipc_noise = self._remembered(normals[..., :2], elapsed_s or self._step_s)
         noise = self._noise
-        load, work, arriving = self._offered(moments.load * load_noise, p, self._cv[index], normals)
+        load, work, arriving = self._offered(moments.load * load_noise, p, normals)
         frequency = moments.frequency[:, None]
         rates = contend(self.machine, p, load, core_noise=1 / ipc_noise, frequency=frequency)
         counted = _count(self.machine, noise, p, rates, normals)
@@ -166,10 +163,10 @@ class Engine:
 
     def expect(self, moments: Moments) -> Expected:
         """Return what is expected at moments, independent of any noise and of the steps so far."""
-        p, index = self._running(moments.running)
+        index = self._starts + moments.running
+        p, calm = self._table.at(index), self._table.at(self._starts)
         frequency = moments.frequency[:, None]
         now = contend(self.machine, p, moments.load, frequency=frequency)
-        calm, _ = self._running(np.zeros_like(moments.running))
         # Once more for each VM, all others at their baselines: (VMs, T, VMs).
         own = np.eye(len(self.guests), dtype=bool)[:, None, :]
         mixed = Parameters._make(np.where(own, a, b) for a, b in zip(p, calm, strict=True))
@@ -194,10 +191,6 @@ class Engine:
             tracker.step(at_s, ratio[t], moments.running[t], expected.degradation[t])
             for t, at_s in enumerate(moments.at_s.tolist())
         ]
-
-    def _running(self, running: Index) -> tuple[Parameters, Index]:
-        index = self._starts + running
-        return self._table.at(index), index
 
     def _tail(self, rates: Rates, index: Index, vm: int) -> Array:
         """Return the expected p95 of a VM in seconds, (T,)."""
@@ -229,12 +222,12 @@ class Engine:
         factors = np.exp(std * states - std * std / 2)
         return factors[:, 0], factors[:, 1]
 
-    def _offered(self, load: Array, p: Parameters, cv: Array, normals: Array) -> tuple[Array, Array, Array]:
+    def _offered(self, load: Array, p: Parameters, normals: Array) -> tuple[Array, Array, Array]:
         """Return the arriving load, the mean work of its requests over the expected one, and their number."""
         per_load = np.where(p.serves, p.vcpus / np.where(p.serves, p.service_s, 1.0), 0.0) * self._step_s
         mean = load * per_load
         arriving = np.maximum(np.rint(mean + np.sqrt(mean) * normals[..., _ARRIVALS]), 0.0)
-        work = np.maximum(1 + cv / np.sqrt(np.maximum(arriving, 1.0)) * normals[..., _WORK], 0.5)
+        work = np.maximum(1 + p.service_cv / np.sqrt(np.maximum(arriving, 1.0)) * normals[..., _WORK], 0.5)
         offered = np.where(p.serves, arriving * work / np.where(p.serves, per_load, 1.0), np.minimum(load, 1.0))
         return np.minimum(offered, _MAX_LOAD), work, arriving
 
@@ -283,7 +276,7 @@ def _count(machine: Machine, noise: Noise, p: Parameters, rates: Rates, normals:
     total_stall = np.minimum(event(rates.total_stall_per_s, 3), cycles)
     disk_ops = np.maximum(np.rint(rates.disk_ops_per_s + np.sqrt(rates.disk_ops_per_s) * normals[..., _DISK]), 0.0)
     disk_bytes = disk_ops * p.disk_op_bytes
-    # By Little's law: so many operations are under way at any moment.
+    # By Little's law: this many operations are under way at any moment.
     under_way = disk_ops * rates.disk_op_s
     wait = np.minimum(rates.wait_cores * np.exp(noise.wait_std * normals[..., _WAIT]), np.maximum(p.vcpus - usage, 0.0))
     idle = np.maximum(machine.cpus - machine.system_cores - usage.sum(-1), 0.0)

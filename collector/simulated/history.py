@@ -1,8 +1,7 @@
 """Simulated days, fast: the CPI windows that a host of a scenario would have had, by the very same model.
 
-A window of some seconds is simulated step by step, then the model jumps to the next one; the AR(1) noise
-crosses the jump by its exact transition. So the statistics are those of live windows, at a small part of the
-cost.
+A window of some seconds is simulated step by step, then the model jumps to the next one; the AR(1) noise crosses the
+jump by its exact transition. So the statistics are those of live windows, at a small part of the cost.
 """
 
 import math
@@ -24,7 +23,7 @@ class History:
     window_ns: int
     vm_index: list[int] = field(default_factory=list)
     start_unix_ns: list[int] = field(default_factory=list)
-    cpi: list[float] = field(default_factory=list)  # NaN where the VM did nothing
+    cpi: list[float] = field(default_factory=list)  # NaN if the VM did nothing
     cpu_usage_cores: list[float] = field(default_factory=list)
     cycles: list[int] = field(default_factory=list)
     instructions: list[int] = field(default_factory=list)
@@ -40,20 +39,10 @@ class History:
 def simulate_days(
     scenario: Scenario, *, start_unix_s: float, end_unix_s: float, every_s: float, window_s: float
 ) -> History:
-    """Simulate one window of `window_s` in every `every_s`, from `start_unix_s` to `end_unix_s`.
+    """Simulate one window of `window_s` in every `every_s`, from `start_unix_s` to `end_unix_s` (seconds since 1970).
 
-    The scenario's clock is 0 at the start. Deterministic by the scenario and the arguments.
-
-    Args:
-        scenario: the host and its VMs.
-        start_unix_s: seconds since 1970; the first window starts here.
-        end_unix_s: no window ends later.
-        every_s: from the start of a window to the start of the next, at least `window_s`.
-        window_s: length of a window; the steps within are the scenario's, the last one cut.
-
-    Raises:
-        ValueError: `every_s` is below `window_s`, or `window_s` is not above 0.
-
+    The scenario's clock is 0 at the start. The steps within a window are the scenario's, the last one cut.
+    Deterministic by the scenario and the arguments. Raises ValueError unless 0 < `window_s` <= `every_s`.
     """
     if not 0 < window_s <= every_s:
         raise ValueError(f"every_s must be at least window_s, which is above 0 (values {every_s}, {window_s})")
@@ -63,28 +52,23 @@ def simulate_days(
     step_s = window_s / steps
     gap_s = every_s - window_s + step_s  # from the last step of a window to the first of the next
     windows = math.floor((end_unix_s - start_unix_s - window_s) / every_s + 1e-9) + 1
-    offsets_s = [index * every_s for index in range(windows)]
+    starts = [(index * every_s, start_unix_s + index * every_s) for index in range(windows)]
     if scenario.profiled and steps == 1:
-        moments = [(offset_s * scenario.speed, start_unix_s + offset_s) for offset_s in offsets_s]
-        # All at once: the engine takes as long for thousands of steps as for a few.
+        moments = [(at_s * scenario.speed, unix_s) for at_s, unix_s in starts]
+        # All together: the engine takes as long for thousands of steps as for a few.
         for (_, unix_s), running in zip(moments, host.pass_steps(moments, gap_s), strict=True):
             _append(host, history, [running], unix_s)
         return history
-    for offset_s in offsets_s:
-        unix_s = start_unix_s + offset_s
-        _append(host, history, _steps(host, steps, step_s, gap_s, (offset_s, unix_s)), unix_s)
+
+    def window(at_s: float, unix_s: float) -> Iterable[tuple[Vm, ...]]:
+        for step in range(steps):
+            offset_s = step * step_s
+            host.step((at_s + offset_s) * scenario.speed, unix_s + offset_s, step_s if step else gap_s)
+            yield host.running
+
+    for at_s, unix_s in starts:
+        _append(host, history, window(at_s, unix_s), unix_s)
     return history
-
-
-def _steps(
-    host: Host, steps: int, step_s: float, gap_s: float, start_s: tuple[float, float]
-) -> Iterable[tuple[Vm, ...]]:
-    """Simulate a window step by step, from a time of the scenario and since 1970; give the running VMs of each."""
-    at_s, unix_s = start_s
-    for step in range(steps):
-        offset_s = step * step_s
-        host.step((at_s + offset_s) * host.scenario.speed, unix_s + offset_s, step_s if step else gap_s)
-        yield host.running
 
 
 def _append(host: Host, history: History, steps: Iterable[tuple[Vm, ...]], unix_s: float) -> None:

@@ -1,6 +1,5 @@
 """Cumulative counters of a VM, as the sources of a real host report them: whole numbers that never fall."""
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 from collector.base import (
@@ -35,27 +34,14 @@ _CORE_STALL_SHARE = 0.1
 _PROCESS_SHARE = 1.02  # of the vCPU threads' CPU time; what is above 1 is the emulator's
 
 
-class VmMeter(ABC):
+class VmMeter:
     """One VM's counters in one epoch: the `opened`th, from 1, which began at `started_s` of the scenario."""
 
-    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int) -> None:
         self.vm = vm
         self.identity = identity
         self.opened = opened
         self._start_ticks = int(started_s * 100) + 1
-        self._ghz = ghz
-
-    @abstractmethod
-    def integrate(self, wall_ns: float) -> float:
-        """Let `wall_ns` pass at the VM's current rates; return the CPU time of the whole VM in ns."""
-
-    @abstractmethod
-    def sample(self) -> VmSample:
-        """Return the counters as they are now."""
-
-    @abstractmethod
-    def truth(self, elapsed_ns: int) -> dict[str, Any]:
-        """Return what really happened in the `elapsed_ns` since the last call."""
 
     def _truth_of(
         self, degradation: float, cpi_uncontended: float, cpi: float, slowdown: float, cores: float
@@ -75,15 +61,15 @@ class VmMeter(ABC):
 
 
 class Meter(VmMeter):
-    """Counters of a VM without a profile.
+    """Counters of a VM without a profile, on CPUs of `ghz`.
 
-    With x = usage / vcpus, thread i runs at x + d_i * x * (1 - x), where the d_i are evenly spread over
-    +-_IMBALANCE and sum to 0: the threads sum to the usage, and none exceeds one CPU. So two integrals per VM
-    are enough.
+    With x = usage / vcpus, thread i runs at x + d_i * x * (1 - x); the d_i are evenly spread over +-_IMBALANCE and sum
+    to 0: the threads sum to the usage, and none exceeds one CPU. So two integrals per VM are enough.
     """
 
     def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
-        super().__init__(vm, identity, started_s, opened, ghz)
+        super().__init__(vm, identity, started_s, opened)
+        self._ghz = ghz
         n = vm.spec.vcpus
         self._offsets = tuple(_IMBALANCE * (2 * i / (n - 1) - 1) if n > 1 else 0.0 for i in range(n))
         # Last-level misses per CPU time: what it moves from memory, in cache lines.

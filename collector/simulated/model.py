@@ -2,18 +2,17 @@
 
 Simple, with a physical reading; no machine was measured for it. Per VM i with u_i cores in use:
 
-- last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W
-  exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to
-  itself;
-- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service
-  times (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)); r counts up to 0.85, because VMs
-  that wait for memory ask for less of it: a closed system, which saturates later than an open queue;
+- last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W exceeds
+  its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to itself;
+- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service times
+  (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)); r counts up to 0.85, because VMs that wait for memory ask for less
+  of it: a closed system, which saturates later than an open queue;
 - pressure of the others on i: p_i = [lost(W) - lost(w_i)] + [g(r) - g(r_i)], r_i being its own utilisation;
 - CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
-- CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits
-  in run queues for the rest; that slow-down is reported apart from the CPI's.
+- CPUs: if the demand for cores exceeds the host's, all VMs get the same fraction of their demand and wait in run
+  queues for the rest; that slow-down is reported apart from the CPI's.
 
-Where the VMs have profiles it is the study's model instead: `collector.simulated.contention`.
+If the VMs have profiles it is the study's model instead: `collector.simulated.contention`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collector.simulated.scenario import Antagonist, Course, Scenario, VmSpec, vm_uuid
 
 if TYPE_CHECKING:
-    from collector.simulated.profiled import ProfiledHost, VmStep, VmTruth
+    from collector.simulated.profiled import ProfiledHost, VmStep
 
 _DAY_S = 86400.0
 _MAX_UTILISATION = 0.85
@@ -58,19 +57,20 @@ def _of_day(course: Course, unix_s: float) -> float:
 
 
 def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float, float, str]:
-    """Return a VM's load, its baseline load, and the profile that it runs now."""
+    """Return a VM's load, its baseline load (0: not there), and the profile that it runs now."""
     spec, antagonist = vm.spec, vm.antagonist
     profile = spec.profile
     for switch_s, name in spec.switches:
         if at_s >= switch_s:
             profile = name
     if antagonist is not None:
-        idle = antagonist.idle_cores / spec.vcpus
-        if not active:
-            return idle, idle, profile
-        return antagonist.cores / spec.vcpus, idle, antagonist.profile or profile
-    ratio = spec.load_ratio
-    return level_at(ratio.ratio, ratio, at_s, unix_s), ratio.ratio * _of_day(ratio, unix_s), profile
+        load = baseline = antagonist.idle_cores / spec.vcpus
+        if active:
+            load, profile = antagonist.cores / spec.vcpus, antagonist.profile or profile
+    else:
+        ratio = spec.load_ratio
+        load, baseline = level_at(ratio.ratio, ratio, at_s, unix_s), ratio.ratio * _of_day(ratio, unix_s)
+    return (load, baseline, profile) if vm.runs_at(at_s) else (0.0, 0.0, profile)
 
 
 def _queueing(utilisation: float) -> float:
@@ -94,7 +94,7 @@ class Vm:
         self.uuid = uuid
         self.antagonist = antagonist
         self.booted = antagonist is None or not antagonist.boots
-        # Each VM has a stream of its own, so that one more VM in the scenario leaves the others' noise alone.
+        # Each VM has its own stream, so that one more VM in the scenario leaves the others' noise alone.
         self._random = random.Random(f"{seed}/{spec.name}")
         self._cpi_noise = self._random.gauss(0, 1)
         self._load_noise = self._random.gauss(0, 1)
@@ -105,8 +105,9 @@ class Vm:
         self.cpi = spec.cpi
         self.cpu_slowdown = 1.0  # demand / usage
         self.llc_mib = 0.0  # what it holds of the last-level cache
-        self.step: VmStep | None = None  # only of a VM with a profile
-        self.truth: VmTruth | None = None  # likewise, where it is asked for
+        # Only of a VM with a profile, whose multiplier, slow-down and cache above stay as they are.
+        self.step: VmStep | None = None
+        self.truth: dict[str, Any] = {}  # if truth is wanted
 
     def draw(self, decay: float, innovation: float, load_std: float) -> float:
         """Advance both noises (x' = decay x + innovation e, variance 1); return the load's factor."""
@@ -114,12 +115,12 @@ class Vm:
         self._cpi_noise = decay * self._cpi_noise + innovation * gauss(0, 1)
         self._load_noise = decay * self._load_noise + innovation * gauss(0, 1)
         std = self.spec.cpi_noise_std
-        # exp(s x - s^2/2) has mean 1 where x is a standard normal variable.
+        # exp(s x - s^2/2) has mean 1 if x is a standard normal variable.
         self.cpi_uncontended = self.spec.cpi * math.exp(std * self._cpi_noise - std * std / 2)
         return math.exp(load_std * self._load_noise - load_std * load_std / 2)
 
     def runs_at(self, at_s: float) -> bool:
-        """Whether the VM is there at this time of the scenario."""
+        """Whether the VM exists at this time of the scenario."""
         spec = self.spec
         is_away = any(stop <= at_s < stop + spec.restart_gap_s for stop in spec.restarts_s)
         return self.booted and spec.start_s <= at_s < spec.stop_s and not is_away
@@ -136,7 +137,7 @@ class Host:
         self.scenario = scenario
         self.profiled: ProfiledHost | None = None
         if scenario.profiled:
-            # numpy is only loaded where it is needed.
+            # numpy is only loaded if it is needed.
             from collector.simulated.profiled import ProfiledHost  # noqa: PLC0415
 
             self.profiled = ProfiledHost(scenario, truth=truth)
@@ -146,27 +147,24 @@ class Host:
         )
         self.running: tuple[Vm, ...] = ()
         self.active_antagonists: tuple[str, ...] = ()
-        self._decay: tuple[float, float, float] = (-1.0, 0.0, 1.0)
 
     def step(self, at_s: float, unix_s: float, elapsed_s: float) -> None:
-        """Set every VM's rates for the step that begins now.
+        """Set every VM's rates for the step that begins now, at `at_s` seconds of the scenario.
 
-        Args:
-            at_s: seconds of the scenario.
-            unix_s: the same moment in seconds since 1970 (days pass by it).
-            elapsed_s: wall time since the step before began; the noise forgets by it.
-
+        `unix_s` is the same moment in seconds since 1970 (days pass by it), `elapsed_s` the wall time since the step
+        before began (the noise forgets by it).
         """
         if self.profiled is not None:
             next(self.pass_steps([(at_s, unix_s)], elapsed_s))
             return
         self._begin(at_s)
-        decay, innovation = self._ar1(elapsed_s)
-        load_std = self.scenario.noise.load_std
+        noise = self.scenario.noise
+        decay = math.exp(-elapsed_s / noise.correlation_s)
+        innovation = math.sqrt(1 - decay * decay)
         active = self.active_antagonists
         demand = 0.0
         for vm in self.running:
-            factor = vm.draw(decay, innovation, load_std)
+            factor = vm.draw(decay, innovation, noise.load_std)
             antagonist = vm.antagonist
             if antagonist is None:
                 cores = level_at(vm.spec.load.cores, vm.spec.load, at_s, unix_s)
@@ -179,65 +177,35 @@ class Host:
     def pass_steps(self, moments: Sequence[tuple[float, float]], elapsed_s: float) -> Iterator[tuple[Vm, ...]]:
         """Let many steps of VMs with profiles pass: what as many calls of `step` do, and much faster.
 
-        Args:
-            moments: `at_s` and `unix_s` of each step, as of `step`.
-            elapsed_s: as of `step`, the same for all.
-
-        Yields:
-            The running VMs, once per step; their rates are then those of that step.
-
+        `moments` are `at_s` and `unix_s` of each step. Yields the running VMs of each step, which have its rates then.
         """
         assert self.profiled is not None  # noqa: S101 - the caller's duty
         there, wanted = [], []
         for at_s, unix_s in moments:
             self._begin(at_s)
             there.append(self.running)
-            wanted.append(self._wanted_of_all(at_s, unix_s))
-        for running, steps in zip(there, self.profiled.steps(elapsed_s, *zip(*wanted, strict=True)), strict=True):
+            active = self.active_antagonists
+            of_vms = (_wanted(vm, at_s, unix_s, active=vm.spec.name in active) for vm in self.vms)
+            wanted.append(tuple(zip(*of_vms, strict=True)))
+        made = self.profiled.steps(elapsed_s, *zip(*wanted, strict=True))
+        for vm, truth in zip(self.vms, self.profiled.truths, strict=False):  # none without truth
+            vm.truth = truth
+        for running, steps in zip(there, made, strict=True):
             self.running = running
-            self._take(steps)
+            for vm, step in zip(self.vms, steps, strict=True):
+                vm.step = step
+                vm.usage_cores = step.usage_cores
+                vm.demand_cores = step.usage_cores + step.wait_cores
+                vm.cpi = step.cpi
             yield running
-
-    def _wanted_of_all(self, at_s: float, unix_s: float) -> tuple[list[float], list[float], list[str]]:
-        """Return loads (0: not there), baseline loads and profiles of all VMs."""
-        running = set(self.running)
-        loads, baselines, runs = [], [], []
-        for vm in self.vms:
-            load, baseline, profile = _wanted(vm, at_s, unix_s, active=vm.spec.name in self.active_antagonists)
-            there = vm in running
-            loads.append(load if there else 0.0)
-            baselines.append(baseline if there else 0.0)
-            runs.append(profile)
-        return loads, baselines, runs
-
-    def _take(self, steps: Sequence[VmStep]) -> None:
-        truths = self.profiled.truths if self.profiled is not None else []
-        for index, (vm, step) in enumerate(zip(self.vms, steps, strict=True)):
-            vm.step = step
-            vm.truth = truths[index] if truths else None
-            vm.usage_cores = step.usage_cores
-            vm.demand_cores = step.usage_cores + step.wait_cores
-            vm.cpu_slowdown = step.stretch
-            vm.cpi = step.cpi
-            vm.cpi_multiplier = vm.truth.cpi_degradation if vm.truth is not None else 1.0
-            vm.cpi_uncontended = vm.cpi / vm.cpi_multiplier
-            vm.llc_mib = step.llc_mib
 
     def _begin(self, at_s: float) -> None:
         """Find out which antagonists are active and which VMs run."""
-        active = []
-        for vm in self.vms:
-            if vm.antagonist is not None and _is_active(vm.antagonist, at_s):
-                vm.booted = True
-                active.append(vm.spec.name)
-        self.active_antagonists = tuple(active)
+        active = [vm for vm in self.vms if vm.antagonist is not None and _is_active(vm.antagonist, at_s)]
+        for vm in active:
+            vm.booted = True
+        self.active_antagonists = tuple(vm.spec.name for vm in active)
         self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
-
-    def _ar1(self, elapsed_s: float) -> tuple[float, float]:
-        if self._decay[0] != elapsed_s:
-            decay = math.exp(-elapsed_s / self.scenario.noise.correlation_s)
-            self._decay = (elapsed_s, decay, math.sqrt(1 - decay * decay))
-        return self._decay[1], self._decay[2]
 
     def _contend(self, demand_cores: float) -> None:
         """Share CPUs, cache and bandwidth among the running VMs by the module's formulas."""
@@ -248,9 +216,9 @@ class Host:
             vm.usage_cores = usage = vm.demand_cores * granted
             wanted_mib += usage * vm.spec.cache_mib_per_core
             bandwidth += usage * vm.spec.memory_gib_per_s_per_core
-        size_mib, host_gib_per_s = host.llc_mib, host.memory_gib_per_s
+        size_mib = host.llc_mib
         lost = max(0.0, 1 - size_mib / wanted_mib) if wanted_mib > 0 else 0.0
-        latency = _queueing(bandwidth / host_gib_per_s)
+        latency = _queueing(bandwidth / host.memory_gib_per_s)
         alone = len(self.running) == 1
         for vm in self.running:
             spec = vm.spec

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,75 +19,56 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.simulated.engine import Counted, Engine, Guest, Moments
+from collector.simulated.engine import Array, Counted, Engine, Guest, Moments
 from collector.simulated.meter import VmMeter
 from collector.simulated.model import Vm
-from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
-from collector.simulated.scenario import Antagonist, Scenario, VmSpec
+from collector.simulated.profiles import PROFILES, Machine, Noise
+from collector.simulated.scenario import Scenario
 from collector.simulated.truth import RoleTracker
 
 _GB_PER_GIB = (1 << 30) / 1e9
-_MIB = float(1 << 20)
 _S = 1_000_000_000
 _COLUMNS = Counted._fields[:-2]  # of a VM; the last two are the host's
 _AT = {name: index for index, name in enumerate(_COLUMNS)}
 
 
 class VmStep(NamedTuple):
-    """One VM in one step: `counted` has the values of `_COLUMNS`."""
+    """One VM in one step: `counted` has the values of `_COLUMNS`; all but the last of the others are of `Rates`."""
 
     counted: tuple[float, ...]
     cpi: float
     usage_cores: float
     wait_cores: float
     stretch: float
-    llc_mib: float
     disk_bytes_per_s: float
     network_bytes_per_s: float
     vcpus_running: float  # vCPU threads at the end of the step; NaN: its requests are not simulated
 
 
-class VmTruth(NamedTuple):
-    """What is true of a VM in a step."""
-
-    role: str
-    load_ratio: float  # offered, without noise
-    p95_latency_s: float | None  # measured over the requests that ended; None: none did
-    expected_p95_s: float | None
-    true_latency_degradation: float | None  # expected p95 over that with all others at their baselines
-    cpi_degradation: float
-
-
 def machine_of(scenario: Scenario) -> Machine:
     """Make the study's host of a scenario's; latencies are the study's."""
     host = scenario.host
-    return replace(
-        HOST,
-        cpus=host.cpus,
-        vm_cpus=host.vm_cpus or host.cpus,
-        system_cores=host.system_cores,
-        ghz=host.ghz,
-        llc_mib=host.llc_mib,
-        memory_gb_per_s=host.memory_gib_per_s * _GB_PER_GIB,
-        disk_mb_per_s=host.disk_mb_per_s,
-    )
+    same = {name: getattr(host, name) for name in ("cpus", "system_cores", "ghz", "llc_mib", "disk_mb_per_s")}
+    memory_gb_per_s = host.memory_gib_per_s * _GB_PER_GIB
+    return Machine(**same, vm_cpus=host.vm_cpus or host.cpus, memory_gb_per_s=memory_gb_per_s)
 
 
 def noise_of(scenario: Scenario) -> Noise:
     """Make the study's noise with a scenario's load."""
-    noise = scenario.noise
-    return replace(NOISE, load_std=noise.load_std, load_correlation_s=noise.correlation_s)
+    return Noise(load_std=scenario.noise.load_std, load_correlation_s=scenario.noise.correlation_s)
 
 
 class ProfiledHost:
-    """The engine of a scenario whose VMs have profiles.
-
-    `truth` is whether truth is asked for: only then requests are simulated one by one.
-    """
+    """The engine of a scenario whose VMs have profiles. With `truth` requests are simulated one by one."""
 
     def __init__(self, scenario: Scenario, *, truth: bool) -> None:
-        active = {antagonist.vm: antagonist for antagonist in scenario.antagonists}
-        self._names = [_profiles(spec, active.get(spec.name)) for spec in scenario.vms]
+        active = {antagonist.vm: antagonist.profile for antagonist in scenario.antagonists}
+        # All that each VM ever runs, its baseline's first.
+        runs = [
+            (spec.profile, *(name for _, name in spec.switches), active.get(spec.name) or spec.profile)
+            for spec in scenario.vms
+        ]
+        self._names = [list(dict.fromkeys(names)) for names in runs]
         guests = [
             Guest(spec.name, spec.vcpus, tuple(PROFILES[name] for name in names))
             for spec, names in zip(scenario.vms, self._names, strict=True)
@@ -103,7 +83,7 @@ class ProfiledHost:
         )
         self._tracker = RoleTracker(self._engine.serves) if truth else None
         self._now_s = -1.0
-        self.truths: list[VmTruth] = []
+        self.truths: list[dict[str, Any]] = []
         self.iowait_cores = 0.0
         self.io_pressure = 0.0
         if truth:
@@ -120,89 +100,54 @@ class ProfiledHost:
     ) -> list[list[VmStep]]:
         """Let steps pass, each `elapsed_s` after the one before. Attributes are then those of the last one.
 
-        Args:
-            elapsed_s: since the step before began.
-            load: in each step, of each VM of the scenario, without noise; 0: not there.
-            baseline: the same at its baseline.
-            running: the profile that each runs.
-
+        `load` is of each VM of the scenario in each step, without noise (0: not there), `baseline` the same at its
+        baseline, `running` the profile that each runs.
         """
         first_s = 0.0 if self._now_s < 0 else self._now_s + elapsed_s
         at_s = first_s + elapsed_s * np.arange(len(load), dtype=np.float64)
         self._now_s = float(at_s[-1])
         indices = [[names.index(name) for names, name in zip(self._names, runs, strict=True)] for runs in running]
-        moments = Moments(
-            at_s,
-            np.array(load, dtype=np.float64),
-            np.array(baseline, dtype=np.float64),
-            np.array(indices, dtype=np.intp),
-            np.ones(len(at_s)),
-        )
+        loads, baselines = np.array([load, baseline], dtype=np.float64)
+        moments = Moments(at_s, loads, baselines, np.array(indices, dtype=np.intp), np.ones(len(at_s)))
         block = self._engine.advance(moments, elapsed_s)
         counted, rates = block.counted, block.rates
         self.iowait_cores = float(counted.host_iowait_cores[-1])
         self.io_pressure = float(counted.host_io_pressure[-1])
         if self._tracker is not None:
-            self._note_truth(self._tracker, moments, block.p95_s[-1].tolist())
-        # (T, VMs, columns), then plain numbers.
+            self._note_truth(self._tracker, moments, block.p95_s)
+        # (T, VMs, columns), as plain numbers.
         counts = np.stack(counted[: len(_COLUMNS)], axis=-1).tolist()
-        others = np.stack(
-            (
-                rates.cpi,
-                rates.usage_cores,
-                rates.wait_cores,
-                rates.stretch,
-                rates.llc_bytes / _MIB,
-                rates.disk_bytes_per_s,
-                rates.network_bytes_per_s,
-                block.vcpus_running,
-            ),
-            axis=-1,
-        ).tolist()
+        of_rates = (getattr(rates, name) for name in VmStep._fields[1:-1])
+        others = np.stack((*of_rates, block.vcpus_running), axis=-1).tolist()
         return [
             [VmStep(tuple(values), *row) for values, row in zip(*step, strict=True)]
             for step in zip(counts, others, strict=True)
         ]
 
-    def _note_truth(self, tracker: RoleTracker, moments: Moments, p95_s: list[float]) -> None:
+    def _note_truth(self, tracker: RoleTracker, moments: Moments, p95_s: Array) -> None:
         expected = self._engine.expect(moments)
         roles = self._engine.roles(tracker, moments, expected)[-1]
-        serves = self._engine.serves.tolist()
+        columns = {
+            "load_ratio": moments.load,  # offered, without noise
+            "p95_latency_s": p95_s,  # measured over the requests that ended; None: none did
+            "expected_p95_s": expected.p95_s,
+            # Expected p95 over the same with all others at their baselines.
+            "true_latency_degradation": np.where(self._engine.serves, expected.degradation, math.nan),
+            "cpi_degradation": expected.cpi_degradation,
+        }
+        rows = np.stack([column[-1] for column in columns.values()], axis=-1).tolist()
         self.truths = [
-            VmTruth(
-                role.value,
-                load,
-                None if math.isnan(measured) else measured,
-                None if math.isnan(p95) else p95,
-                degradation if serving else None,
-                cpi,
-            )
-            for role, load, measured, p95, degradation, serving, cpi in zip(
-                roles,
-                moments.load[-1].tolist(),
-                p95_s,
-                expected.p95_s[-1].tolist(),
-                expected.degradation[-1].tolist(),
-                serves,
-                expected.cpi_degradation[-1].tolist(),
-                strict=True,
-            )
+            {"role": role.value}
+            | {name: None if math.isnan(value) else value for name, value in zip(columns, row, strict=True)}
+            for role, row in zip(roles, rows, strict=True)
         ]
-
-
-def _profiles(spec: VmSpec, antagonist: Antagonist | None) -> list[str]:
-    """Return the names of all that a VM ever runs, its baseline's first."""
-    names = [spec.profile, *(name for _, name in spec.switches)]
-    if antagonist is not None and antagonist.profile:
-        names.append(antagonist.profile)
-    return list(dict.fromkeys(names))
 
 
 class ProfileMeter(VmMeter):
     """Counters of a VM with a profile. Its vCPUs share the work evenly."""
 
-    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int, ghz: float) -> None:
-        super().__init__(vm, identity, started_s, opened, ghz)
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int) -> None:
+        super().__init__(vm, identity, started_s, opened)
         # In seconds or pieces, as `Counted` has them per second.
         self._sums = [0.0] * len(_COLUMNS)
         # The step that counted last: the VM's own is already the next one.
@@ -259,9 +204,8 @@ class ProfileMeter(VmMeter):
     def truth(self, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
         """Return what really happened in the last step."""
         step, truth = self._step, self._truth
-        slower = 1.0 if truth is None else truth.cpi_degradation
-        known = self._truth_of(slower, step.cpi / slower, step.cpi, step.stretch, step.usage_cores)
-        return known if truth is None else known | truth._asdict()
+        slower = truth.get("cpi_degradation", 1.0)
+        return self._truth_of(slower, step.cpi / slower, step.cpi, step.stretch, step.usage_cores) | truth
 
     def _ns(self, name: str, share: int = 1) -> int:
         return int(self._sums[_AT[name]] * _S / share)

@@ -34,33 +34,23 @@ class RequestQueue:
         self._disk = application.disk_ops_per_request
         self._free_at_s = [0.0] * workers
         self._workers = workers
-        self._ends_s: Array = np.empty(0)
-        self._latencies_s: Array = np.empty(0)
-        # Of those that have not ended: from when to when each is on a vCPU.
-        self._begins_s: Array = np.empty(0)
-        self._leaves_s: Array = np.empty(0)
+        # Of requests that have not ended: their ends and latencies, and from when to when each is on a vCPU; (4, n).
+        self._open: Array = np.empty((4, 0))
 
     def running_at(self, at_s: float) -> int:
         """Return how many workers are on a vCPU at an instant, the end of the last tick.
 
         A request is on a vCPU (or waits for a CPU, which its time there includes) first, then waits for the disk.
         """
-        running = (self._begins_s <= at_s) & (at_s < self._leaves_s)
+        _, _, begins_s, leaves_s = self._open
+        running = (begins_s <= at_s) & (at_s < leaves_s)
         return min(int(running.sum()), self._workers)  # at the very instant of a change rounding may show both
 
     def serve(self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float) -> Array:
-        """Let requests arrive in a tick (Poisson: their number given, uniformly in it).
+        """Let `requests` arrive in a tick (uniformly); return the latencies of those that ended, in seconds.
 
-        Args:
-            from_s: the tick's begin, not before the end of the last one.
-            step_s: its length.
-            requests: how many arrive.
-            service_s: mean time on a vCPU of these.
-            disk_op_s: mean time of a disk operation.
-
-        Returns:
-            Latencies of the requests that ended, in seconds.
-
+        The tick begins at `from_s`, not before the end of the last one. `service_s` is the mean time on a vCPU of the
+        new requests, `disk_op_s` of a disk operation.
         """
         rng = self._rng
         arrivals = from_s + step_s * np.sort(rng.random(requests))
@@ -70,15 +60,11 @@ class RequestQueue:
         disk[slow] = rng.exponential(disk_op_s, int(slow.sum()))
         services += disk
         new = self._ends(arrivals, services)
-        ends = np.concatenate([self._ends_s, new])
-        latencies = np.concatenate([self._latencies_s, new - arrivals])
-        begins = np.concatenate([self._begins_s, new - services])
-        leaves = np.concatenate([self._leaves_s, new - disk])
-        done = ends <= from_s + step_s
-        self._ends_s, self._latencies_s = ends[~done], latencies[~done]
-        self._begins_s, self._leaves_s = begins[~done], leaves[~done]
-        ended: Array = latencies[done]
-        return ended
+        every = np.concatenate([self._open, np.stack([new, new - arrivals, new - services, new - disk])], axis=1)
+        done = every[0] <= from_s + step_s
+        self._open = every[:, ~done]
+        latencies: Array = every[1, done]
+        return latencies
 
     def _ends(self, arrivals: Array, services: Array) -> Array:
         free = self._free_at_s
@@ -126,7 +112,7 @@ def _place(grid: Array, at: Array) -> tuple[NDArray[np.intp], Array]:
 
 @lru_cache(maxsize=64)
 def _table(workers: int, service_cv: float, disk_ops: float) -> Array:
-    """Simulate many queues at once (Kiefer and Wolfowitz); return 95th percentiles, shape (loads, disk times).
+    """Simulate many queues together (Kiefer and Wolfowitz); return 95th percentiles, shape (loads, disk times).
 
     The random numbers are the same for all loads, so the table is smooth in the load, and quotients of its values are
     more precise than the values.

@@ -1,5 +1,6 @@
 """The scenario file of the simulated hypervisor: TOML into frozen structs; errors name the key."""
 
+import math
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from whitepanda.common.errors import ConfigError
 #: UUIDs of simulated VMs are made in this name space, so that the same scenario always has the same ones.
 _NAMESPACE = uuid.UUID("6f0a6f2c-6a4c-5d6e-9a2b-77686974651a")
 _MAX_VCPUS = 288  # QEMU's own limit for most machine types
+_Limits = dict[str, tuple[float, float]]  # the lowest and highest value that is allowed, by name
 
 
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,7 +28,7 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     llc_mib: float = 36.0  # last-level cache, shared by all VMs
     memory_gib_per_s: float = 100.0  # bandwidth of the memory, shared by all VMs
     step_s: float = 1.0  # the model's rates are constant over a step
-    # Only where the VMs have profiles:
+    # Only if the VMs have profiles:
     vm_cpus: int = 0  # how many of the CPUs VMs run on; 0 = all
     system_cores: float = 0.25  # what the host itself uses of the CPUs
     disk_mb_per_s: float = 200.0  # what the disk that all share can do, MB = 1e6 bytes
@@ -129,12 +131,7 @@ def vm_uuid(scenario: Scenario, name: str) -> str:
 
 
 def load(path: Path) -> Scenario:
-    """Read and check a scenario file.
-
-    Raises:
-        ConfigError: names the file, the key, its value and what it must be.
-
-    """
+    """Read and check a scenario file. Raises ConfigError: names the file, the key, its value and what it must be."""
     return _checked(load_toml(path, Scenario), str(path))
 
 
@@ -155,17 +152,23 @@ def _between(key: str, value: float, low: float, high: float, *, above: bool = F
         yield f"{key} must be {'above' if above else 'at least'} {low:g} and at most {high:g} (value {value})"
 
 
+def _each_between(key: str, table: object, limits: _Limits, *, above: bool = False) -> Iterator[str]:
+    """Yield the problems of `table`'s values, as `_between`."""
+    for name, (low, high) in limits.items():
+        yield from _between(f"{key}{name}", getattr(table, name), low, high, above=above)
+
+
 def _problems(scenario: Scenario) -> Iterator[str]:
     host = scenario.host
-    yield from _between("speed", scenario.speed, 0, 1e6, above=True)
-    yield from _between("host.cpus", host.cpus, 1, 4096)
-    for name, high in (("ghz", 10), ("llc_mib", 1e5), ("memory_gib_per_s", 1e5), ("disk_mb_per_s", 1e6)):
-        yield from _between(f"host.{name}", getattr(host, name), 0, high, above=True)
-    yield from _between("host.step_s", host.step_s, 0.01, 60)
-    yield from _between("host.vm_cpus", host.vm_cpus, 0, host.cpus)
-    yield from _between("host.system_cores", host.system_cores, 0, host.cpus)
-    yield from _between("noise.load_std", scenario.noise.load_std, 0, 2)
-    yield from _between("noise.correlation_s", scenario.noise.correlation_s, 0, 1e6, above=True)
+    yield from _each_between("", scenario, {"speed": (0, 1e6)}, above=True)
+    yield from _each_between("host.", host, {"cpus": (1, 4096)})
+    above_0: _Limits = {"ghz": (0, 10), "llc_mib": (0, 1e5), "memory_gib_per_s": (0, 1e5), "disk_mb_per_s": (0, 1e6)}
+    yield from _each_between("host.", host, above_0, above=True)
+    yield from _each_between(
+        "host.", host, {"step_s": (0.01, 60), "vm_cpus": (0, host.cpus), "system_cores": (0, host.cpus)}
+    )
+    yield from _each_between("noise.", scenario.noise, {"load_std": (0, 2)})
+    yield from _each_between("noise.", scenario.noise, {"correlation_s": (0, 1e6)}, above=True)
     if not scenario.vms:
         yield "vms: a scenario needs at least one [[vms]] table"
     seen: set[str] = set()
@@ -178,11 +181,10 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         key = f"antagonists[{index}]"
         if antagonist.vm not in seen:
             yield f"{key}.vm must be the name of one of the vms (value {antagonist.vm!r})"
-        yield from _between(f"{key}.cores", antagonist.cores, 0, _MAX_VCPUS, above=True)
-        yield from _between(f"{key}.idle_cores", antagonist.idle_cores, 0, _MAX_VCPUS)
-        yield from _between(f"{key}.start_s", antagonist.start_s, 0, float("inf"))
-        yield from _between(f"{key}.stop_s", antagonist.stop_s, antagonist.start_s, float("inf"), above=True)
-        yield from _between(f"{key}.repeat_s", antagonist.repeat_s, 0, float("inf"))
+        yield from _each_between(f"{key}.", antagonist, {"cores": (0, _MAX_VCPUS)}, above=True)
+        yield from _each_between(f"{key}.", antagonist, {"idle_cores": (0, _MAX_VCPUS), "start_s": (0, math.inf)})
+        yield from _each_between(f"{key}.", antagonist, {"stop_s": (antagonist.start_s, math.inf)}, above=True)
+        yield from _each_between(f"{key}.", antagonist, {"repeat_s": (0, math.inf)})
     if scenario.profiled:
         yield from _profile_problems(scenario)
 
@@ -190,16 +192,12 @@ def _problems(scenario: Scenario) -> Iterator[str]:
 def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
     if not vm.job:
         yield f"{key}.job must not be empty"
-    yield from _between(f"{key}.vcpus", vm.vcpus, 1, _MAX_VCPUS)
-    yield from _between(f"{key}.cpi", vm.cpi, 0.05, 100)
-    yield from _between(f"{key}.cpi_noise_std", vm.cpi_noise_std, 0, 2)
-    yield from _between(f"{key}.sensitivity", vm.sensitivity, 0, 100)
-    for name in ("cache_mib", "memory_gib_per_s", "disk_mib_per_s", "network_mib_per_s"):
-        yield from _between(f"{key}.{name}_per_core", getattr(vm, f"{name}_per_core"), 0, 1e5)
-    yield from _between(f"{key}.start_s", vm.start_s, 0, float("inf"))
-    yield from _between(f"{key}.stop_s", vm.stop_s, vm.start_s, float("inf"), above=True)
-    yield from _between(f"{key}.restart_gap_s", vm.restart_gap_s, 0, 1e6, above=True)
-    yield from _between(f"{key}.multiplexing_ratio", vm.multiplexing_ratio, 0, 1)
+    limits: _Limits = {"vcpus": (1, _MAX_VCPUS), "cpi": (0.05, 100), "cpi_noise_std": (0, 2), "sensitivity": (0, 100)}
+    per_core = ("cache_mib", "memory_gib_per_s", "disk_mib_per_s", "network_mib_per_s")
+    limits |= {f"{name}_per_core": (0, 1e5) for name in per_core}
+    yield from _each_between(f"{key}.", vm, limits | {"start_s": (0, math.inf)})
+    yield from _each_between(f"{key}.", vm, {"stop_s": (vm.start_s, math.inf), "restart_gap_s": (0, 1e6)}, above=True)
+    yield from _each_between(f"{key}.", vm, {"multiplexing_ratio": (0, 1)})
     if list(vm.restarts_s) != sorted(set(vm.restarts_s)) or any(not vm.start_s < at for at in vm.restarts_s):
         yield f"{key}.restarts_s must rise and come after start_s (value {list(vm.restarts_s)})"
     load = vm.load
@@ -209,10 +207,8 @@ def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
 
 
 def _load_problems(key: str, load: Profile | LoadRatio, level: str, most: float) -> Iterator[str]:
-    yield from _between(f"{key}.{level}", getattr(load, level), 0, most)
-    yield from _between(f"{key}.diurnal", load.diurnal, 0, 0.95)
-    yield from _between(f"{key}.peak_hour", load.peak_hour, 0, 24)
-    yield from _between(f"{key}.repeat_s", load.repeat_s, 0, float("inf"))
+    limits: _Limits = {level: (0, most), "diurnal": (0, 0.95), "peak_hour": (0, 24), "repeat_s": (0, math.inf)}
+    yield from _each_between(f"{key}.", load, limits)
     yield from _time_problems(f"{key}.points", load.points)
     for at_s, value in load.points:
         yield from _between(f"{key}.points[{at_s:g} s]", value, 0, most)

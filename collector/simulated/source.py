@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from collector.base import HostCounters, Probe, Reason, SourceError, SourceSample, VmIdentity
-from collector.simulated.meter import Meter, VmMeter
+from collector.simulated.meter import Meter
 from collector.simulated.model import Host, Vm
 from collector.simulated.scenario import Scenario, load
 from whitepanda.common.errors import WhitepandaError
+
+if TYPE_CHECKING:
+    from collector.simulated.profiled import ProfileMeter
 
 _CATCH_UP_STEPS = 600  # a longer pause of the process is one long step, not thousands of short ones
 # Made-up ids lie far above any real pid (at most 2^22), so that no other source takes them for its own.
@@ -55,12 +59,7 @@ class SimulatedSource:
         return Probe(available=True, detail=f"scenario {self._path}")
 
     def open(self) -> None:
-        """Read the scenario and start its clock.
-
-        Raises:
-            SourceError: the scenario is wrong, or the truth file cannot be written.
-
-        """
+        """Read the scenario and start its clock. Raises SourceError if either file cannot be used."""
         self.close()
         try:
             scenario = load(self._path)
@@ -79,13 +78,13 @@ class SimulatedSource:
 
     def _start(self, scenario: Scenario) -> None:
         self._host = host = Host(scenario, truth=self._truth is not None)
-        self._make_meter: type[VmMeter] = Meter
+        self._make_meter: Callable[..., Meter | ProfileMeter] = partial(Meter, ghz=scenario.host.ghz)
         if host.profiled is not None:
-            # numpy is only loaded where it is needed.
+            # numpy is only loaded if it is needed.
             from collector.simulated.profiled import ProfileMeter  # noqa: PLC0415
 
             self._make_meter = ProfileMeter
-        self._meters: dict[str, VmMeter] = {}
+        self._meters: dict[str, Meter | ProfileMeter] = {}
         self._opened_mono_ns = self._mono_clock()
         self._opened_unix_ns = self._unix_clock()
         self._now_ns = 0  # wall time since then
@@ -96,12 +95,7 @@ class SimulatedSource:
         self._truth_ns = 0
 
     def sample(self) -> SourceSample:
-        """Read all counters once.
-
-        Raises:
-            SourceError: not open, or the truth file cannot be written any more.
-
-        """
+        """Read all counters once. Raises SourceError: not open, or the truth file cannot be written any more."""
         host = self._host
         if host is None:
             raise SourceError("simulated: not open")
@@ -152,13 +146,13 @@ class SimulatedSource:
 
     def _keep_meters(self, host: Host, at_s: float) -> None:
         """One meter per running VM and epoch: VMs that are away have none, those that return begin at 0."""
-        kept: dict[str, VmMeter] = {}
+        kept: dict[str, Meter | ProfileMeter] = {}
         for vm in host.running:
             generation = vm.generation_at(at_s) + 1
             meter = self._meters.get(vm.uuid)
             if meter is None or meter.opened != generation:
                 identity = self._identity(host, vm, generation)
-                meter = self._make_meter(vm, identity, at_s, generation, host.scenario.host.ghz)
+                meter = self._make_meter(vm, identity, at_s, generation)
             kept[vm.uuid] = meter
         self._meters = kept
 
@@ -177,17 +171,15 @@ class SimulatedSource:
         )
 
     def _host_counters(self, host: Host) -> HostCounters:
-        cpus, now = host.scenario.host.cpus, self._now_ns
+        spec, now = host.scenario.host, self._now_ns
         guest, iowait = int(self._guest_ns), int(self._iowait_ns)
-        if host.profiled is not None:
-            user, system = 0, int(now * host.scenario.host.system_cores)
-        else:
-            user, system = int(now * _HOST_USER_CORES), int(now * _HOST_SYSTEM_CORES)
+        user_cores, system_cores = (0, spec.system_cores) if host.profiled else (_HOST_USER_CORES, _HOST_SYSTEM_CORES)
+        user, system = int(now * user_cores), int(now * system_cores)
         return HostCounters(
-            cpus=cpus,
+            cpus=spec.cpus,
             user_ns=user,
             system_ns=system,
-            idle_ns=max(0, cpus * now - user - system - guest - iowait),
+            idle_ns=max(0, spec.cpus * now - user - system - guest - iowait),
             iowait_ns=iowait,
             guest_ns=guest,
             steal_ns=0,

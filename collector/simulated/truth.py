@@ -46,12 +46,8 @@ class RoleTracker:
     def step(self, at_s: float, ratio: Array, running: NDArray[np.intp], degradation: Array) -> list[Role]:
         """Return the roles of one tick. Arrays have shape (n,); `at_s` rises from tick to tick.
 
-        Args:
-            at_s: seconds.
-            ratio: offered load over its baseline, without noise.
-            running: what each runs (a change is a step).
-            degradation: expected: of the p95, and of CPI where there are no requests.
-
+        `ratio` is the offered load over its baseline, without noise; `running` what each runs (a change is a step);
+        `degradation` the expected one: of the p95, and of CPI for VMs without requests.
         """
         if self._last is not None:
             last_ratio, last_running = self._last

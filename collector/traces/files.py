@@ -1,6 +1,6 @@
 """Files of a trace: Parquet and CSV, recognised by content, as typed columns of numpy.
 
-Pyarrow is an extra, and takes 0.2 s to import: import this room only where traces are read.
+Pyarrow is an extra, and takes 0.2 s to import: import this room only to read traces.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,9 @@ _CSV_BLOCK_BYTES = 4 << 20
 _HEAD_BYTES = 4096
 _PARQUET = b"PAR1"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+# Arrow's types of numbers, and of texts, which may be numbers.
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
 _SHOWN_CHARACTERS = 500  # of what is found in a file, in a message
 
 
@@ -57,7 +60,7 @@ class Column:
 
     values: NDArray[Any]
     known: NDArray[np.bool_]
-    garbled: NDArray[np.bool_]
+    garbled: NDArray[np.bool_] | np.bool_ = np.False_  # False: no cell is
     has_unit: bool = False
 
 
@@ -91,13 +94,12 @@ class TraceFile:
         array = pc.struct_field(batch.column(outer), inner) if is_inside else batch.column(column)
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        if any(is_text(array.type) for is_text in _TEXTS):
             if column == "average_usage":
                 array = pc.struct_field(pc.extract_regex(array, _CPUS_IN_TEXT), "cpus")
             return self._from_text(array, name, first_row)
         if pa.types.is_timestamp(array.type):
-            values, known = as_microseconds(array)
-            return Column(values, known, np.zeros(len(values), np.bool_), has_unit=True)
+            return Column(*as_microseconds(array), has_unit=True)
         if pa.types.is_decimal(array.type) or pa.types.is_null(array.type):
             array = array.cast(pa.float64())
         if pa.types.is_integer(array.type):
@@ -139,8 +141,7 @@ class TraceFile:
         floats = np.array([np.nan if n is None else float(n) for n in numbers])
         if name in TIMES:
             check_whole(self.path, self.columns[name], floats, first_row)
-        parsed = _from_floats(floats, name)
-        return Column(parsed.values, parsed.known, garbled)
+        return replace(_from_floats(floats, name), garbled=garbled)
 
 
 def _number(cell: str | None) -> int | float | None:
@@ -155,33 +156,29 @@ def _number(cell: str | None) -> int | float | None:
 def _from_integers(array: Any, name: str) -> Column:
     known = array.is_valid().to_numpy(zero_copy_only=False)
     values = array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
-    garbled = np.zeros(len(values), np.bool_)
-    if name in _INTEGERS:
-        return Column(values, known, garbled)
-    return Column(np.where(known, values.astype(np.float64), np.nan), known, garbled)
+    return Column(values if name in _INTEGERS else np.where(known, values.astype(np.float64), np.nan), known)
 
 
 def _from_floats(floats: NDArray[np.float64], name: str) -> Column:
-    garbled = np.zeros(len(floats), np.bool_)
     if name not in _INTEGERS:
-        return Column(floats, ~np.isnan(floats), garbled)
+        return Column(floats, ~np.isnan(floats))
     # Files that went through pandas have integers with gaps as floats; exact up to 2^53.
     with np.errstate(invalid="ignore"):
         known = np.isfinite(floats) & (floats == np.trunc(floats)) & (np.abs(floats) < 2**63)
-    return Column(np.where(known, floats, 0).astype(np.int64), known, garbled)
+    return Column(np.where(known, floats, 0).astype(np.int64), known)
 
 
 def open_file(path: Path, batch_rows: int) -> TraceFile:
     """Find the format (Parquet, CSV, compressed CSV) and the columns of a file.
 
-    Raises:
-        InputError: the file cannot be read, is neither, lacks columns, or has a column of no numbers.
-
+    Raises InputError if it cannot be read, is neither, lacks columns, or has a column that is not numbers.
     """
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
     for key, name in columns.items():
-        if not _holds_numbers(available[name], is_time=key in TIMES):
+        kind = available[name].value_type if pa.types.is_dictionary(available[name]) else available[name]
+        is_moment = key in TIMES and pa.types.is_timestamp(kind)
+        if not is_moment and not any(is_kind(kind) for is_kind in _NUMBERS + _TEXTS):
             words = "numbers or timestamps" if key in TIMES else "numbers"
             raise InputError(f"{path}: column '{name}' must be {words} (type {available[name]})")
 
@@ -252,16 +249,6 @@ def _head_problem(path: Path) -> str | None:
     if control is not None:
         return f"is neither Parquet nor CSV (byte 0x{control:02x} in its first line)"
     return None
-
-
-def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
-    """Whether values of an Arrow type are numbers, or texts that may be; for times also timestamps."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if is_time and pa.types.is_timestamp(kind):
-        return True
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
-    return any(test(kind) for test in (*tests, pa.types.is_string, pa.types.is_large_string))
 
 
 def _leaves(schema: Any) -> dict[str, Any]:

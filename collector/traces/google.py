@@ -36,16 +36,13 @@ _MAX_US = (2**63 - 1) // 1000  # so that nanoseconds still fit 64 bits
 class LatencySensitiveRule:
     """The least values of latency-sensitive tasks. The paper's thresholds are lost; these are whitepanda's.
 
-    Raises:
-        InputError: a threshold is not a number.
-
+    Raises InputError if a threshold is not a number.
     """
 
     priority: float = 120.0
     scheduling_class: float = 2.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for what, value in (("priority", self.priority), ("scheduling class", self.scheduling_class)):
             if math.isnan(value):
                 raise InputError(f"the least {what} of latency-sensitive tasks must be a number (value {value})")
@@ -55,9 +52,7 @@ class LatencySensitiveRule:
 class TraceLimits:
     """What is absurd: a CPI outside is ignored, rows with a larger normalised usage are `bad_cpu_usage`.
 
-    Raises:
-        InputError: no CPI is within the limits.
-
+    Raises InputError if no CPI is within the limits.
     """
 
     min_cpi: float = 0.01
@@ -65,7 +60,6 @@ class TraceLimits:
     max_cpu_usage: float = 4096.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.min_cpi < self.max_cpi:  # also NaN
             raise InputError(f"the largest CPI must be above {self.min_cpi:g} (value {self.max_cpi:g})")
 
@@ -93,10 +87,15 @@ class TraceCounts:
         if count:
             self.rejected[reason] = self.rejected.get(reason, 0) + count
 
+    def malformed(self, _row: Any) -> None:
+        """Count a row that is not CSV."""
+        self.rows_read += 1
+        self.reject("malformed_row", 1)
+
 
 @dataclass(frozen=True, slots=True)
 class TraceBatch:
-    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none or, `bad_cpi`, an unusable one.
+    """Accepted rows as columns, all of shape (n,). CPI is NaN if the trace has none or, `bad_cpi`, an unusable one.
 
     A task is (collection_id, instance_index), its job is the collection.
     """
@@ -126,6 +125,11 @@ class TraceBatch:
         """Length of each row in nanoseconds."""
         return self.duration_us * 1000
 
+    @property
+    def keys(self) -> list[NDArray[np.int64]]:
+        """The columns that make a row unique."""
+        return [getattr(self, name) for name in _KEY]
+
     def take(self, index: NDArray[Any]) -> TraceBatch:
         """Return the rows at `index` (positions or a mask)."""
         return TraceBatch(*(getattr(self, name)[index] for name in _BATCH_COLUMNS))
@@ -148,19 +152,10 @@ def read_trace(
 ) -> TraceReader:
     """Open trace files (Parquet, CSV, compressed CSV; recognised by content) and check their columns.
 
-    Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is that
-    of a batch, 16 bytes per row to find duplicates, and the rows that have duplicates, which come last.
-
-    Args:
-        paths: one or several files, taken as one trace: duplicates are found across them.
-        rule: which tasks are latency-sensitive.
-        limits: what is rejected as absurd.
-        batch_rows: the most rows of a batch.
-
-    Raises:
-        InputError: a file cannot be read, is neither Parquet nor CSV, lacks columns, or has text for numbers.
-        UnavailableError: pyarrow is not installed.
-
+    All `paths` are one trace: duplicates are found across them. Iterate over the result for `TraceBatch`es of up to
+    `batch_rows`; its `counts` are complete after the last one. It needs the memory of a batch, 16 bytes per row to find
+    duplicates, and the rows that have duplicates, which come last. Raises InputError if a file cannot be read, is
+    neither Parquet nor CSV, lacks columns, or has text for numbers.
     """
     listed = [paths] if isinstance(paths, Path | str) else list(paths)
     if not listed:
@@ -187,12 +182,12 @@ class TraceReader:
         held: list[TraceBatch] = []
         for file in self._files:
             first_row = 1
-            for columns in file.read(tuple(COLUMNS), lambda _row: self._malformed(counts)):
+            for columns in file.read(tuple(COLUMNS), counts.malformed):
                 if first_row == 1:
                     _check_times(file, columns)
                 batch = self._accept(file, columns, first_row)
                 first_row += len(columns["cpi"].values)
-                again = np.isin(_hash(batch), repeated)
+                again = np.isin(_hash(batch.keys), repeated)
                 if again.any():
                     held.append(batch.take(again))
                     batch = batch.take(~again)
@@ -204,11 +199,6 @@ class TraceReader:
             counts.reject("duplicate", together.rows - kept.rows)
             yield self._count(kept)
 
-    @staticmethod
-    def _malformed(counts: TraceCounts) -> None:
-        counts.rows_read += 1
-        counts.reject("malformed_row", 1)
-
     def _count(self, batch: TraceBatch) -> TraceBatch:
         self.counts.accepted += batch.rows
         self.counts.unusable_cpi += int(np.isnan(batch.cpi).sum())
@@ -217,14 +207,14 @@ class TraceReader:
 
     def _repeated_hashes(self) -> NDArray[np.uint64]:
         """Read only the keys; return the (sorted) hashes that more than one row has."""
-        malformed = TraceCounts()
+        keys = TraceCounts()
         hashes = [
-            _hash_of([columns[name].values for name in _KEY])
+            _hash([columns[name].values for name in _KEY])
             for file in self._files
-            for columns in file.read(_KEY, lambda _row: self._malformed(malformed))
+            for columns in file.read(_KEY, keys.malformed)
         ]
         every = np.sort(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
-        self.total_rows = len(every) + malformed.rows_read
+        self.total_rows = len(every) + keys.rows_read
         return np.unique(every[1:][every[1:] == every[:-1]])
 
     def _accept(self, file: TraceFile, columns: dict[str, Column], first_row: int) -> TraceBatch:
@@ -235,6 +225,7 @@ class TraceReader:
         garbled = np.zeros(rows, np.bool_)
         for column in columns.values():
             garbled |= column.garbled
+        good = np.ones(rows, np.bool_)
         start, end, usage, cpi = (values[name] for name in ("start_us", "end_us", "cpu_usage", "cpi"))
         in_order = known["start_us"] & known["end_us"] & (start >= 0) & (end > start) & (end <= _MAX_US)
         sane_usage = known["cpu_usage"] & (usage >= 0) & (usage <= self._limits.max_cpu_usage)
@@ -246,7 +237,6 @@ class TraceReader:
             "bad_time": ~in_order,
             "bad_cpu_usage": ~sane_usage,
         }
-        good = np.ones(rows, np.bool_)
         for reason, bad in reasons.items():
             self._note(file, reason, good & bad, first_row)
             self.counts.reject(reason, int((good & bad).sum()))
@@ -255,20 +245,14 @@ class TraceReader:
         self.counts.rows_read += rows
         classed = known["priority"] & known["scheduling_class"]
         self.counts.without_priority += int((good & ~classed).sum())
-        sensitive = (
-            classed
-            & (values["priority"] >= self._rule.priority)
-            & (values["scheduling_class"] >= self._rule.scheduling_class)
-        )
+        for name in ("priority", "scheduling_class"):
+            classed &= values[name] >= getattr(self._rule, name)
         every = TraceBatch(
-            collection_id=values["collection_id"],
-            instance_index=values["instance_index"],
-            machine_id=values["machine_id"],
-            start_us=start,
+            **{name: values[name] for name in _KEY},
             duration_us=end - start,
             cpu_usage=usage,
             cpi=np.where(known["cpi"] & ~bad_cpi, cpi, np.nan),
-            latency_sensitive=sensitive,
+            latency_sensitive=classed,
             bad_cpi=bad_cpi,
         )
         return every if good.all() else every.take(good)
@@ -293,11 +277,7 @@ def _check_times(file: TraceFile, columns: dict[str, Column]) -> None:
         check_unit(file.path, names, start.values, end.values, known)
 
 
-def _hash(batch: TraceBatch) -> NDArray[np.uint64]:
-    return _hash_of([getattr(batch, name) for name in _KEY])
-
-
-def _hash_of(columns: list[NDArray[Any]]) -> NDArray[np.uint64]:
+def _hash(columns: list[NDArray[Any]]) -> NDArray[np.uint64]:
     """Mix int64 columns into one hash per row (the finaliser of splitmix64, column by column)."""
     mixed = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
@@ -312,7 +292,7 @@ def _hash_of(columns: list[NDArray[Any]]) -> NDArray[np.uint64]:
 
 def _first_of_each(batch: TraceBatch) -> NDArray[np.int64]:
     """Positions of one row per key: the first that has a CPI, else the first."""
-    keys = [getattr(batch, name) for name in _KEY]
+    keys = batch.keys
     order = np.lexsort((np.isnan(batch.cpi), *keys))
     new = np.ones(len(order), np.bool_)
     new[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)

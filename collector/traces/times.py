@@ -1,6 +1,6 @@
 """Times of a trace: timestamps by their own unit, plain numbers as microseconds, and other units refused.
 
-Without a check a trace in seconds would be in one slot, and each row of one in nanoseconds in a year of its own; so the
+Without a check a trace in seconds would be in one slot, and each row of one in nanoseconds in its own year; so the
 windows of a file must have a plausible length.
 """
 
@@ -36,9 +36,7 @@ _UNITS = (
 def as_microseconds(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return an Arrow array of timestamps as microseconds since 1970 UTC, and which are known; shape (n,) each.
 
-    Raises:
-        pyarrow.ArrowInvalid: a time does not fit 64 bits of microseconds.
-
+    Raises pyarrow.ArrowInvalid if a time does not fit 64 bits of microseconds.
     """
     exact = array.cast(pa.timestamp("us", array.type.tz), safe=array.type.unit != "ns")
     known = array.is_valid().to_numpy(zero_copy_only=False)
@@ -65,9 +63,7 @@ def text_as_microseconds(cells: list[str | None]) -> tuple[NDArray[np.int64], ND
 def check_whole(path: Path, column: str, floats: NDArray[np.float64], first_row: int) -> None:
     """Refuse times with fractions, which microseconds do not have. `first_row` is the number of the first value.
 
-    Raises:
-        InputError: most of the values have a fraction.
-
+    Raises InputError if most of the values have a fraction.
     """
     is_number = np.isfinite(floats)
     broken = is_number & (floats != np.trunc(floats))
@@ -85,10 +81,7 @@ def check_unit(
     """Refuse windows of an implausible length, as in a trace in another unit than microseconds.
 
     `names` are the file's names of the two columns, of which these are the first rows; `known`: which rows have both.
-
-    Raises:
-        InputError: windows last less than 1 s or more than 900 s, by their median.
-
+    Raises InputError if windows last less than 1 s or more than 900 s, by their median.
     """
     rows = np.flatnonzero(known & (start >= 0) & (end > start))
     if not len(rows):
@@ -98,6 +91,8 @@ def check_unit(
     if _SHORTEST_US <= typical <= _LONGEST_US:
         return
     row = int(rows[np.argmin(np.abs(lasted - typical))])
+    span_us = int(end[row]) - int(start[row])
+    span = f"{span_us / _DAY_US:.3g} days" if span_us > _DAY_US else f"{span_us / 1e6:.3g} s"
     likely = [
         f"are they {unit}? {remedy}"
         for unit, factor, remedy in _UNITS
@@ -105,12 +100,6 @@ def check_unit(
     ]
     raise InputError(
         f"{path}: columns '{names[0]}' and '{names[1]}' must be microseconds: the window of row {row + 1}, "
-        f"{start[row]} to {end[row]}, would last {_span(int(end[row]) - int(start[row]))}; "
+        f"{start[row]} to {end[row]}, would last {span}; "
         f"{likely[0] if likely else 'make them microseconds'}, or write them as TIMESTAMP"
     )
-
-
-def _span(microseconds: int) -> str:
-    if microseconds > _DAY_US:
-        return f"{microseconds / _DAY_US:.3g} days"
-    return f"{microseconds / 1e6:.3g} s"

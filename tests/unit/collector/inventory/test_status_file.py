@@ -57,15 +57,15 @@ def test_vcpu_threads_are_in_the_order_of_the_vcpus_and_unplugged_ones_left_out(
 def test_any_version_of_novas_namespace(version):
     text = REAL.read_bytes().replace(b"libvirt/nova/1.1", b"libvirt/nova/" + version)
     status = parse_status(text)
-    assert (status.facts["nova:flavor"], status.by_nova) == ("lab.mixed", True)
+    assert (status.facts["nova:flavor"], status.manager) == ("lab.mixed", "nova")
 
 
 def test_whoever_else_writes_metadata_is_not_nova():
     text = re.sub(rb"<nova:instance.*</nova:instance>", b"", REAL.read_bytes(), flags=re.DOTALL)
     assert b"nova" not in text
-    assert not parse_status(text).by_nova
+    assert parse_status(text).manager == "libvirt"
     other = text.replace(b"<metadata>", b"<metadata><a:instance xmlns:a='http://example.net/nova/1.0'/>")
-    assert not parse_status(other).by_nova
+    assert parse_status(other).manager == "libvirt"
 
 
 @pytest.mark.parametrize(

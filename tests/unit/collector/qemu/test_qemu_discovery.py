@@ -14,7 +14,6 @@ from collector.inventory.inventory import Inventory
 from collector.qemu import discovery, process
 from collector.qemu.cmdline import disk_kind, parse_options
 from collector.qemu.discovery import QemuFinder
-from collector.qemu.process import Learned
 from tests.support.waiting import wait_until
 
 ONE, TWO = (f"57500000-0000-4000-8000-00000000000{number}" for number in (1, 2))
@@ -259,11 +258,12 @@ def test_what_qmp_reported_stands_where_names_tell_nothing(qemu_host, finder, fo
     vm = found()["qemu-500"]
     assert (vm.vcpu_tids, vm.accelerator) == ((), "tcg")
     assert not finder.has_vcpu_names(*_key(vm))
-    finder.learn(*_key(vm), Learned("paused", "named", {"pve:pool": "p"}, (502, 501), (DiskDevice("x"),)))
+    learned = {"state": "paused", "name": "named", "vcpu_tids": (502, 501), "disks": (DiskDevice("x"),)}
+    finder.learn(*_key(vm), **learned, facts={"pve:pool": "p"})
     vm = found(0)["named"]
     assert (vm.vcpu_tids, vm.state, dict(vm.facts)) == ((502, 501), "paused", {"pve:pool": "p"})
     assert vm.disks == (DiskDevice("x"),)
-    finder.learn(vm.uuid, "another epoch", Learned("crashed"))
+    finder.learn(vm.uuid, "another epoch", state="crashed")
     assert found()["named"].state == "paused"
     assert finder.launch(vm.uuid, "another epoch") is None
 
