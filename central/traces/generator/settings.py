@@ -20,9 +20,7 @@ def _knob(default: float, low: float, high: float, text: str) -> Any:
 class SynthSettings:
     """Knobs of the generator. Spreads are standard deviations of a logarithm; hours are of the trace's clock.
 
-    Raises:
-        InputError: a knob is out of its range, or knobs contradict each other.
-
+    Raises InputError if a knob is out of its range, or knobs contradict each other.
     """
 
     days: int = _knob(23, 1, 400, "days of the trace, of 288 slots of 300 s")
@@ -127,9 +125,7 @@ def knobs() -> list[tuple[str, Any, str]]:
 def changed(settings: SynthSettings, values: Mapping[str, Any]) -> SynthSettings:
     """Return the settings with some knobs changed; text is read as the knob's type.
 
-    Raises:
-        InputError: no such knob, or a value that it cannot have.
-
+    Raises InputError for an unknown knob or a value that it cannot have.
     """
     kinds = get_type_hints(SynthSettings)
     read: dict[str, Any] = {}
