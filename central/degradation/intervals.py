@@ -56,26 +56,18 @@ def fit(
     training: tuple[Floats, Floats] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Calibrate intervals; return their block, see `agent.analysis.degradation.intervals`.
+    """Calibrate intervals that cover a `nominal` share of rows; return their block, see `intervals` of the agent.
 
-    Raises FitError for fewer than 20 rows, or if no feature varies.
-
-    Args:
-        values: shape (n, k), the model's features; `baseline` is the same without interference.
-        baseline: shape (n, k).
-        degradation: shape (n,), measured.
-        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: the row is not used.
-        scenarios: shape (n,); rows of one unit are of one scenario.
-        nominal: the share of rows that intervals are to cover, such as 0.9.
-        units: shape (n,): rows that belong together, such as a run's; None: each row by itself.
-        by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario, if there are any.
-        uses: columns that the model uses; empty: all.
-        is_relative: the model sees features relative to their baseline only, so nothing else is novel.
-        each_scenario: the nominal share of each scenario is to be covered, so the worst one sets the width: for few
-            scenarios, and one more, this equals conformal prediction over scenarios.
-        training: values and baselines, each (m, k), of all rows that the model was fitted to, including baselines: none
-            of them is too novel. None: `values` and `baseline`.
-        seed: of the folds, prototypes and trees.
+    `values` are the model's features, shape (n, k), `baseline` the same without interference, `degradation` is
+    measured, shape (n,) like all others. `estimated` is by models that were not fitted to the row's unit (NaN: the row
+    is not used), `by_scenario`, if there is one, by models not fitted to its scenario. Rows of one of `units`, such as
+    a run, belong together and are of one scenario; None: each row by itself. The model uses the columns `uses` (empty:
+    all); with `is_relative` it sees features relative to their baseline only, so nothing else is novel. With
+    `each_scenario` the nominal share of each scenario is covered, so the worst one sets the width: for few scenarios,
+    and one more, this equals conformal prediction over scenarios. `training` has values and baselines, each (m, k), of
+    all rows that the model was fitted to, including baselines: none of them is too novel; None: `values` and
+    `baseline`. `seed` is of the folds, prototypes and trees. Raises FitError for fewer than 20 rows, or if no feature
+    varies.
     """
     usable = np.isfinite(estimated) & (estimated > 0)
     if int(usable.sum()) < _MIN_ROWS:

@@ -18,11 +18,13 @@ from central.traces.events import Event
 class Method(Protocol):
     """One way to find antagonists. Some neither learn from days nor prepare for events."""
 
-    def learn(self, day: TaskSlots) -> None:
+    def learn(self, day: TaskSlots) -> None:  # noqa: ARG002 - for those that learn
         """Take a day in."""
+        return
 
     def settle(self) -> None:
         """Make ready for events with what was learnt so far."""
+        return
 
     def scores(self, event: Event) -> Floats:
         """Score the suspects, shape (victims, suspects), or (1, suspects) where victims make no difference.

@@ -83,15 +83,10 @@ def _is_there(batch: agent_pb2.CpiBatch, name: str) -> bool:
 
 
 def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
-    """Find the columns in a batch's bytes.
+    """Find the columns in a batch's bytes, `payload`, as `batch.SerializeToString()` makes them without unknown fields.
 
-    Args:
-        payload: as `batch.SerializeToString()` makes it, of a batch without unknown fields.
-        batch: the same, parsed; its columns have as many rows as task_index, or none.
-
-    Returns:
-        None where they are not as expected (events among them, reasons above 127): read `batch` instead.
-
+    The columns of `batch` have as many rows as task_index, or none. Returns None if they are not as expected (events
+    among them, reasons above 127): read `batch` instead.
     """
     if batch.events or batch.triggers:
         return None

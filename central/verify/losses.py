@@ -13,6 +13,7 @@ import bisect
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -33,21 +34,31 @@ _REMEDY = (
 
 
 def read_again(read: Callable[[], _T]) -> _T:
-    """Read again where something was deleted between its listing and its reading."""
+    """Read again if something was deleted between its listing and its reading."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
             return read()
     return read()
 
 
+def still_wrong(now: _T, read: Callable[[], _T], check: Callable[[_T], list[str]]) -> list[str]:
+    """Return the lines of a check of what central may change meanwhile: it was the same before and after."""
+    lines = list[str]()
+    for _ in range(_TRIES):
+        before, lines = now, check(now)
+        if not lines:
+            break
+        now = read()
+        if now == before:
+            break
+    return lines
+
+
 def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:
     """Yield one line per loss. Unreadable objects are not reported here.
 
-    `by_day` are the segments that were there before the manifests are read; slots have lengths in seconds.
-
-    Raises:
-        OSError: the lake cannot be listed.
-
+    `by_day` are the segments that were there before the manifests are read; slots have lengths in seconds. Raises
+    OSError if the lake cannot be listed.
     """
     yield from _lost_days(lake)
     found: dict[date, dict[str, None]] = {}  # lines of a day, each once
@@ -61,17 +72,14 @@ def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list
 
 
 def _lost_segments(lake: Lake, day: date, listed: Mapping[str, set[RolledSegment]], found: list[Segment]) -> list[str]:
-    """Return a line per lost segment of a day. Reads again where central compacts or deletes meanwhile."""
-    lines: list[str] = []
-    for _ in range(_TRIES):
-        lines = [line for origin in sorted(listed) for line in _missing(day, origin, listed[origin], found)]
-        if not lines:
-            return []
-        before, found = found, lake.segments(day)
-        if found == before:
-            break
+    """Return a line per lost segment of a day. Reads again if central compacts or deletes meanwhile."""
+
+    def check(there: list[Segment]) -> list[str]:
+        return [line for origin in sorted(listed) for line in _missing(day, origin, listed[origin], there)]
+
+    lines = still_wrong(found, partial(lake.segments, day), check)
     # Read last: retention records its days before it deletes.
-    return [] if day <= deleted_through(lake, "samples") else lines
+    return [] if not lines or day <= deleted_through(lake, "samples") else lines
 
 
 def _missing(day: date, origin: str, listed: set[RolledSegment], found: Iterable[Segment]) -> Iterator[str]:
