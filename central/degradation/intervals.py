@@ -1,9 +1,8 @@
 """Intervals, calibrated with the errors of estimates of rows that the model was not fitted to (split conformal).
 
-Scores are |log(estimate / measured)| / difficulty, so that widths follow where errors are large; their quantile gives
-the nominal coverage on rows like those of training. Errors on whole scenarios that were held out then say by how much
-intervals have to widen as rows are farther from all of training: see `agent.analysis.degradation.intervals` for the
-formula.
+Scores are |log(estimate / measured)| / difficulty, so that intervals are wide where errors are large; their quantile
+gives the nominal coverage on rows like those of training. Errors on scenarios that were held out say by how much
+intervals widen as rows are farther from training: see `agent.analysis.degradation.intervals` for the formula.
 """
 
 import math
@@ -85,9 +84,15 @@ def fit(
     terms = _difficulty_terms(wide, wide_baseline, columns, is_relative=is_relative)
     floor = max(_FLOOR * float(errors.mean()), _MIN_FLOOR)
     folds = _folds(rows, rng)
+
+    def difficulty_of(some: NDArray[np.bool_]) -> dict[str, Any]:
+        count, leaf_rows = _DIFFICULTY_TREES, max(_DIFFICULTY_LEAF_ROWS, int(some.sum()) // 100)
+        seen = (wide[some], wide_baseline[some], errors[some])
+        return trees.fit_extra_trees(*seen, seed=seed, link="identity", trees=count, leaf_rows=leaf_rows, terms=terms)
+
     expected = np.empty(len(errors))
     for is_out in folds:
-        rest = _difficulty(wide[~is_out], wide_baseline[~is_out], errors[~is_out], terms, seed)
+        rest = difficulty_of(~is_out)
         expected[is_out] = Trees.from_json(rest).predict(wide[is_out], wide_baseline[is_out])
     difficulty = floor + expected
     novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative=is_relative)
@@ -103,7 +108,7 @@ def fit(
         "quantile": max(*(_quantile(part, nominal) for part in parts), _MIN_FLOOR),
         "floor": floor,
         "rows": len(errors),
-        "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
+        "difficulty": difficulty_of(np.ones(len(errors), dtype=np.bool_)),
         "novelty": _novelty_block(_with_training(novelty, *known, rng)),
     }
     Intervals.from_json(block)  # what the agent will read; an error here is a bug
@@ -141,19 +146,6 @@ def _difficulty_terms(values: Floats, baseline: Floats, columns: list[int], *, i
     forms = enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
     kept = [i for i, (column, form) in forms if not is_relative or column == log or form == "relative"]
     return _kept_terms(terms, kept, places)
-
-
-def _difficulty(values: Floats, baseline: Floats, errors: Floats, terms: Terms, seed: int) -> dict[str, Any]:
-    return trees.fit_extra_trees(
-        values,
-        baseline,
-        errors,
-        seed=seed,
-        link="identity",
-        trees=_DIFFICULTY_TREES,
-        leaf_rows=max(_DIFFICULTY_LEAF_ROWS, len(values) // 100),
-        terms=terms,
-    )
 
 
 def _novelty(

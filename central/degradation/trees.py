@@ -1,11 +1,9 @@
 """Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.degradation`.
 
-Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate, so what they
-learn of "as without interference" they learn from baseline rows: give them (degradation about 1) along with the rest.
-Without them, a kind of interference that was never seen is taken for the nearest one that was.
-
-Relative errors count. So trees average the degradation to the power -1/2, between the log and the inverse that the
-paper's regressions use: a leaf's largest values then do not dominate its mean.
+Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate: without
+baseline rows (degradation about 1), interference that was never seen is taken for the nearest that was. Relative errors
+count, so trees average the degradation to the power -1/2, between the log and the inverse of the paper's regressions: a
+leaf's largest values then do not dominate its mean.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ now.
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,24 +195,22 @@ def agent_config(fleet: DemoFleet, host: DemoHost, address: str, folder: Path, s
 
 def to_toml(table: Mapping[str, Any]) -> str:
     """Write a table of numbers, strings, lists and tables as TOML."""
-    lines: list[str] = []
-    _write(table, "", lines)
-    return "\n".join(lines) + "\n"
+    return "\n".join(_lines(table, "")) + "\n"
 
 
-def _write(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    sections = {
+        key: [value] if isinstance(value, dict) else value for key, value in table.items() if _has_tables(value)
+    }
     for key, value in table.items():
-        if not _is_section(value):
-            lines.append(f"{key} = {json.dumps(value)}")  # of numbers, strings and lists it is TOML too
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines.append(f"\n[{prefix}{key}]")
-            _write(value, f"{prefix}{key}.", lines)
-        elif _is_section(value):
-            for item in value:
-                lines.append(f"\n[[{prefix}{key}]]")
-                _write(item, f"{prefix}{key}.", lines)
+        if key not in sections:
+            yield f"{key} = {json.dumps(value)}"  # of numbers, strings and lists it is TOML too
+    for key, value in sections.items():
+        is_one = isinstance(value, dict)
+        for item in [value] if is_one else value:
+            yield f"\n[{prefix}{key}]" if is_one else f"\n[[{prefix}{key}]]"
+            yield from _lines(item, f"{prefix}{key}.")
 
 
-def _is_section(value: Any) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+def _has_tables(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from central.models.groups import Floats
-from central.plotting.figures import new_figure, save_figure
+from central.plotting.figures import Floats, new_figure, save_figure
 
 MAX_PANELS = 12
 _COLUMNS = 3

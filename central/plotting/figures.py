@@ -6,6 +6,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.files.durable import writing
@@ -13,6 +16,8 @@ from whitepanda.common.files.durable import writing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+Floats = NDArray[np.float64]
 
 _FULL, _NONE = "█", " "
 _PARTS = " ▏▎▍▌▋▊▉"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from central.models.groups import Floats
-from central.plotting.figures import new_figure, save_figure
+from central.plotting.figures import Floats, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,10 +40,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Triggers:
-    """Machine slots of a day that triggered.
-
-    `count` is all of them; `events`, to be read once, are those with a true antagonist and at least one other suspect.
-    """
+    """Machine slots of a day that triggered; `events`, read once, have a true antagonist and another suspect."""
 
     count: int
     events: Iterator[Event]
@@ -51,10 +48,7 @@ class Triggers:
 
 @dataclass(slots=True)
 class History:
-    """CPI of latency-sensitive tasks on the days before, for the machines' percentiles.
-
-    Memory: 24 bytes per task slot of a latency-sensitive task.
-    """
+    """CPI of latency-sensitive tasks on the days before, for the machines' percentiles; 24 bytes per task slot."""
 
     _days: list[tuple[Column, Ints, Column, Column, Floats]] = field(default_factory=list)
 

@@ -96,8 +96,8 @@ def duplicates(
 ) -> list[tuple[str, int, int]]:
     """Return origins, number and superfluous rows of batches of one day that several segments have.
 
-    With `is_within_journal` only those that one journal has twice, which is a fault; several journals have a batch
-    where an agent changes replicas.
+    With `is_within_journal` only those that one journal has twice, a fault; several have a batch if an agent changes
+    replicas.
     """
     if not segments:
         return []

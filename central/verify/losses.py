@@ -1,12 +1,8 @@
 """Objects that the lake's manifests list and the lake lacks: deleted by hand, or lost by a disk.
 
 The manifest of a day's slots lists the segments that were rolled up, with their rows (`SlotManifest.rolled`); a
-version's manifest lists its days and their rows. Compaction keeps the rows of the segments that it deletes in another
-one. Retention first records through which day it deletes, and these days are not checked:
-
-    <lake>/retention/{samples,slots}-through-2026-10-22.json
-
-Objects that were deleted before they were rolled up are recorded nowhere.
+version's manifest lists its days and their rows. Days that retention records as deleted are not checked
+(<lake>/retention/{samples,slots}-through-2026-10-22.json). Objects deleted before their roll-up are recorded nowhere.
 """
 
 import bisect

@@ -98,10 +98,9 @@ class SynthSettings:
     def __post_init__(self) -> None:
         """Check ranges and what goes together."""
         for knob in dataclasses.fields(self):
-            value = getattr(self, knob.name)
-            if knob.name == "form":
+            if "low" not in knob.metadata:
                 continue
-            low, high = knob.metadata["low"], knob.metadata["high"]
+            value, low, high = getattr(self, knob.name), knob.metadata["low"], knob.metadata["high"]
             if not (math.isfinite(value) and low <= value <= high):
                 shown = [f"{each:g}" if isinstance(each, float) else str(each) for each in (low, high, value)]
                 raise InputError(f"synth knob {knob.name}: must be {shown[0]} to {shown[1]} (value {shown[2]})")

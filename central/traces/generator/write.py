@@ -22,18 +22,10 @@ from whitepanda.common.files import durable
 
 _SLOT_US = 300 * 10**6
 
+_NUMBERS = ("start_time", "end_time", "collection_id", "instance_index", "machine_id")
+_MEASURED = ("average_usage_cpus", "cycles_per_instruction")
 SCHEMA = pa.schema(
-    {
-        "start_time": pa.int64(),
-        "end_time": pa.int64(),
-        "collection_id": pa.int64(),
-        "instance_index": pa.int64(),
-        "machine_id": pa.int64(),
-        "average_usage_cpus": pa.float64(),
-        "cycles_per_instruction": pa.float64(),
-        "priority": pa.float64(),
-        "scheduling_class": pa.float64(),
-    }
+    dict.fromkeys(_NUMBERS, pa.int64()) | dict.fromkeys((*_MEASURED, "priority", "scheduling_class"), pa.float64())
 )
 
 
@@ -101,10 +93,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 def _writer(file: IO[bytes], *, as_csv: bool) -> Any:
     if as_csv:
         return pcsv.CSVWriter(file, SCHEMA)  # numbers alone
-    floats = ["average_usage_cpus", "cycles_per_instruction"]
-    return pq.ParquetWriter(
-        file, SCHEMA, compression="zstd", use_dictionary=[n for n in SCHEMA.names if n not in floats]
-    )
+    repeated = [name for name in SCHEMA.names if name not in _MEASURED]
+    return pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=repeated)
 
 
 def _table(population: Population, day: Day) -> pa.Table:
