@@ -199,9 +199,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    sections = {
-        key: [value] if isinstance(value, dict) else value for key, value in table.items() if _has_tables(value)
-    }
+    sections = {key: value for key, value in table.items() if _has_tables(value)}
     for key, value in table.items():
         if key not in sections:
             yield f"{key} = {json.dumps(value)}"  # of numbers, strings and lists it is TOML too
