@@ -17,10 +17,10 @@ from central.models.antagonists.panda import PairState
 from central.models.antagonists.slots import TaskSlots
 from central.models.antagonists.whitepanda import WhitepandaState
 from central.models.groups import Column, Floats, group, sums
-from central.traces.generator.population import ROLES, make_jobs, make_machines, make_tasks
+from central.traces.generator.population import ROLES, Population
 from central.traces.generator.presets import preset
 from central.traces.generator.settings import SynthSettings
-from central.traces.generator.simulate import Effects, simulate
+from central.traces.generator.simulate import Simulation
 from central.traces.methods import METHODS, Known, Method, Panda, Whitepanda
 from central.traces.protocol import evaluate
 
@@ -67,18 +67,17 @@ HELD_OUT_SEEDS = range(201, 204)
 
 def trace(settings: SynthSettings) -> tuple[Days, Column, dict[int, float]]:
     """Generate a trace in memory: its days, the antagonists, and every job's true mean coefficient."""
-    jobs, machines = make_jobs(settings), make_machines(settings)
-    tasks = make_tasks(settings, jobs)
-    effects = Effects(len(jobs.job_id))
+    population = Population.draw(settings)
+    jobs, simulation = population.jobs, Simulation(population)
     days = []
-    for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
-        job = tasks.job[day.task].astype(np.int64)
-        machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
+    for number, day in enumerate(simulation.days()):
+        job = population.tasks.job[day.task].astype(np.int64)
+        machine = population.machine_of(day.task)
         platform = np.zeros(len(job), np.int8)  # as in a trace's files, which have none
         sensitive = jobs.is_sensitive[job]
         days.append((number, TaskSlots(machine, day.slot, day.task, job, platform, sensitive, day.usage, day.cpi)))
     antagonists = np.flatnonzero(jobs.role == ROLES.index("antagonist"))
-    return days, antagonists, dict(enumerate(effects.coefficient.tolist()))
+    return days, antagonists, dict(enumerate(simulation.effects.coefficient.tolist()))
 
 
 def _plain_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:

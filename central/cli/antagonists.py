@@ -13,10 +13,10 @@ from rich.text import Text
 
 from central.cli._fleet_client import ask_pages, asking
 from central.cli._outputs import JsonOption, grid, say
-from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
-from central.traces.fit import TraceFit, TraceFitOptions, fit_trace
+from central.traces.evaluation import Truth, evaluate_trace
+from central.traces.fit import TraceFit, fit_trace
 from central.traces.protocol import LEAST_MACHINES
-from central.traces.slots import EngineOptions, rows_json, rows_line
+from central.traces.slots import SlotOptions, rows_json, rows_line
 from collector.traces.google import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
@@ -67,17 +67,11 @@ def fit(
     uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs at once, from robust
     mnCPI, within machine days; see docs/methods.md.
     """
-    options = TraceFitOptions(
-        method=method,
-        engine=EngineOptions(engine, spark_master, memory_limit_mib),
-        until_day=until_day,
-        slot_s=slot_s,
-        rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
-        limits=TraceLimits(max_cpi=max_cpi),
-    )
+    rule, limits = LatencySensitiveRule(priority, scheduling_class), TraceLimits(max_cpi=max_cpi)
+    options = SlotOptions(rule, limits, engine, spark_master, memory_limit_mib)
     with _progress() as on_progress:
-        result = fit_trace(traces, out, options, on_progress)
-    summary = _summary(result, out, options)
+        result = fit_trace(traces, out, options, on_progress, method=method, until_day=until_day, slot_s=slot_s)
+    summary = {"out": str(out), "method": method, "slot_s": slot_s, **_summary(result)}
     if until_day is not None and result.last_day < until_day - 1:
         errors.print(
             Text("warning: ", style="yellow").append(
@@ -91,11 +85,8 @@ def fit(
         _print_fit(summary)
 
 
-def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str, Any]:
+def _summary(result: TraceFit) -> dict[str, Any]:
     return {
-        "out": str(out),
-        "method": options.method,
-        "slot_s": options.slot_s,
         "rows": rows_json(result.counts),
         "task_slots": result.task_slots,
         "machine_slots": result.machine_slots,
@@ -163,17 +154,11 @@ def evaluate(
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
     if methods is not None and not names:
         raise InputError(f"--methods names none (value {methods!r}); leave it out for all")
-    options = TraceEvaluationOptions(
-        methods=names,
-        from_day=from_day,
-        rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
-        limits=TraceLimits(max_cpi=max_cpi),
-        seed=seed,
-        engine=EngineOptions(engine, spark_master, memory_limit_mib),
-    )
+    rule, limits = LatencySensitiveRule(priority, scheduling_class), TraceLimits(max_cpi=max_cpi)
+    options = SlotOptions(rule, limits, engine, spark_master, memory_limit_mib)
     known = Truth.read(truth)
     with _progress() as on_progress:
-        summary = evaluate_trace(traces, known, options, on_progress).as_json()
+        summary = evaluate_trace(traces, known, options, on_progress, methods=names, from_day=from_day, seed=seed)
     if json:
         print_json(summary)
         return

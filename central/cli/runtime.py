@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, provenance, say
 from central.lake.segments import Lake
-from central.plotting.runtimes import Map, plot_maps, plot_measures
+from central.plotting.runtimes import plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
 from central.runtimes.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
 from central.runtimes.evaluate import measure_model
@@ -212,7 +212,7 @@ def embeddings(
     found = {part.kind: neighbours(part.values, labels[part.kind], seed) for part in parts if len(part.names) > 1}
     write_table(out, as_table(parts))
     if plot is not None:
-        maps = [Map(f"{part.kind}s (t-SNE)", project(part, seed), labels[part.kind]) for part in parts]
+        maps = {f"{part.kind}s (t-SNE)": (project(part, seed), labels[part.kind]) for part in parts}
         plot_maps(plot, maps)
     if json:
         near = {kind: asdict(one) for kind, one in found.items()}

@@ -72,20 +72,17 @@ def _dynamic(measured: Floats, estimated: Floats, at_s: Floats) -> float:
     return float((np.abs(said - real) / real).mean())
 
 
-def summary(
-    runs: Runs, estimates: Estimates, constant: Floats, nominal: float, scatter: Floats | None = None
-) -> dict[str, Any]:
-    """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant, shape (n,).
+def summary(runs: Runs, estimates: Estimates, constant: Floats, nominal: float, scatter: Floats) -> dict[str, Any]:
+    """Return the errors of estimates of `runs`, in all and per scenario, and those of a constant, shape (n,).
 
     `nominal` is the coverage that the intervals claim, `scatter` as for `errors`.
     """
-    spread = np.full(len(constant), math.nan) if scatter is None else scatter
-    result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), spread)
+    result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), scatter)
     result["nominal"] = nominal
     result["reasons"] = dict(Counter(reason for reason in estimates.reasons if reason).most_common())
     names = np.unique(runs.scenarios).tolist()
     result["by_scenario"] = {
-        name: _of_rows(runs, estimates, constant, runs.scenarios == name, spread) for name in names if len(names) > 1
+        name: _of_rows(runs, estimates, constant, runs.scenarios == name, scatter) for name in names if len(names) > 1
     }
     return result
 

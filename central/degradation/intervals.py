@@ -1,9 +1,8 @@
 """Intervals, calibrated with the errors of estimates of rows that the model was not fitted to (split conformal).
 
-Scores are |log(estimate / measured)| / difficulty, so that widths follow where errors are large; their quantile gives
-the nominal coverage on rows like those of training. Errors on whole scenarios that were held out then say by how much
-intervals have to widen as rows are farther from all of training: see `agent.analysis.degradation.intervals` for the
-formula.
+Scores are |log(estimate / measured)| / difficulty, so that intervals are wide where errors are large; their quantile
+gives the nominal coverage on rows like those of training. Errors on scenarios that were held out say by how much
+intervals widen as rows are farther from training: see `agent.analysis.degradation.intervals` for the formula.
 """
 
 import math
@@ -56,26 +55,18 @@ def fit(
     training: tuple[Floats, Floats] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Calibrate intervals; return their block, see `agent.analysis.degradation.intervals`.
+    """Calibrate intervals that cover a `nominal` share of rows; return their block, see `intervals` of the agent.
 
-    Raises FitError for fewer than 20 rows, or if no feature varies.
-
-    Args:
-        values: shape (n, k), the model's features; `baseline` is the same without interference.
-        baseline: shape (n, k).
-        degradation: shape (n,), measured.
-        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: the row is not used.
-        scenarios: shape (n,); rows of one unit are of one scenario.
-        nominal: the share of rows that intervals are to cover, such as 0.9.
-        units: shape (n,): rows that belong together, such as a run's; None: each row by itself.
-        by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario, if there are any.
-        uses: columns that the model uses; empty: all.
-        is_relative: the model sees features relative to their baseline only, so nothing else is novel.
-        each_scenario: the nominal share of each scenario is to be covered, so the worst one sets the width: for few
-            scenarios, and one more, this equals conformal prediction over scenarios.
-        training: values and baselines, each (m, k), of all rows that the model was fitted to, including baselines: none
-            of them is too novel. None: `values` and `baseline`.
-        seed: of the folds, prototypes and trees.
+    `values` are the model's features, shape (n, k), `baseline` the same without interference, `degradation` is
+    measured, shape (n,) like all others. `estimated` is by models that were not fitted to the row's unit (NaN: the row
+    is not used), `by_scenario`, if there is one, by models not fitted to its scenario. Rows of one of `units`, such as
+    a run, belong together and are of one scenario; None: each row by itself. The model uses the columns `uses` (empty:
+    all); with `is_relative` it sees features relative to their baseline only, so nothing else is novel. With
+    `each_scenario` the nominal share of each scenario is covered, so the worst one sets the width: for few scenarios,
+    and one more, this equals conformal prediction over scenarios. `training` has values and baselines, each (m, k), of
+    all rows that the model was fitted to, including baselines: none of them is too novel; None: `values` and
+    `baseline`. `seed` is of the folds, prototypes and trees. Raises FitError for fewer than 20 rows, or if no feature
+    varies.
     """
     usable = np.isfinite(estimated) & (estimated > 0)
     if int(usable.sum()) < _MIN_ROWS:
@@ -93,9 +84,15 @@ def fit(
     terms = _difficulty_terms(wide, wide_baseline, columns, is_relative=is_relative)
     floor = max(_FLOOR * float(errors.mean()), _MIN_FLOOR)
     folds = _folds(rows, rng)
+
+    def difficulty_of(some: NDArray[np.bool_]) -> dict[str, Any]:
+        count, leaf_rows = _DIFFICULTY_TREES, max(_DIFFICULTY_LEAF_ROWS, int(some.sum()) // 100)
+        seen = (wide[some], wide_baseline[some], errors[some])
+        return trees.fit_extra_trees(*seen, seed=seed, link="identity", trees=count, leaf_rows=leaf_rows, terms=terms)
+
     expected = np.empty(len(errors))
     for is_out in folds:
-        rest = _difficulty(wide[~is_out], wide_baseline[~is_out], errors[~is_out], terms, seed)
+        rest = difficulty_of(~is_out)
         expected[is_out] = Trees.from_json(rest).predict(wide[is_out], wide_baseline[is_out])
     difficulty = floor + expected
     novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative=is_relative)
@@ -111,7 +108,7 @@ def fit(
         "quantile": max(*(_quantile(part, nominal) for part in parts), _MIN_FLOOR),
         "floor": floor,
         "rows": len(errors),
-        "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
+        "difficulty": difficulty_of(np.ones(len(errors), dtype=np.bool_)),
         "novelty": _novelty_block(_with_training(novelty, *known, rng)),
     }
     Intervals.from_json(block)  # what the agent will read; an error here is a bug
@@ -149,19 +146,6 @@ def _difficulty_terms(values: Floats, baseline: Floats, columns: list[int], *, i
     forms = enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
     kept = [i for i, (column, form) in forms if not is_relative or column == log or form == "relative"]
     return _kept_terms(terms, kept, places)
-
-
-def _difficulty(values: Floats, baseline: Floats, errors: Floats, terms: Terms, seed: int) -> dict[str, Any]:
-    return trees.fit_extra_trees(
-        values,
-        baseline,
-        errors,
-        seed=seed,
-        link="identity",
-        trees=_DIFFICULTY_TREES,
-        leaf_rows=max(_DIFFICULTY_LEAF_ROWS, len(values) // 100),
-        terms=terms,
-    )
 
 
 def _novelty(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation.model import Model
 from central.degradation.fit import (
     FitOptions,
     Rival,
@@ -94,6 +93,8 @@ def with_intervals(
 
     By runs: rows like those of training are covered, and novelty widens the rest. By scenarios: whole scenarios are.
     """
+    from central.degradation import intervals  # noqa: PLC0415 - the extra `train`
+
     sets, by_scenario = scenario_sets(runs, options)[0], None
     if criterion == "scenario" and options.calibrate_by == "run":
         by_scenario = held.estimated
@@ -102,40 +103,27 @@ def with_intervals(
     estimated = held.estimated if by_scenario is None else _estimated(runs, held.rival, options, sets)
     result: list[dict[str, Any]] = []
     for part, is_in in rows_of_parts(parts, runs, options):
+        rows = is_in & ~runs.is_baseline
+        measured, fitted = runs.take(rows), runs.take(is_in if options.baseline_rows else rows)
         try:
-            block = _calibrated(part, runs, is_in, estimated, by_scenario, options)
+            block: dict[str, Any] | None = intervals.fit(
+                *measured.features,
+                measured.degradation,
+                estimated[rows],
+                measured.scenarios,
+                nominal=options.nominal,
+                units=measured.runs,
+                by_scenario=None if by_scenario is None else by_scenario[rows],
+                uses=part.get("uses", ()),
+                is_relative=part["estimator"]["kind"] == "glm",
+                each_scenario=options.calibrate_by == "scenario",
+                training=fitted.features,
+                seed=options.seed,
+            )
         except FitError:
             block = result[0]["intervals"] if result else None  # from the model for any VM
         result.append({**part, "intervals": block})
     return result
-
-
-def _calibrated(
-    part: dict[str, Any],
-    runs: Runs,
-    is_in: NDArray[np.bool_],
-    estimated: Floats,
-    by_scenario: Floats | None,
-    options: FitOptions,
-) -> dict[str, Any] | None:
-    from central.degradation import intervals  # noqa: PLC0415 - the extra `train`
-
-    rows = is_in & ~runs.is_baseline
-    measured, fitted = runs.take(rows), runs.take(is_in if options.baseline_rows else rows)
-    return intervals.fit(
-        *measured.features,
-        measured.degradation,
-        estimated[rows],
-        measured.scenarios,
-        nominal=options.nominal,
-        units=measured.runs,
-        by_scenario=None if by_scenario is None else by_scenario[rows],
-        uses=part.get("uses", ()),
-        is_relative=part["estimator"]["kind"] == "glm",
-        each_scenario=options.calibrate_by == "scenario",
-        training=fitted.features,
-        seed=options.seed,
-    )
 
 
 def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Held:
@@ -163,13 +151,8 @@ def _estimated(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray
     for is_out in sets:
         rest = runs.take(~is_out)
         model = model_of(rest, fit_parts(rest, rival, options), options)
-        estimated[is_out] = estimates(model, runs.take(is_out))
+        estimated[is_out] = model.predict(*inputs_of(runs.take(is_out), model)).degradation
     return estimated
-
-
-def estimates(model: Model, runs: Runs) -> Floats:
-    """Return a model's degradation of the rows, NaN where it has no estimate."""
-    return model.predict(*inputs_of(runs, model)).degradation
 
 
 def constant_of(runs: Runs) -> float:

@@ -1,8 +1,7 @@
 """How far the seconds of a run scatter around their mean, which decides a run's percentiles.
 
-A tail latency of one second is noisy, whatever estimates it. So the 95th percentile of a run's seconds lies above the
-95th percentile of estimates, which are means: it is the percentile of estimates with their scatter. An interval does
-not measure it, as it also covers the model's error about a whole run, and widens where training was unlike.
+Estimates are means, and the tail latency of a second is noisy: a run's 95th percentile is the percentile of estimates
+with their scatter. Intervals do not measure it: they also cover the model's error about a whole run.
 """
 
 import math

@@ -1,11 +1,9 @@
 """Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.degradation`.
 
-Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate, so what they
-learn of "as without interference" they learn from baseline rows: give them (degradation about 1) along with the rest.
-Without them, a kind of interference that was never seen is taken for the nearest one that was.
-
-Relative errors count. So trees average the degradation to the power -1/2, between the log and the inverse that the
-paper's regressions use: a leaf's largest values then do not dominate its mean.
+Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate: without
+baseline rows (degradation about 1), interference that was never seen is taken for the nearest that was. Relative errors
+count, so trees average the degradation to the power -1/2, between the log and the inverse of the paper's regressions: a
+leaf's largest values then do not dominate its mean.
 """
 
 from __future__ import annotations
@@ -74,20 +72,11 @@ def fit_extra_trees(
 ) -> dict[str, Any]:
     """Fit extremely randomised trees (Geurts, Ernst, Wehenkel 2006): the mean over the trees of a power or log.
 
-    Raises FitError if no feature varies.
-
-    Args:
-        values: shape (n, k), features in their own units, all known.
-        baseline: shape (n, k), the same without interference.
-        degradation: shape (n,), > 0, 1 = as without interference.
-        seed: random seed of the trees.
-        link: one of `agent.analysis.degradation.trees.LINKS`.
-        trees: number of trees.
-        leaf_rows: rows that a leaf needs; 0: 2, and more where there are many rows, so that the file stays small.
-        terms: the terms to split by; None: all of `terms_of`.
-
-    Returns:
-        An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.
+    `values` are features in their own units, all known, shape (n, k), `baseline` the same without interference,
+    `degradation` (n,) is above 0, 1 as without interference. `link` is one of `agent.analysis.degradation.trees.LINKS`.
+    A leaf needs `leaf_rows` (0: 2, and more if there are many rows, so that the file stays small). Trees split by
+    `terms`, by default all of `terms_of`. Returns an estimator block, see `agent.analysis.degradation.trees`, with
+    `uses`: the features that it needs. Raises FitError if no feature varies.
     """
     from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - the extra `train`
 

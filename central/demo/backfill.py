@@ -24,7 +24,7 @@ _COLUMNS = (
     *("start_unix_ns", "cpi", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio"),
     *("disk_bytes_per_s", "network_bytes_per_s"),
 )
-_SILENCE_S = 20.0  # the longest wait for an acknowledgement, beside a second per batch
+_SILENCE_S = 20.0  # the longest wait for an acknowledgement, plus a second per batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +78,20 @@ def _batches(tasks: list[agent_pb2.Task], history: History, first_sequence: int)
 def send(channel: grpc.Channel, importer: str, backfill: Backfill) -> None:
     """Send all batches over the importer's channel and wait until central has them on its disk.
 
-    Raises:
-        UnavailableError: central refused something, hung up, or fell silent.
-
+    Raises UnavailableError if central refused something, hung up, or fell silent.
     """
     outbox: queue.SimpleQueue[agent_pb2.AgentMessage | None] = queue.SimpleQueue()
-    outbox.put(
-        agent_pb2.AgentMessage(
-            hello=agent_pb2.Hello(
-                host=importer,
-                boot_id=_SPOOL_ID,
-                spool_id=_SPOOL_ID,
-                platform=PLATFORM,
-                sent_unix_ns=time.time_ns(),
-                agent_version="demo",
-                protocol_version=PROTOCOL_VERSION,
-                window_ms=round(SLOT_S * 1000),
-            )
-        )
+    hello = agent_pb2.Hello(
+        host=importer,
+        boot_id=_SPOOL_ID,
+        spool_id=_SPOOL_ID,
+        platform=PLATFORM,
+        sent_unix_ns=time.time_ns(),
+        agent_version="demo",
+        protocol_version=PROTOCOL_VERSION,
+        window_ms=round(SLOT_S * 1000),
     )
+    outbox.put(agent_pb2.AgentMessage(hello=hello))
     for batch in backfill.batches:
         outbox.put(agent_pb2.AgentMessage(batch=batch))
     stub = agent_pb2_grpc.AgentStreamStub(channel)

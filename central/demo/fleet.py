@@ -9,10 +9,12 @@ now.
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from collector.simulated.scenario import Scenario, parse
 from whitepanda.common.tls import TlsFiles
@@ -156,7 +158,7 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
                 "state_dir": str(state_dir),
                 "operators": [operator],
                 "importers": [importer],
-                "tls": _tls(tls),
+                "tls": asdict(tls),
             },
             "ingest": {"roll_interval_s": 1.0},
             "build": {"interval_s": 2.0, "slot_s": SLOT_S, "days": 5, "memory_limit_mib": 512},
@@ -182,7 +184,7 @@ def agent_config(fleet: DemoFleet, host: DemoHost, address: str, folder: Path, s
                 "window_s": SLOT_S,
             },
             "sources": {"libvirt": off, "perf": off, "procfs": off, "simulated": simulated},
-            "uplink": {"address": address, "tls": _tls(tls)},
+            "uplink": {"address": address, "tls": asdict(tls)},
             "jobs": [
                 {"fact": "job", "pattern": f"^({services})$", "job": r"\1", "latency_sensitive": True},
                 {"fact": "job", "pattern": "^(.+)$", "job": r"\1"},
@@ -191,36 +193,22 @@ def agent_config(fleet: DemoFleet, host: DemoHost, address: str, folder: Path, s
     )
 
 
-def _tls(files: TlsFiles) -> Table:
-    return {"ca": files.ca, "certificate": files.certificate, "key": files.key}
-
-
 def to_toml(table: Mapping[str, Any]) -> str:
     """Write a table of numbers, strings, lists and tables as TOML."""
-    lines: list[str] = []
-    _write(table, "", lines)
-    return "\n".join(lines) + "\n"
+    return "\n".join(_lines(table, "")) + "\n"
 
 
-def _write(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    sections = {key: value for key, value in table.items() if _has_tables(value)}
     for key, value in table.items():
-        if not _is_section(value):
-            lines.append(f"{key} = {_value(value)}")
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines.append(f"\n[{prefix}{key}]")
-            _write(value, f"{prefix}{key}.", lines)
-        elif _is_section(value):
-            for item in value:
-                lines.append(f"\n[[{prefix}{key}]]")
-                _write(item, f"{prefix}{key}.", lines)
+        if key not in sections:
+            yield f"{key} = {json.dumps(value)}"  # of numbers, strings and lists it is TOML too
+    for key, value in sections.items():
+        is_one = isinstance(value, dict)
+        for item in [value] if is_one else value:
+            yield f"\n[{prefix}{key}]" if is_one else f"\n[[{prefix}{key}]]"
+            yield from _lines(item, f"{prefix}{key}.")
 
 
-def _is_section(value: Any) -> bool:
-    is_tables = isinstance(value, Sequence) and bool(value) and isinstance(value[0], Mapping)
-    return isinstance(value, Mapping) or is_tables
-
-
-def _value(value: Any) -> str:
-    # Strings, numbers, booleans and lists of them are the same in JSON and TOML.
-    return json.dumps(value)
+def _has_tables(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))

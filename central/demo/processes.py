@@ -29,12 +29,7 @@ class Daemons:
         self._running: list[_Daemon] = []
 
     def start(self, name: str, arguments: list[str], log: Path) -> None:
-        """Start `whitepanda ARGUMENTS`; its output goes to `log`.
-
-        Raises:
-            UnavailableError: the process cannot be started.
-
-        """
+        """Start `whitepanda ARGUMENTS`; its output goes to `log`. Raises UnavailableError if it cannot be started."""
         # The kernel kills the child if this process dies (see central.demo.child).
         command = [sys.executable, "-P", "-m", "central.demo.child", str(os.getpid()), *arguments]
         try:

@@ -13,7 +13,7 @@ from central.demo import backfill, fleet
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.show import Show
-from central.demo.watch import LATENCY_TRUTH, AgentWatch, CentralWatch, Latency, SlotEstimate, Truth
+from central.demo.watch import CHANNEL_OPTIONS, LATENCY_TRUTH, AgentWatch, CentralWatch, Latency, SlotEstimate, Truth
 from central.pki import issue, make_ca
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, channel_credentials
@@ -56,12 +56,7 @@ class Demo:
         self._injected_unix_ns = 0
 
     def run(self) -> Outcome:
-        """Play it.
-
-        Raises:
-            UnavailableError: something did not start, ended, or did not happen in time; with the log's tail.
-
-        """
+        """Play it. Raises UnavailableError, with the log's tail, for what did not start, ended, or was not in time."""
         self._address = address = f"127.0.0.1:{_free_port()}"
         tools = self._write_files(address)
         self._start()
@@ -129,17 +124,14 @@ class Demo:
         return {name: issue(pki, name) for name in (_OPERATOR, _IMPORTER)}
 
     def _start(self) -> None:
-        folder = self._work / "central"
-        self._daemons.start("central", ["central", "run", "--config", str(folder / "central.toml")], folder / "log")
-        for agent in self._agents:
-            folder = self._work / agent.name
-            self._daemons.start(agent.name, ["agent", "run", "--config", str(folder / "agent.toml")], folder / "log")
+        for name, kind in (("central", "central"), *((agent.name, "agent") for agent in self._agents)):
+            folder = self._work / name
+            self._daemons.start(name, [kind, "run", "--config", str(folder / f"{kind}.toml")], folder / "log")
         seed = self._fleet.seed
         self._show.event(f"started central and {len(self._agents)} agents (seed {seed}); it takes {DURATION}")
 
     def _channel(self, address: str, files: TlsFiles) -> grpc.Channel:
-        options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
-        channel = grpc.secure_channel(address, channel_credentials(files), options=options)
+        channel = grpc.secure_channel(address, channel_credentials(files), options=CHANNEL_OPTIONS)
         self._channels.append(channel)
         return channel
 
@@ -188,7 +180,7 @@ class Demo:
         return detection_s
 
     def _starts(self) -> list[int]:
-        """Return the starts of all slots after the injection with a verdict, without those while the VM boots."""
+        """Return the starts of all slots after the injection with a verdict, except while the VM boots."""
         first = self._injected_unix_ns + _SLOT_NS // 2
         return sorted({start for slots in self._target.slots.values() for start in slots if start >= first})
 
@@ -263,10 +255,9 @@ class Demo:
             time.sleep(_POLL_S)
 
     def _note_false_alarms(self) -> None:
-        for agent in self._agents:
-            is_right = agent is self._target and self._injected_unix_ns > 0
-            if agent.victims and not is_right:
-                self._false_alarms.setdefault(agent.name)
+        is_injected = self._injected_unix_ns > 0
+        wrong = (each.name for each in self._agents if each.victims and not (is_injected and each is self._target))
+        self._false_alarms |= dict.fromkeys(wrong)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,19 +15,6 @@ from central.demo.watch import AgentWatch
 _EVERY_S = 5.0  # between lines of progress where there is no terminal
 _EVENTS = 12  # kept on the screen
 _WIDE_COLUMNS = 100  # of a screen with all columns
-
-
-class Show(Protocol):
-    """Shows progress while the demonstration runs."""
-
-    def event(self, text: str) -> None:
-        """Show that something happened."""
-
-    def refresh(self, agents: Sequence[AgentWatch]) -> None:
-        """Show the hosts as last seen."""
-
-    def close(self) -> None:
-        """Leave the screen as it is; may be called twice."""
 
 
 class PlainShow:
@@ -77,7 +63,7 @@ class LiveShow:
         self._live.update(self._screen(), refresh=True)
 
     def close(self) -> None:
-        """Stop drawing."""
+        """Stop drawing; may be called twice."""
         self._live.stop()
 
     def _screen(self) -> RenderableType:
@@ -104,8 +90,12 @@ class LiveShow:
         return Group(table, *(Text(line) for line in self._events))
 
 
+#: What shows the progress of a demonstration.
+Show = PlainShow | LiveShow
+
+
 def print_outcome(console: Console, outcome: Outcome) -> None:
-    """Print the result: the suspects, then the victims beside the truth."""
+    """Print the result: the suspects, then the victims next to the truth."""
     right, wrong = ("the injected antagonist", "bold green"), ("NOT the injected one", "bold red")
     verdict = right if outcome.correct else wrong
     end = f" ({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started."
@@ -157,10 +147,8 @@ def print_where(console: Console, *, page: str, host: str, top: str, incidents: 
 def _victims(outcome: Outcome) -> Table:
     seconds = f"{outcome.compared_s:.0f} s"
     victims = Table(title=f"Victims: slow-down over the same {seconds}, by the agent and in truth")
-    victims.add_column("VM", no_wrap=True)
-    for heading in ("CPI", "true", "latency p95, 90 %", "true", "inside"):
-        victims.add_column(heading, justify="right", no_wrap=True)
-    victims.add_column("verdict", no_wrap=True)
+    for heading in ("VM", "CPI", "true", "latency p95, 90 %", "true", "inside", "verdict"):
+        victims.add_column(heading, justify="left" if heading in ("VM", "verdict") else "right", no_wrap=True)
     for v in outcome.victims:
         victims.add_row(
             v.vm,

@@ -17,6 +17,9 @@ from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc, host_pb2, host_p
 #: The simulator's name for the true slow-down of a VM's requests, beside that of its CPI.
 LATENCY_TRUTH = "true_latency_degradation"
 
+#: A server that appears later is tried again soon, not after gRPC's usual back-off of seconds.
+CHANNEL_OPTIONS = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
+
 _DEADLINE_S = 2.0
 _SLOT_NS = round(SLOT_S * 1e9)
 
@@ -79,9 +82,7 @@ class AgentWatch:
     def poll(self, *, explain: bool) -> None:
         """Ask the agent, with `explain` also about every latency-sensitive VM. Not being up yet is not an error."""
         if self._channel is None:
-            # A socket that appears later is tried again soon, not after gRPC's usual back-off of seconds.
-            options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
-            self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
+            self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS)
         stub = host_pb2_grpc.LocalHostStub(self._channel)
         try:
             status = stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S)
@@ -133,18 +134,12 @@ class AgentWatch:
     def _take_latency(self, vm: Any) -> None:
         found, behaviour = vm.cloud_white, _verdict(vm)
         estimate = found.degradation
-        # A VM that inflicts, or was never estimated, has no reason of a model's.
-        missing = "" if found.HasField("degradation") else f"no estimate of a VM that is {behaviour}"
-        self.latencies.setdefault(vm.name, []).append(
-            Latency(
-                at_unix_ns=time.time_ns(),
-                behaviour=behaviour,
-                ratio=math.nan if missing else estimate.ratio,
-                low=math.nan if missing else estimate.low,
-                high=math.nan if missing else estimate.high,
-                cannot_tell=missing or estimate.cannot_tell,
-            )
-        )
+        if not found.HasField("degradation"):  # a VM that inflicts, or was never estimated: no reason of a model
+            why = f"no estimate of a VM that is {behaviour}"
+            estimate = agent_pb2.Degradation(ratio=math.nan, low=math.nan, high=math.nan, cannot_tell=why)
+        numbers = (estimate.ratio, estimate.low, estimate.high)
+        seen = Latency(time.time_ns(), behaviour, *numbers, estimate.cannot_tell)
+        self.latencies.setdefault(vm.name, []).append(seen)
 
 
 def _verdict(vm: Any) -> str:

@@ -6,9 +6,8 @@ A loading is the share of a VM's own time spent at a resource (D-Factor, section
     memory_stall  cores that waited for memory: cores used * the share of their cycles
     disk_wait     share of the time in which some thread of the VM waited for a disk
 
-Where `placement` in central's configuration has the capacity of a host's memory, disks or network, the resource
-`memory`, `disk` or `network` is bytes per second over that instead: the share of its time that the resource works for
-the VM. No agent measures waits for the network.
+If `placement` in central's configuration has the capacity of a host's memory, disks or network, the resource `memory`,
+`disk` or `network` is bytes per second over that instead: the share of its time that the resource works for the VM.
 """
 
 import threading

@@ -45,7 +45,7 @@ class Profiles:
 def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     """Profile the jobs of a CSV file. Its columns say what it is.
 
-    Columns job, copies, time_s: runs of several copies at once (two resources, named by `larger` and `rest`). Columns
+    Columns job, copies, time_s: runs of several copies together (two resources, named by `larger` and `rest`). Columns
     job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run alone.
     Columns job, resources and if known vm: measured shares of time, a row per window.
 

@@ -6,6 +6,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.files.durable import writing
@@ -13,6 +16,8 @@ from whitepanda.common.files.durable import writing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+Floats = NDArray[np.float64]
 
 _FULL, _NONE = "█", " "
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -32,12 +37,10 @@ def signed_bar(value: float, largest: float, width: int) -> str:
     return _NONE * width + "│" + _FULL * length
 
 
-def blank_figure(size: tuple[float, float]) -> Figure:
-    """Return a figure of a size, inches, without axes.
+def new_figure(size: tuple[float, float], columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
+    """Return a figure of a size, inches, and its axes: an array of them if there are several.
 
-    Raises:
-        UnavailableError: matplotlib is not installed.
-
+    Raises UnavailableError if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
@@ -46,26 +49,13 @@ def blank_figure(size: tuple[float, float]) -> Figure:
         raise UnavailableError(f"--plot needs '{error.name}'; {how_to_install('train')}") from error
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure
-
-
-def new_figure(size: tuple[float, float], panels: int = 1) -> tuple[Figure, Any]:
-    """Return a figure of a size, inches, and its axes: an array of them if there are several panels.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-
-    """
-    figure = blank_figure(size)
-    return figure, figure.subplots(1, panels)
+    return figure, figure.subplots(rows, columns)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, whole or not at all; only its owner can read it: it names jobs or machines.
 
-    Raises:
-        InputError: the file cannot be written.
-
+    Raises InputError if the file cannot be written.
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=120)

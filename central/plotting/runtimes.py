@@ -3,58 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from central.plotting.figures import new_figure, save_figure
+from central.plotting.figures import Floats, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-Floats = NDArray[np.float64]
 #: Groups with a colour of their own; smaller ones share grey.
 _MOST_GROUPS = 20
 _ROWS_OF_LEGEND = 10
 _MARKERS = "osD^v<>PX*"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Map:
-    """Names in a plane: shape (n, 2), the group of each, and a title."""
+def plot_maps(path: Path, maps: Mapping[str, tuple[Floats, Sequence[str]]]) -> None:
+    """Write a PNG with a panel for each map by its title: places of names, shape (n, 2), and the group of each.
 
-    title: str
-    places: Floats
-    groups: Sequence[str]
-
-
-def plot_maps(path: Path, maps: Sequence[Map]) -> None:
-    """Write a PNG with a panel for each map, coloured by group.
-
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
+    Raises what `save_figure` and `new_figure` do.
     """
     figure, panels = new_figure((6.2 * len(maps), 6.0), len(maps))
-    for axes, one in zip(np.atleast_1d(panels), maps, strict=True):
-        labels = np.asarray(one.groups)
+    for axes, (title, (places, groups)) in zip(np.atleast_1d(panels), maps.items(), strict=True):
+        labels = np.asarray(groups)
         names, counts = np.unique(labels, return_counts=True)
         largest = names[np.argsort(-counts, kind="stable")][:_MOST_GROUPS]
         for number, name in enumerate(largest):
-            here = one.places[labels == name]
+            here = places[labels == name]
             marker, colour = _MARKERS[number % len(_MARKERS)], f"C{number % 10}"
             axes.scatter(*here.T, s=16, marker=marker, color=colour, label=f"{name} ({len(here)})")
         rest = ~np.isin(labels, largest)
         if rest.any():
-            axes.scatter(*one.places[rest].T, s=10, color="lightgray", label=f"others ({rest.sum()})")
-        axes.set_title(one.title, fontsize=9)
-        axes.set_xticks([])
-        axes.set_yticks([])
+            axes.scatter(*places[rest].T, s=10, color="lightgray", label=f"others ({rest.sum()})")
+        axes.set_title(title, fontsize=9)
+        axes.set(xticks=[], yticks=[])
         shown = len(largest) + bool(rest.any())
         columns = -(-shown // _ROWS_OF_LEGEND) + 1
         axes.legend(fontsize=7, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.01), frameon=False)
@@ -64,10 +48,7 @@ def plot_maps(path: Path, maps: Sequence[Map]) -> None:
 def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
     """Write a PNG of `central.runtimes.evaluate.measure`: errors by co-runners, coverage, and what bounds cost.
 
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
+    Raises what `save_figure` and `new_figure` do.
     """
     figure, (errors, covered, margins) = new_figure((11.5, 3.8), 3)
     for place, (count, line) in enumerate(result.items()):
@@ -78,13 +59,11 @@ def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
         bounds.sort(key=lambda one: -one[0])
         _draw_bounds(covered, margins, bounds, f"beside {count}", place)
     errors.set_xticks(range(len(result)), [f"{count}\nn={line['rows']:,}" for count, line in result.items()])
-    errors.set_xlabel("co-runners")
-    errors.set_ylabel("mean |predicted - t| / t, %, 95 % interval")
+    errors.set(xlabel="co-runners", ylabel="mean |predicted - t| / t, %, 95 % interval")
     covered.axhline(0, color="black", linewidth=0.8)
-    covered.set_xlabel("promised: runs within the bound, %")
-    covered.set_ylabel("covered less promised, points, 95 % interval")
-    margins.set_xlabel("promised: runs within the bound, %")
-    margins.set_ylabel("mean max(bound - t, 0) / t, %, 95 % interval")
+    promised = "promised: runs within the bound, %"
+    covered.set(xlabel=promised, ylabel="covered less promised, points, 95 % interval")
+    margins.set(xlabel=promised, ylabel="mean max(bound - t, 0) / t, %, 95 % interval")
     if margins.get_legend_handles_labels()[0]:
         margins.legend(fontsize=8)
     save_figure(figure, path)

@@ -19,13 +19,7 @@ def bars(start_s: Any, tau_s: Any, end_s: Any, width: int) -> list[str]:
 
 
 def plot(path: Path, names: Any, start_s: Any, tau_s: Any, end_s: Any) -> None:
-    """Write a PNG of the same.
-
-    Raises:
-        InputError: the file cannot be written.
-        UnavailableError: matplotlib is not installed.
-
-    """
+    """Write a PNG of the same. Raises what `save_figure` and `new_figure` do."""
     rows = list(range(len(names)))
     figure, axes = new_figure((8, 1.2 + 0.4 * len(rows)))
     axes.barh(rows, tau_s, left=start_s, color="tab:blue", label="alone")
@@ -35,6 +29,6 @@ def plot(path: Path, names: Any, start_s: Any, tau_s: Any, end_s: Any) -> None:
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    # Beside the axes: inside it would lie over the last bars.
+    # Next to the axes: inside it would lie over the last bars.
     figure.legend(loc="outside upper right", ncols=2, fontsize=8, frameon=False)
     save_figure(figure, path)

@@ -21,9 +21,7 @@ def is_parquet(path: Path) -> bool:
 def write_table(path: Path, table: pa.Table, *, mode: int = 0o644) -> None:
     """Write CSV or Parquet by the file's name, whole or not at all. In CSV a list is its values, joined with `;`.
 
-    Raises:
-        InputError: it cannot be written.
-
+    Raises InputError if it cannot be written.
     """
     try:
         with writing(path, mode=mode) as file:

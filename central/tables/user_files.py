@@ -23,17 +23,10 @@ _Floats = npt.NDArray[np.float64]
 
 
 class UserTable:
-    """A file's columns, checked as they are asked for. Cells of CSV stay text until then; rows count from 1.
+    """A file's columns, checked when they are used; rows count from 1. A pipe works too: it is read once.
 
-    Args:
-        path: a file, or a pipe: it is read once. Parquet by its ending, else CSV.
-
-    Attributes:
-        cells: as read: texts of CSV, null where empty.
-
-    Raises:
-        InputError: it cannot be read, has no rows, a column without a name, or two of the same name.
-
+    Parquet by its ending, else CSV. `cells` are as read: texts of CSV, null where empty. Raises InputError if the file
+    cannot be read, has no rows, a column without a name, or two of the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,17 +96,10 @@ class UserTable:
         empty: float | None = None,
         remedy: str = "",
     ) -> _Floats:
-        """Return a column as finite numbers.
+        """Return a column as finite numbers from `low` to `high`; with `above`, `low` itself is too small.
 
-        Args:
-            column: its name.
-            low: the least value.
-            high: the greatest.
-            above: `low` itself is too small.
-            empty: the value to use for an empty cell. If it is NaN, cells that hold NaN count as empty too. None: empty
-            cells are refused.
-            remedy: for a number that is too large.
-
+        `empty` is the value of an empty cell; if it is NaN, cells that hold NaN count as empty too. None: empty cells
+        are refused. `remedy` is for a number that is too large.
         """
         wanted = f"numbers above {low:g}" if above else f"numbers of {low:g} or more"
         wanted = f"numbers from {low:g} to {high:g}" if high < math.inf else wanted

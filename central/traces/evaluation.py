@@ -3,24 +3,22 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from central.models.antagonists.slots import SLOT_S, TaskSlots
-from central.models.groups import Column
+from central.models.antagonists.slots import TaskSlots
 from central.traces.methods import METHODS, Known, Method
-from central.traces.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
-from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, rows_json, slot_file, trace_names
-from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
+from central.traces.protocol import Evaluation, MethodResult, evaluate
+from central.traces.slots import OnProgress, SlotOptions, no_sensitive_task, rows_json, slot_file, trace_names
 from whitepanda.common.errors import InputError
 
 #: The method of agents; results have it under its name and as "default".
 DEFAULT_METHOD = "whitepanda"
-#: Ranks by the true coefficients of TRUTH.json, where it has them.
+#: Ranks by the true coefficients of TRUTH.json, if it has them.
 ORACLE = "oracle"
 
 
@@ -35,9 +33,7 @@ class Truth:
     def read(cls, path: Path) -> "Truth":
         """Read {"antagonists": [job ids], "coefficients": {job id: value}}; the latter may be absent.
 
-        Raises:
-            InputError: the file cannot be read, or is not of that form.
-
+        Raises InputError if the file cannot be read, or is not of that form.
         """
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -64,178 +60,120 @@ class Truth:
 
 def _job(value: Any) -> int:
     """Return a job's number, in JSON a number or text."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"job {_short(value)}")
-    number = int(value)
+    number = int(_as_given(value, int | str, "job"))
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"job {_short(value)}")
     return number
 
 
 def _coefficient(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError(f"coefficient {_short(value)}")
-    number = float(value)
+    number = float(_as_given(value, int | float | str, "coefficient"))
     if not math.isfinite(number):
         raise ValueError(f"coefficient {_short(value)}")
     return number
+
+
+def _as_given(value: Any, kinds: Any, what: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"{what} {_short(value)}")
+    return value
 
 
 def _short(value: Any) -> str:
     return repr(value)[:80]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceEvaluationOptions:
-    """How a trace is evaluated. `methods` empty: all, and the oracle where the truth has coefficients."""
-
-    methods: tuple[str, ...] = ()
-    from_day: int = DEFAULT_FROM_DAY
-    rule: LatencySensitiveRule = field(default_factory=LatencySensitiveRule)
-    limits: TraceLimits = field(default_factory=TraceLimits)
-    seed: int = 0
-    engine: EngineOptions = field(default_factory=EngineOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvaluation:
-    """The result, and what was read for it.
-
-    `antagonists_known` are the true ones in the trace; of them, `antagonists_suspect` are not latency-sensitive
-    throughout.
-    """
-
-    evaluation: Evaluation
-    counts: TraceCounts
-    antagonists_known: int
-    antagonists_suspect: int
-    seconds: float
-
-    def why_no_event(self) -> str | None:
-        """Return what is missing for an event; None where there are some."""
-        if self.evaluation.events:
-            return None
-        if not self.antagonists_suspect:
-            return "every antagonist in the trace is latency-sensitive throughout, so never a suspect"
-        if not self.evaluation.triggers:
-            return "no machine triggered: no mnCPI above its 99th percentile with victims in 3 slots in a row"
-        return f"{self.evaluation.triggers:,} triggers, none with a true antagonist and another suspect there"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return {"events": n, "methods": {name: {"mean_percentile": x, "consistency": y, ...}}, ...}.
-
-        An interval is [null, null] of fewer than `protocol.LEAST_MACHINES` machines.
-        """
-        found = self.evaluation
-        methods: dict[str, Any] = {}
-        for name, result in found.methods.items():
-            methods[name] = {"ranked": result.ranked, "victim_pairs": result.pairs}
-            for metric in ("mean_percentile", "consistency", "first_is_antagonist", "minus_panda"):
-                estimate = asdict(getattr(result, metric))
-                methods[name][metric] = estimate["value"]
-                methods[name][f"{metric}_interval"] = [estimate["low"], estimate["high"]]
-        summary: dict[str, Any] = {
-            "events": found.events,
-            "triggers": found.triggers,
-            "no_event_because": self.why_no_event(),
-            "methods": methods,
-        }
-        if DEFAULT_METHOD in methods:
-            methods["default"] = dict(methods[DEFAULT_METHOD])
-            summary["default"] = {"method": DEFAULT_METHOD, **methods[DEFAULT_METHOD]}
-        return summary | {
-            "machines": found.machines,
-            "days": found.days,
-            "evaluated_days": found.evaluated_days,
-            "task_slots": found.task_slots,
-            "antagonists": self.antagonists_known,
-            "antagonists_suspect": self.antagonists_suspect,
-            "rows": rows_json(self.counts),
-            "seconds": round(self.seconds, 3),
-        }
-
-
 def evaluate_trace(
     traces: Sequence[Path],
     truth: Truth,
-    options: TraceEvaluationOptions,
-    on_progress: Callable[[str, int, int | None], None] = lambda _step, _done, _total: None,
-) -> TraceEvaluation:
-    """Evaluate methods on the files of one trace.
+    options: SlotOptions,
+    on_progress: OnProgress,
+    *,
+    methods: Sequence[str],
+    from_day: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Evaluate methods on the files of one trace; return the result, ready for JSON.
 
-    Args:
-        traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
-        truth: the antagonists.
-        options: methods, days, rules and limits.
-        on_progress: called with the step ("read", "fit" or "day"), what is done, and all of it where known.
+    `traces` are Google cluster trace v3 usage rows, see `collector.traces.google`. `methods` empty: all, and the oracle
+    if the truth has coefficients. The result is {"events": n, "methods": {name: {"mean_percentile": x, "consistency":
+    y, ...}}, ...}; an interval of fewer than `protocol.LEAST_MACHINES` machines is [null, null].
 
-    Raises:
-        InputError: a trace cannot be used, a method does not exist, no day is left to evaluate, or the trace has no
-            latency-sensitive task with a CPI or none of the truth's jobs.
-        UnavailableError: disk or memory did not suffice, or there is no Spark.
-
+    Raises InputError if a trace cannot be used, a method does not exist, no day is left to evaluate, or the trace has
+    no latency-sensitive task with a CPI or none of the truth's jobs, and UnavailableError as `slot_file`.
     """
     began = time.monotonic()
-    methods = _methods(options.methods, truth)
+    chosen = _methods(methods, truth)
     wanted = np.array(truth.antagonists, dtype=np.int64)
-    seen = _Seen()
-    with slot_file(
-        traces, rule=options.rule, limits=options.limits, slot_s=SLOT_S, options=options.engine, on_progress=on_progress
-    ) as slots:
-        found = evaluate(
-            _noted(slots, wanted, seen, on_progress), wanted, methods, from_day=options.from_day, seed=options.seed
-        )
+    antagonists, suspects, is_sensitive = set[int](), set[int](), False
+
+    def noted() -> Iterator[tuple[int, TaskSlots]]:
+        """Yield the days, report each as progress, and note who is there."""
+        nonlocal is_sensitive
+        for number, day in slots.days():
+            on_progress("day", number, None)
+            here = np.isin(day.job, wanted)
+            antagonists.update(np.unique(day.job[here]).tolist())
+            suspects.update(np.unique(day.job[here & ~day.latency_sensitive]).tolist())
+            is_sensitive = is_sensitive or bool((day.latency_sensitive & ~np.isnan(day.cpi)).any())
+            yield number, day
+
+    with slot_file(traces, options, on_progress) as slots:
+        found = evaluate(noted(), wanted, chosen, from_day=from_day, seed=seed)
     if not found.evaluated_days:
         raise InputError(
-            f"{trace_names(traces)}: no day to evaluate: days 0 to {found.days - 1}, evaluated from day "
-            f"{options.from_day} with the days before; see --from-day"
+            f"{trace_names(traces)}: no day to evaluate: days 0 to {found.days - 1}, evaluated from day {from_day} "
+            "with the days before; see --from-day"
         )
-    if not seen.sensitive:
+    if not is_sensitive:
         raise no_sensitive_task(traces, options.rule)
-    if not seen.antagonists:
+    if not antagonists:
         raise InputError(
             f"{trace_names(traces)}: none of the truth's antagonists is in the trace (the first is "
             f"{truth.antagonists[0]}); is it the truth of this trace?"
         )
-    return TraceEvaluation(
-        evaluation=found,
-        counts=slots.counts,
-        antagonists_known=len(seen.antagonists),
-        antagonists_suspect=len(seen.suspects),
-        seconds=time.monotonic() - began,
-    )
+    results: dict[str, Any] = {name: _result_json(result) for name, result in found.methods.items()}
+    summary = {
+        "events": found.events,
+        "triggers": found.triggers,
+        "no_event_because": _why_no_event(found, has_suspects=bool(suspects)),
+        "methods": results,
+    }
+    if DEFAULT_METHOD in results:
+        results["default"] = dict(results[DEFAULT_METHOD])
+        summary["default"] = {"method": DEFAULT_METHOD, **results[DEFAULT_METHOD]}
+    return summary | {
+        **{name: getattr(found, name) for name in ("machines", "days", "evaluated_days", "task_slots")},
+        "antagonists": len(antagonists),
+        "antagonists_suspect": len(suspects),
+        "rows": rows_json(slots.counts),
+        "seconds": round(time.monotonic() - began, 3),
+    }
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Whom a trace has: true antagonists, those that may be suspects, and whether any task may be a victim."""
-
-    antagonists: set[int] = field(default_factory=set)
-    suspects: set[int] = field(default_factory=set)
-    sensitive: bool = False
-
-    def add(self, day: TaskSlots, wanted: Column) -> None:
-        here = np.isin(day.job, wanted)
-        self.antagonists.update(np.unique(day.job[here]).tolist())
-        self.suspects.update(np.unique(day.job[here & ~day.latency_sensitive]).tolist())
-        self.sensitive = self.sensitive or bool((day.latency_sensitive & ~np.isnan(day.cpi)).any())
+def _result_json(result: MethodResult) -> dict[str, Any]:
+    found: dict[str, Any] = {"ranked": result.ranked, "victim_pairs": result.pairs}
+    for metric in ("mean_percentile", "consistency", "first_is_antagonist", "minus_panda"):
+        estimate = getattr(result, metric)
+        found |= {metric: estimate.value, f"{metric}_interval": [estimate.low, estimate.high]}
+    return found
 
 
-def _noted(
-    slots: SlotFile, wanted: Column, seen: _Seen, on_progress: Callable[[str, int, int | None], None]
-) -> Iterator[tuple[int, TaskSlots]]:
-    """Yield the days, report each as progress, and note who is there."""
-    for number, day in slots.days():
-        on_progress("day", number, None)
-        seen.add(day, wanted)
-        yield number, day
+def _why_no_event(found: Evaluation, *, has_suspects: bool) -> str | None:
+    """Return what is missing for an event; None if there are some."""
+    if found.events:
+        return None
+    if not has_suspects:
+        return "every antagonist in the trace is latency-sensitive throughout, so never a suspect"
+    if not found.triggers:
+        return "no machine triggered: no mnCPI above its 99th percentile with victims in 3 slots in a row"
+    return f"{found.triggers:,} triggers, none with a true antagonist and another suspect there"
 
 
-def _methods(names: tuple[str, ...], truth: Truth) -> dict[str, Method]:
+def _methods(names: Sequence[str], truth: Truth) -> dict[str, Method]:
     known = [*METHODS, ORACLE]
-    chosen = names or tuple(METHODS) + ((ORACLE,) if truth.coefficients else ())
     methods: dict[str, Method] = {}
-    for name in chosen:
+    for name in names or (known if truth.coefficients else METHODS):
         own = DEFAULT_METHOD if name == "default" else name
         if own not in known:
             raise InputError(f"no method '{name}'; there are {', '.join(known)}")

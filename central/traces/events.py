@@ -40,10 +40,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Triggers:
-    """Machine slots of a day that triggered.
-
-    `count` is all of them; `events`, to be read once, are those with a true antagonist and at least one other suspect.
-    """
+    """Machine slots of a day that triggered; `events`, read once, have a true antagonist and another suspect."""
 
     count: int
     events: Iterator[Event]
@@ -51,10 +48,7 @@ class Triggers:
 
 @dataclass(slots=True)
 class History:
-    """CPI of latency-sensitive tasks on the days before, for the machines' percentiles.
-
-    Memory: 24 bytes per task slot of a latency-sensitive task.
-    """
+    """CPI of latency-sensitive tasks on the days before, for the machines' percentiles; 24 bytes per task slot."""
 
     _days: list[tuple[Column, Ints, Column, Column, Floats]] = field(default_factory=list)
 
@@ -96,13 +90,9 @@ def events_of(
 ) -> Triggers:
     """Find the machine slots of a day that trigger, and among them the events.
 
-    Args:
-        rows: the day, and the two hours before it.
-        first_slot: of the day.
-        statistics: of the days before. Tasks of jobs that these do not know are left out of mnCPI.
-        thresholds: of the days before, as from `History.thresholds`. Machines without one have no event.
-        antagonists: the true ones' jobs.
-
+    `rows` are the day, which begins at `first_slot`, and the two hours before it. `statistics` and `thresholds` (as
+    from `History.thresholds`) are of the days before: tasks of jobs without statistics are left out of mnCPI, machines
+    without a threshold have no event. `antagonists` are the true ones' jobs.
     """
     rows = rows.take(np.lexsort((rows.task, rows.slot, rows.machine)))
     at = np.full(rows.rows, -1, np.int64)
@@ -141,7 +131,20 @@ def events_of(
             while begin and machine[begin - 1] == machine[at] and slot[begin - 1] > slot[at] - WINDOW_SLOTS:
                 begin -= 1
             window = slice(int(bounds[begin]), here.stop)
-            yield _event(rows, here, window, float(mn_cpi[at]), suspect, guilty, victim)
+            suspects, victims = (np.flatnonzero(which[here]) + here.start for which in (suspect, victim))
+            now = int(rows.slot[here.start])
+            usage = _window(rows, window, rows.task[suspects], rows.usage, now, 0.0)
+            yield Event(
+                machine=rows.machine[here.start],
+                slot=now,
+                mn_cpi=float(mn_cpi[at]),
+                suspect_job=rows.job[suspects],
+                suspect_usage=np.nan_to_num(usage, nan=0.0),
+                is_antagonist=guilty[suspects],
+                victim_job=rows.job[victims],
+                victim_platform=rows.platform[victims],
+                victim_cpi=_window(rows, window, rows.task[victims], rows.cpi, now, np.nan),
+            )
 
     return Triggers(int(triggered.sum()), events())
 
@@ -153,32 +156,6 @@ def _code(machine: Column, slot: Ints, offset: int) -> Ints:
     width = int(slot.max()) - least + 1 if len(slot) else 1
     code: Ints = number * width + slot + offset - least
     return code
-
-
-def _event(
-    rows: TaskSlots,
-    here: slice,
-    window: slice,
-    mn_cpi: float,
-    suspect: npt.NDArray[np.bool_],
-    guilty: npt.NDArray[np.bool_],
-    victim: npt.NDArray[np.bool_],
-) -> Event:
-    suspects = np.flatnonzero(suspect[here]) + here.start
-    victims = np.flatnonzero(victim[here]) + here.start
-    now = int(rows.slot[here.start])
-    usage = _window(rows, window, rows.task[suspects], rows.usage, now, 0.0)
-    return Event(
-        machine=rows.machine[here.start],
-        slot=now,
-        mn_cpi=mn_cpi,
-        suspect_job=rows.job[suspects],
-        suspect_usage=np.nan_to_num(usage, nan=0.0),
-        is_antagonist=guilty[suspects],
-        victim_job=rows.job[victims],
-        victim_platform=rows.platform[victims],
-        victim_cpi=_window(rows, window, rows.task[victims], rows.cpi, now, np.nan),
-    )
 
 
 def _window(rows: TaskSlots, window: slice, tasks: Column, values: Floats, now: int, absent: float) -> Floats:

@@ -1,11 +1,9 @@
 """Antagonist coefficients of a given trace: through the engine into one Parquet file, whole or not at all."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import ibis
 import ibis.expr.types as ir
@@ -16,11 +14,11 @@ from central.build import panda_state, whitepanda_state
 from central.build.engine import AnyEngine
 from central.models.antagonists.slots import SLOT_S
 from central.traces.generator.write import new_file
-from central.traces.slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
-from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
+from central.traces.slots import OnProgress, SlotFile, SlotOptions, no_sensitive_task, slot_file, trace_names
+from collector.traces.google import TraceCounts
 from whitepanda.common.errors import InputError, UnavailableError
 
-#: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
+#: Columns of the file. `samples` counts the job's task slots next to a latency-sensitive task (method whitepanda:
 #: machine slots), `cpi_samples` those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are
 #: latency-sensitive.
 RESULT = pa.schema(
@@ -45,21 +43,6 @@ _MAX_SLOT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class TraceFitOptions:
-    """How a trace is fitted. Slots begin at multiples of `slot_s` on the trace's own clock.
-
-    `until_day`: only the days before that one; the trace's first is 0.
-    """
-
-    method: str = "whitepanda"
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    until_day: int | None = None
-    slot_s: float = 300.0
-    rule: LatencySensitiveRule = field(default_factory=LatencySensitiveRule)
-    limits: TraceLimits = field(default_factory=TraceLimits)
-
-
-@dataclass(frozen=True, slots=True)
 class TraceFit:
     """What was fitted. `table` has the columns `RESULT`, largest coefficient first, as the file does.
 
@@ -77,79 +60,59 @@ class TraceFit:
 def fit_trace(
     traces: Sequence[Path],
     out: Path,
-    options: TraceFitOptions,
-    on_progress: Callable[[str, int, int | None], None] = lambda _step, _done, _total: None,
+    options: SlotOptions,
+    on_progress: OnProgress,
+    *,
+    method: str,
+    until_day: int | None,
+    slot_s: float,
 ) -> TraceFit:
-    """Fit antagonist coefficients to the files of one trace and write them to `out`, whole or not at all.
+    """Fit antagonist coefficients to the files of one trace and write them to `out` (Parquet), whole or not at all.
 
-    Args:
-        traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
-        out: Parquet file.
-        options: slots, rules and limits.
-        on_progress: called with the step ("read" or "fit"), rows done, and rows in all where known.
-
-    Raises:
-        InputError: a trace or `out` cannot be used, or there is nothing to fit.
-        UnavailableError: disk or memory did not suffice, or there is no Spark.
-
+    `traces` are Google cluster trace v3 usage rows, see `collector.traces.google`. Only days before `until_day` count;
+    the trace's first is 0. Slots begin at multiples of `slot_s` on the trace's own clock. Raises InputError if a trace
+    or `out` cannot be used, or there is nothing to fit, and UnavailableError as `slot_file`.
     """
     began = time.monotonic()
-    if not _MIN_SLOT_S <= options.slot_s <= _MAX_SLOT_S:
-        raise InputError(f"a slot must be {_MIN_SLOT_S} s to {_MAX_SLOT_S} s long (value {options.slot_s})")
-    if options.method not in FIT_METHODS:
-        raise InputError(f"no method '{options.method}' to fit with; there are {', '.join(FIT_METHODS)}")
-    if options.method == "whitepanda" and options.slot_s != SLOT_S:
-        raise InputError(f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s")
+    if not _MIN_SLOT_S <= slot_s <= _MAX_SLOT_S:
+        raise InputError(f"a slot must be {_MIN_SLOT_S} s to {_MAX_SLOT_S} s long (value {slot_s})")
+    if method not in FIT_METHODS:
+        raise InputError(f"no method '{method}' to fit with; there are {', '.join(FIT_METHODS)}")
+    if method == "whitepanda" and slot_s != SLOT_S:
+        raise InputError(f"method whitepanda: slots are {SLOT_S} s long (value {slot_s:g}); see --slot-s")
     if out.suffix.lower() == ".csv":
         raise InputError(f"{out}: coefficients are written as Parquet; give it a name that ends in .parquet")
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_new_file(out, traces))
-        slots = stack.enter_context(
-            slot_file(
-                traces,
-                rule=options.rule,
-                limits=options.limits,
-                slot_s=options.slot_s,
-                options=options.engine,
-                on_progress=on_progress,
-            )
-        )
-        table, task_slots, machine_slots = _fitted(slots, options)
-        if not machine_slots:
-            raise no_sensitive_task(traces, options.rule)
-        if not table.num_rows:
-            names = trace_names(traces)
-            raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
-        last_day = slots.last_day(until_day=options.until_day)
-        pq.write_table(table, file, compression="zstd")
-    return TraceFit(table, slots.counts, task_slots, machine_slots, last_day, time.monotonic() - began)
-
-
-@contextlib.contextmanager
-def _new_file(out: Path, traces: Sequence[Path]) -> Iterator[IO[bytes]]:
-    """Give the file that becomes `out` at the end; what cannot be written is found before the work."""
     if out.resolve() in {trace.resolve() for trace in traces}:
         raise InputError(f"{out}: is the trace itself; give the name of another file")
     try:
-        with new_file(out) as file:
-            yield file
+        # The file is opened first: a place that cannot be written to is found before the work.
+        with new_file(out) as file, slot_file(traces, options, on_progress, slot_s) as slots:
+            table, task_slots, machine_slots = _fitted(slots, method, until_day, slot_s)
+            if not machine_slots:
+                raise no_sensitive_task(traces, options.rule)
+            if not table.num_rows:
+                names = trace_names(traces)
+                raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
+            last_day = slots.last_day(until_day=until_day)
+            pq.write_table(table, file, compression="zstd")
     except OSError as error:
         raise UnavailableError(f"{out}: cannot write: {error.strerror}") from error
+    return TraceFit(table, slots.counts, task_slots, machine_slots, last_day, time.monotonic() - began)
 
 
-def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, int]:
-    """Return the result, the number of task slots, and that of machine slots with a latency-sensitive task."""
+def _fitted(file: SlotFile, method: str, until_day: int | None, slot_s: float) -> tuple[pa.Table, int, int]:
+    """Return the result, the number of task slots, and the number of machine slots with a latency-sensitive task."""
     opened = file.opened
     slots = opened.read([file.path])
-    if options.until_day is not None:
-        slots = slots.filter(slots.slot_start_ns < file.begin_of_day_ns(options.until_day))
+    if until_day is not None:
+        slots = slots.filter(slots.slot_start_ns < file.begin_of_day_ns(until_day))
     task_slots = _count(opened, slots)
-    if options.method == "panda":
+    if method == "panda":
         tables = panda_state.fit(slots)
         return _result(opened, slots, tables.coefficients), task_slots, _count(opened, tables.machine_cpi)
     folder = file.folder / "state"
     folder.mkdir()
-    whitepanda_state.write_state(opened, slots, round(options.slot_s * 1e9), folder)
+    whitepanda_state.write_state(opened, slots, round(slot_s * 1e9), folder)
     state, _ = whitepanda_state.merged_state([folder])
     found = folder / "coefficients.parquet"
     pq.write_table(whitepanda_state.as_table(whitepanda_state.coefficients([folder]), pa.int64()), found)

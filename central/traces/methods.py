@@ -16,13 +16,15 @@ from central.traces.events import Event
 
 
 class Method(Protocol):
-    """One way to find antagonists."""
+    """One way to find antagonists. Some neither learn from days nor prepare for events."""
 
-    def learn(self, day: TaskSlots) -> None:
+    def learn(self, day: TaskSlots) -> None:  # noqa: ARG002 - for those that learn
         """Take a day in."""
+        return
 
     def settle(self) -> None:
         """Make ready for events with what was learnt so far."""
+        return
 
     def scores(self, event: Event) -> Floats:
         """Score the suspects, shape (victims, suspects), or (1, suspects) where victims make no difference.
@@ -39,10 +41,12 @@ def _scored(jobs: Column, values: Floats, event: Event, fitted_by: str = "") -> 
     return np.array([[suspect_score(one, cores, fitted_by) for one, cores in zip(known, usage, strict=True)]])
 
 
-class Panda:
+class Panda(Method):
     """A_k * u, with the A_k of all machines."""
 
     fitted_by = ""
+    #: What is learnt of a day; it can be merged with other days'.
+    state_of: Callable[[TaskSlots], Any] = staticmethod(PairState.of)
 
     def __init__(self) -> None:
         self._state: Any = None
@@ -64,24 +68,15 @@ class Panda:
         """Return A_k * u."""
         return _scored(self._jobs, self._values, event, self.fitted_by)
 
-    @staticmethod
-    def state_of(day: TaskSlots) -> Any:
-        """Return what is learnt of a day; it can be merged with other days'."""
-        return PairState.of(day)
-
 
 class Whitepanda(Panda):
     """A_k * u, with whitepanda's A_k; 0, what the ridge assumes, for a job never seen."""
 
     fitted_by = "whitepanda"
-
-    @staticmethod
-    def state_of(day: TaskSlots) -> Any:
-        """Return what is learnt of a day; it can be merged with other days'."""
-        return WhitepandaState.of(day)
+    state_of = staticmethod(WhitepandaState.of)
 
 
-class PandaLocal:
+class PandaLocal(Method):
     """A_k * u, with the A_k of the event's machine."""
 
     def __init__(self) -> None:
@@ -104,22 +99,11 @@ class PandaLocal:
         """Return A_k * u."""
         if self._found is None:
             return np.full((1, len(event.suspect_job)), -np.inf)
-        first = np.searchsorted(self._found.machine, event.machine, "left")
-        last = np.searchsorted(self._found.machine, event.machine, "right")
+        first, last = (np.searchsorted(self._found.machine, event.machine, side) for side in ("left", "right"))
         return _scored(self._found.job[first:last], self._found.value[first:last], event)
 
 
-class _Defaults:
-    """Neither learns from days nor prepares for events."""
-
-    def learn(self, day: TaskSlots) -> None:
-        """Do nothing."""
-
-    def settle(self) -> None:
-        """Do nothing."""
-
-
-class Cpi2(_Defaults):
+class Cpi2(Method):
     """Score a suspect's usage while a victim's CPI was above its aged threshold, over the past two hours."""
 
     def __init__(self) -> None:
@@ -146,7 +130,7 @@ class Cpi2(_Defaults):
         return np.array([cpi2.suspect_scores(cpi, limit, event.suspect_usage) for cpi, limit in pairs])
 
 
-class Proctor(_Defaults):
+class Proctor(Method):
     """Correlation with a victim's CPI in a random hour of the past two."""
 
     def __init__(self) -> None:
@@ -157,7 +141,7 @@ class Proctor(_Defaults):
         return np.array([proctor.suspect_scores(c, event.suspect_usage, self._rng) for c in event.victim_cpi])
 
 
-class Known(_Defaults):
+class Known(Method):
     """The oracle: A_k * u with given A_k, 0 for other jobs."""
 
     def __init__(self, coefficients: Mapping[Any, float]) -> None:

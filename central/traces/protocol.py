@@ -8,8 +8,8 @@ fewer than `LEAST_MACHINES`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,11 @@ _STEP_RATIO = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95 % interval, None of fewer than `LEAST_MACHINES`; all None where nothing is averaged."""
+    """A mean with its 95 % interval, None of fewer than `LEAST_MACHINES`; all None if nothing is averaged."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +67,30 @@ class Evaluation:
     methods: dict[str, MethodResult]
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Per event: sums that the metrics are ratios of."""
+class _Tally(NamedTuple):
+    """An event by one method: the metrics are ratios of sums of these."""
 
-    percentile: list[float] = field(default_factory=list)
-    ranked: list[int] = field(default_factory=list)
-    agreeing: list[int] = field(default_factory=list)
-    pairs: list[int] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
+    percentile: float
+    ranked: int
+    agreeing: int
+    pairs: int
+    first: float
 
-    def add(self, scores: Floats, event: Event) -> None:
+    @classmethod
+    def of(cls, scores: Floats, event: Event) -> "_Tally":
         mean, scores = _levelled(scores.mean(axis=0)), _levelled(scores)
         # A lone suspect has no rank; events have at least two.
         ranks = np.array(percentile_ranks(mean.tolist()), dtype=np.float64)
-        self.percentile.append(float(ranks[event.is_antagonist].sum()))
-        self.ranked.append(int(event.is_antagonist.sum()))
         top = np.flatnonzero(mean == mean.max())
-        self.first.append(float(event.is_antagonist[top].mean()))
         victims = len(event.victim_job)
-        pairs = victims * (victims - 1) // 2
-        self.pairs.append(pairs)
-        if len(scores) == 1:
-            self.agreeing.append(pairs)
-        else:
+        agreeing = pairs = victims * (victims - 1) // 2
+        if len(scores) > 1:
             _, votes = np.unique(event.suspect_job[scores.argmax(axis=1)], return_counts=True)
-            self.agreeing.append(int((votes * (votes - 1) // 2).sum()))
+            agreeing = int((votes * (votes - 1) // 2).sum())
+        antagonist = event.is_antagonist
+        return cls(
+            float(ranks[antagonist].sum()), int(antagonist.sum()), agreeing, pairs, float(antagonist[top].mean())
+        )
 
 
 def _levelled(scores: Floats) -> Floats:
@@ -112,22 +110,15 @@ def evaluate(
     from_day: int = DEFAULT_FROM_DAY,
     seed: int = 0,
 ) -> Evaluation:
-    """Run the protocol.
+    """Run the protocol from the day `from_day` on; `seed` is of the bootstrap.
 
-    Args:
-        days: number and task slots of each day that has any, ascending; day d holds slots of
-            floor(slot / 288) = d plus a constant. Read once, one at a time.
-        antagonists: jobs that truly are antagonists.
-        methods: by name. Results have the difference to the one named "panda", if it is there.
-        from_day: first day to evaluate.
-        seed: of the bootstrap.
-
-    Memory: a day's rows, the methods' states, and what `History` holds.
-
+    `days` are number and task slots of each day that has any, ascending, read once, one at a time; day d holds slots of
+    floor(slot / 288) = d plus a constant. `antagonists` are the jobs that truly are ones. Results of `methods` have the
+    difference to the one named "panda", if it is there. Memory: a day's rows, the methods' states, and `History`.
     """
     history, moments, tail = History(), None, None
     machines = list[Any]()
-    tallies = {name: _Tally() for name in methods}
+    tallies: dict[str, list[_Tally]] = {name: [] for name in methods}
     counts = dict.fromkeys(("days", "evaluated_days", "task_slots", "triggers"), 0)
     for number, day in days:
         counts["days"] += 1
@@ -144,7 +135,7 @@ def evaluate(
             for event in found.events:
                 machines.append(event.machine)
                 for name, method in methods.items():
-                    tallies[name].add(method.scores(event), event)
+                    tallies[name].append(_Tally.of(method.scores(event), event))
         for method in methods.values():
             method.learn(day)
         history.add(day)
@@ -156,37 +147,37 @@ def evaluate(
     return Evaluation(events=len(machines), machines=machine_count, methods=results, **counts)
 
 
-def _results(machines: list[Any], tallies: dict[str, _Tally], seed: int) -> tuple[int, dict[str, MethodResult]]:
+def _results(machines: list[Any], tallies: dict[str, list[_Tally]], seed: int) -> tuple[int, dict[str, MethodResult]]:
     """Return how many machines have events, and how each method did. `machines`: of each event."""
     names, owner = np.unique(np.array(machines), return_inverse=True)
     n = len(names)
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), BOOTSTRAPS) if n else np.empty((0, 0))
 
-    def per_machine(values: list[Any]) -> Floats:
-        return sums(owner, np.array(values, dtype=np.float64), n)
-
     def ratio(above: Floats, below: Floats) -> Estimate:
         if not below.sum():
-            return Estimate(None, None, None)
+            return Estimate()
         mean = float(above.sum() / below.sum())
         if np.count_nonzero(below) < LEAST_MACHINES:
-            return Estimate(mean, None, None)
+            return Estimate(mean)
         totals = draws @ below
         some = totals > 0
         low, high = np.percentile((draws @ above)[some] / totals[some], _INTERVAL)
         return Estimate(mean, float(low), float(high))
 
-    panda = tallies.get("panda")
+    events = sums(owner, np.ones(len(machines)), n)
+    per_machine = {
+        name: [sums(owner, column, n) for column in np.array(tally, np.float64).reshape(-1, len(_Tally._fields)).T]
+        for name, tally in tallies.items()
+    }
+    panda = per_machine.get("panda")
     results = {}
-    for name, tally in tallies.items():
-        ranked, percentile = per_machine(tally.ranked), per_machine(tally.percentile)
-        lead = percentile - per_machine(panda.percentile) if panda else np.zeros(n)
+    for name, (percentile, ranked, agreeing, pairs, first) in per_machine.items():
         results[name] = MethodResult(
             ratio(percentile, ranked),
-            ratio(per_machine(tally.agreeing), per_machine(tally.pairs)),
-            ratio(per_machine(tally.first), per_machine([1] * len(machines))),
-            ratio(lead, ranked) if panda else Estimate(None, None, None),
-            sum(tally.ranked),
-            sum(tally.pairs),
+            ratio(agreeing, pairs),
+            ratio(first, events),
+            ratio(percentile - panda[0], ranked) if panda else Estimate(),
+            int(ranked.sum()),
+            int(pairs.sum()),
         )
     return n, results

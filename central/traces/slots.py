@@ -45,17 +45,26 @@ _DAY_NS = SLOT_S * SLOTS_PER_DAY * 10**9
 _REMEDY = "TMPDIR names the folder for temporary files"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What a trace is computed on. Workers of `spark_master` must see TMPDIR under the same name."""
+#: Called with the step ("read", "fit" or "day"), what is done, and all of it if known.
+OnProgress = Callable[[str, int, int | None], None]
 
-    engine: str = "duckdb"
-    spark_master: str = "local[*]"
-    memory_limit_mib: int = 2048
+
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """How a trace is read, and what it is computed on. Workers of `spark_master` must see TMPDIR under the same name.
+
+    Raises InputError if the engine is unknown.
+    """
+
+    rule: LatencySensitiveRule
+    limits: TraceLimits
+    engine: str
+    spark_master: str
+    memory_limit_mib: int
     threads: int = os.cpu_count() or 1
 
-    def check(self) -> None:
-        """Raise an InputError if the engine is unknown."""
+    def __post_init__(self) -> None:
+        """Check the engine."""
         if self.engine not in ENGINES:
             raise InputError(f"no engine '{self.engine}'; there are {', '.join(ENGINES)}")
 
@@ -64,7 +73,7 @@ class EngineOptions:
 class SlotFile:
     """Task slots of a trace, and the engine that made them. `rows` of them, from `counts.accepted` records.
 
-    `duckdb` is that engine, or reads the file beside Spark.
+    `duckdb` is that engine, or reads the file next to Spark.
     """
 
     opened: AnyEngine
@@ -123,27 +132,15 @@ class SlotFile:
 
 @contextmanager
 def slot_file(
-    traces: Sequence[Path],
-    *,
-    rule: LatencySensitiveRule,
-    limits: TraceLimits,
-    slot_s: float,
-    options: EngineOptions,
-    on_progress: Callable[[str, int, int | None], None],
+    traces: Sequence[Path], options: SlotOptions, on_progress: OnProgress, slot_s: float = SLOT_S
 ) -> Iterator[SlotFile]:
     """Read a trace and merge the records of each task in each slot, into a file that lives as long as the context.
 
-    What does not fit into the engine's memory goes to TMPDIR. `on_progress` gets ("read", rows so far, rows in all or
-    None).
-
-    Raises:
-        InputError: a trace cannot be used, or has no usable row.
-        UnavailableError: disk or memory did not suffice, also where the context's own use of the engine failed; or
-            there is no Spark.
-
+    What does not fit into the engine's memory goes to TMPDIR. Raises InputError if a trace cannot be used or has no
+    usable row, UnavailableError if disk or memory did not suffice, also for the context's own use of the engine, or
+    there is no Spark.
     """
-    options.check()
-    reader = read_trace(traces, rule=rule, limits=limits)
+    reader = read_trace(traces, rule=options.rule, limits=options.limits)
     try:
         with tempfile.TemporaryDirectory(prefix="whitepanda-fit-") as name:
             folder = Path(name)
@@ -167,7 +164,7 @@ def slot_file(
 
 
 @contextmanager
-def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[AnyEngine, Engine]]:
+def _engines(options: SlotOptions, folder: Path) -> Iterator[tuple[AnyEngine, Engine]]:
     memory_limit_mib, threads = options.memory_limit_mib, options.threads
     with Engine(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=folder / "spill") as duck:
         if options.engine == "duckdb":

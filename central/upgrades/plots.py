@@ -45,7 +45,7 @@ def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: S
 
     Raises what `save_figure` does.
     """
-    figure, axes = new_figure((8.5, 3.6), panels=2)
+    figure, axes = new_figure((8.5, 3.6), columns=2)
     axes[0].plot(margins_percent, costs, "-", color="tab:blue")
     axes[0].plot([plan.options.margin_percent], [plan.solution.cost], "o", color="black", label="this plan")
     axes[0].legend(fontsize=8)

@@ -58,23 +58,21 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
     events: list[EventRow] = []
     triggers: list[TriggerRow] = []
     rejected: dict[str, int] = {}
-    without_reports = size
     if reports:
-        events, rejected = check_events(batch, sender)
+        events, rejected_events = check_events(batch, sender)
         triggers, rejected_triggers = check_triggers(batch, sender)
-        rejected |= rejected_triggers
-        for name in ("events", "triggers"):  # they have tables of their own
+        rejected = rejected_events | rejected_triggers
+        for name in ("events", "triggers"):  # they have their own tables
             batch.ClearField(name)
-        without_reports = batch.ByteSize()
+        size -= batch.ByteSize()
     names = tuple(islice(named(batch.tasks, sender.host), MAX_NAMES))
     tasks = tuple((task.vm, task.job) for task in batch.tasks)
+    is_whole = checked.kept is None and not checked.has_bad_tasks
     if not checked.accepted_rows:
         payload = b""
-    else:
-        has_gone = (checked.kept is not None or checked.has_bad_tasks) and _clear_unused(batch, checked.kept)
-        if reports or has_gone:
-            payload = batch.SerializeToString()
-    is_like_others = bool(payload) and checked.kept is None and not checked.has_bad_tasks and not sender.is_importer
+    elif (not is_whole and _clear_unused(batch, checked.kept)) or reports:
+        payload = batch.SerializeToString()
+    is_like_others = bool(payload) and is_whole and not sender.is_importer
     return ReadBatch(
         spool_id=spool_id,
         sequence=batch.sequence,
@@ -87,7 +85,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         names=names,
         tasks=tasks,
         reports=reports,
-        report_bytes=size - without_reports,
+        report_bytes=size,
         events=tuple(events),
         triggers=tuple(triggers),
         rejected_reports=rejected,

@@ -1,7 +1,7 @@
-"""What hosts report beside rows (events, triggers): which reports of a batch are accepted, and why others are not."""
+"""What hosts report along with rows (events, triggers): which reports are accepted, and why others are not."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from central.validation.rows import Sender, is_name
@@ -23,25 +23,14 @@ R = TypeVar("R", bound=_Report)
 
 
 def good_reports(
-    reports: Sequence[R],
-    is_good: Callable[[R], bool],
-    rejected: Counter[str],
-    *,
-    word: str,
-    at_most: int,
-    sender: Sender,
-) -> Iterator[tuple[int, str, R]]:
-    """Yield each good report: its place in the batch, its machine, and itself. A bad one costs no other.
+    reports: Sequence[R], is_good: Callable[[R], bool], *, word: str, at_most: int, sender: Sender
+) -> tuple[list[tuple[int, str, R]], dict[str, int]]:
+    """Return a batch's good reports: place in the batch, machine, report; and how many are refused, by reason.
 
-    Args:
-        reports: of one batch.
-        is_good: whether a report is complete and fit to be shown.
-        rejected: is added to: `too_many_<word>s`, `bad_<word>` and `bad_<word>_time`, tried in this order.
-        word: for the reasons.
-        at_most: the most reports of a batch.
-        sender: whose limits say how far a time may be from now.
-
+    Reasons are `too_many_<word>s` (above `at_most`), `bad_<word>` (not complete and fit to be shown, by `is_good`) and
+    `bad_<word>_time`, by the sender's limits, tried in this order. A bad report costs no other.
     """
+    good, rejected = list[tuple[int, str, R]](), Counter[str]()
     host, is_importer, limits = sender.host, sender.is_importer, sender.limits
     earliest = 0 if is_importer else sender.now_unix_ns - int(limits.max_past_days * 86_400e9)
     latest = min(sender.now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64)
@@ -54,4 +43,5 @@ def good_reports(
         elif not earliest <= report.unix_ns <= latest:
             rejected[f"bad_{word}_time"] += 1
         else:
-            yield number, machine, report
+            good.append((number, machine, report))
+    return good, dict(rejected)

@@ -134,9 +134,7 @@ def too_many_jobs(jobs: int, size: int, max_host_jobs: int) -> str:
 def check(batch: agent_pb2.CpiBatch, sender: Sender, payload: bytes = b"") -> Checked:
     """Check the rows of a batch. With `payload`, the batch as `SerializeToString` made it, columns are read faster.
 
-    Raises:
-        BatchError: nothing of the batch can be used.
-
+    Raises BatchError if nothing of the batch can be used.
     """
     limits, is_importer = sender.limits, sender.is_importer
     rows = _check_structure(batch, limits)
@@ -174,21 +172,13 @@ def check(batch: agent_pb2.CpiBatch, sender: Sender, payload: bytes = b"") -> Ch
 def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
     """Return the limits within which no number of a host's batch is a reason to refuse its row."""
     return Bounds(
-        earliest_unix_ns=_earliest(limits, now_unix_ns),
-        latest_unix_ns=_latest(limits, now_unix_ns),
+        earliest_unix_ns=max(0, now_unix_ns - int(limits.max_past_days * 86_400e9)),
+        latest_unix_ns=max(0, min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64 - _MAX_DURATION_NS)),
         max_duration_ns=MAX_HOST_WINDOW_NS,
         max_cpu_usage_cores=limits.max_cpu_usage_cores,
         min_cpi=MIN_CPI,
         max_cpi=limits.max_cpi,
     )
-
-
-def _earliest(limits: Limits, now_unix_ns: int) -> int:
-    return max(0, now_unix_ns - int(limits.max_past_days * 86_400e9))
-
-
-def _latest(limits: Limits, now_unix_ns: int) -> int:
-    return max(0, min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64 - _MAX_DURATION_NS))
 
 
 def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
@@ -225,7 +215,7 @@ def _check_tasks(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[_Mask, _Mas
     bad_task = np.zeros(len(batch.tasks), dtype=np.bool_)
     bad_machine = np.zeros(len(batch.tasks), dtype=np.bool_)
     jobs = set()
-    # Control characters are rare: checking all names at once is quicker than each by itself.
+    # Control characters are rare: checking all names together is quicker than each by itself.
     names = (name for t in batch.tasks for name in (t.vm, t.job, t.epoch, t.machine, t.platform))
     has_control = not "".join(names).isprintable()
     for index, task in enumerate(batch.tasks):
@@ -257,19 +247,20 @@ def _check_tasks(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[_Mask, _Mas
 
 def _row_masks(columns: BatchColumns, sender: Sender) -> dict[str, _Mask]:
     """Return, by reason, which rows have a bad value; reasons that cannot apply are left out."""
-    limits, now_unix_ns, is_importer = sender.limits, sender.now_unix_ns, sender.is_importer
+    limits, is_importer = sender.limits, sender.is_importer
+    within = bounds(limits, sender.now_unix_ns)
     start = columns.required("start_unix_ns", np.uint64)
     duration = columns.required("duration_ns", np.uint64)
     usage = columns.required("cpu_usage_cores", np.float64)
     longest = _MAX_DURATION_NS if is_importer else MAX_HOST_WINDOW_NS
     masks = {
         "bad_time": (duration == 0) | (duration > longest) | (start > _MAX_INT64 - _MAX_DURATION_NS),
-        "future_time": start > _latest(limits, now_unix_ns),
+        "future_time": start > within.latest_unix_ns,
         # A comparison with NaN is False: so are values that are not a number.
         "bad_cpu_usage": ~((usage >= 0) & (usage <= limits.max_cpu_usage_cores)),
     }
     if not is_importer:  # a trace is of any time; a host's clock that is that wrong has not been set
-        masks["old_time"] = start < _earliest(limits, now_unix_ns)
+        masks["old_time"] = start < within.earliest_unix_ns
     cpi = columns.get("cpi", np.float64)
     if cpi is not None:
         masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is not a fault

@@ -57,9 +57,11 @@ class _Read:
 
 
 def samples_tables(batches: Sequence[StoredBatch], most_bytes: int) -> Iterator[pa.Table]:
-    """Yield the rows of `samples_table` in several tables, each of whole batches with about `most_bytes` of texts.
+    """Yield the accepted rows of checked batches, in their order, as tables of `central.lake.schema.SAMPLES`.
 
-    A batch has its texts once, a table in each row: 50,000 rows with names of 510 characters have 100 MB of them.
+    Each table has whole batches with about `most_bytes` of texts: a batch has its texts once, a table in each row, and
+    50,000 rows with names of 510 characters have 100 MB of them. The same batches give the same rows, whatever the
+    configuration is now.
     """
     some: list[_Read] = []
     size = 0
@@ -75,20 +77,14 @@ def samples_tables(batches: Sequence[StoredBatch], most_bytes: int) -> Iterator[
         yield _table(some)
 
 
-def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
-    """Return the accepted rows of checked batches, in their order, as `central.lake.schema.SAMPLES`.
-
-    The same batches give the same table, whatever the configuration is now.
-    """
-    return _table([_read(stored) for stored in batches])
-
-
 def _table(read: Sequence[_Read]) -> pa.Table:
     counts = np.array([len(each.task_index) for each in read], dtype=np.int64)
     if not counts.sum():
         return SAMPLES.empty_table()
-    of_batch = np.repeat(np.arange(len(read)), counts)
-    columns: dict[str, pa.Array] = _batch_columns(read, of_batch) | _task_columns(read)
+    columns = _task_columns(read)
+    of_batch = pa.array(np.repeat(np.arange(len(read)), counts))
+    for name, kind in (("host", pa.string()), ("spool_id", pa.string()), ("sequence", pa.uint64())):
+        columns[name] = pa.array([getattr(each.stored, name) for each in read], kind).take(of_batch)
     for name in ("start_unix_ns", "duration_ns"):
         columns[name] = pa.array(_gather(read, counts, name, np.uint64, 0).astype(np.int64))
     columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores", np.float64, np.nan))
@@ -122,32 +118,17 @@ def _gather(
     return np.concatenate(whole)
 
 
-def _batch_columns(read: Sequence[_Read], of_batch: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
-    indices = pa.array(of_batch)
-    return {
-        "host": pa.array([each.stored.host for each in read], pa.string()).take(indices),
-        "spool_id": pa.array([each.stored.spool_id for each in read], pa.string()).take(indices),
-        "sequence": pa.array([each.stored.sequence for each in read], pa.uint64()).take(indices),
-    }
-
-
 def _task_columns(read: Sequence[_Read]) -> dict[str, pa.Array]:
     sizes = np.array([len(each.tasks) for each in read], dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes
     indices = np.concatenate([e.task_index + o for e, o in zip(read, offsets, strict=True)])
     tasks = [task for each in read for task in each.tasks]
-    names = {name: [getattr(task, name) for task in tasks] for name in ("machine", "platform")}
-    stored = [each.stored for each in read]
-    owners = {"machine": [b.host for b in stored], "platform": [b.platform for b in stored]}
-    values: dict[str, pa.Array] = {
-        "vm": pa.array([task.vm for task in tasks], pa.string()),
-        "epoch": pa.array([task.epoch for task in tasks], pa.string()),
-        "job": pa.array([task.job for task in tasks], pa.string()),
-        "latency_sensitive": pa.array([task.latency_sensitive for task in tasks], pa.bool_()),
-    }
+    kinds = {**dict.fromkeys(("vm", "epoch", "job"), pa.string()), "latency_sensitive": pa.bool_()}
+    values = {name: pa.array([getattr(task, name) for task in tasks], kind) for name, kind in kinds.items()}
     owner = pa.array(np.repeat(np.arange(len(read)), sizes))
-    for name, named in names.items():
-        values[name] = pa.array(owners[name], pa.string()).take(owner)
+    for name, of_sender in (("machine", "host"), ("platform", "platform")):
+        values[name] = pa.array([getattr(each.stored, of_sender) for each in read], pa.string()).take(owner)
+        named = [getattr(task, name) for task in tasks]
         if any(named):  # importers' rows
             own = pa.array(named, pa.string())
             values[name] = pc.if_else(pc.equal(own, ""), values[name], own)

@@ -1,7 +1,6 @@
 """Reports of hosts on VMs that suffer: which of a batch are accepted, and how many are refused, by reason."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,13 +40,12 @@ class TriggerRow:
 
 def check_triggers(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[TriggerRow], dict[str, int]]:
     """Return the good triggers of a batch, and how many are refused, by reason; these cost neither others nor rows."""
-    rejected: Counter[str] = Counter()
-    good = good_reports(batch.triggers, _is_good, rejected, word="trigger", at_most=_MAX_TRIGGERS, sender=sender)
+    good, rejected = good_reports(batch.triggers, _is_good, word="trigger", at_most=_MAX_TRIGGERS, sender=sender)
     stream = (sender.host, batch.spool_id, batch.sequence)
     taken = [
         TriggerRow(*stream, number, machine, one.unix_ns, one.SerializeToString()) for number, machine, one in good
     ]
-    return taken, dict(rejected)
+    return taken, rejected
 
 
 def first_suspect(trigger: agent_pb2.Trigger) -> agent_pb2.TriggerSuspect | None:

@@ -1,11 +1,9 @@
 """A batch's columns straight from its bytes: in protobuf a packed column of fixed-width numbers is the array itself.
 
 The protobuf library hands columns out element by element: 12 us for 50 rows, and a batch has ten columns. `locate`
-finds the columns in a batch that the library has serialised: in the order of their numbers, up to the end.
-
-While a host runs the same VMs, its batches differ in numbers only. A `Layout` remembers what was checked in one batch:
-the spool, the tasks, the task of each row, and where the columns are. In a batch of the same layout only the numbers
-are checked, and those of many batches at once (`sound`).
+finds them in a batch that the library has serialised. While a host runs the same VMs, its batches differ in numbers
+only: a `Layout` remembers what was checked in one batch, and in others of the same layout only the numbers are checked,
+for many batches together (`sound`).
 """
 
 from collections.abc import Sequence
@@ -78,25 +76,16 @@ def _tail(rows: int) -> tuple[tuple[str, bytes, int], ...]:
     )
 
 
-def _is_there(batch: agent_pb2.CpiBatch, name: str) -> bool:
-    return batch.backlog if name == "backlog" else len(getattr(batch, name)) > 0
-
-
 def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
-    """Find the columns in a batch's bytes.
+    """Find the columns in a batch's bytes, `payload`, as `batch.SerializeToString()` makes them without unknown fields.
 
-    Args:
-        payload: as `batch.SerializeToString()` makes it, of a batch without unknown fields.
-        batch: the same, parsed; its columns have as many rows as task_index, or none.
-
-    Returns:
-        None where they are not as expected (events among them, reasons above 127): read `batch` instead.
-
+    The columns of `batch` have as many rows as task_index, or none. Returns None if they are not as expected (events
+    among them, reasons above 127): read `batch` instead.
     """
     if batch.events or batch.triggers:
         return None
     rows = len(batch.task_index)
-    there = [each for each in _tail(rows) if _is_there(batch, each[0])]
+    there = [each for each in _tail(rows) if getattr(batch, each[0])]
     begin = at = len(payload) - sum(len(head) + size for _, head, size in there)
     columns, heads = {}, []
     for name, head, size in there:

@@ -19,11 +19,11 @@ from central.lake.lease import lease_problem
 from central.lake.replicas import replica_of
 from central.lake.segments import Lake, Segment
 from central.roll_ups.store import SlotManifest, SlotStore
-from central.verify.losses import losses, read_again
+from central.verify.losses import losses, read_again, still_wrong
 
 _DAY_S = 86_400
 _DAY_NS = _DAY_S * 10**9
-_TRIES = 5  # to read a day that central changes meanwhile
+_FAULTS = (LakeError, pa.ArrowException, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,7 @@ class LakeStats:
 def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
     """Count what is in the lake, and its slots of one length. DuckDB finds the duplicates.
 
-    Raises:
-        LakeError: something is damaged, see `problems`.
-        OSError: the lake cannot be read.
-
+    Raises LakeError if something is damaged, see `problems`, and OSError if the lake cannot be read.
     """
     by_day: dict[date, list[Segment]] = defaultdict(list)
     replicas: dict[str, int] = defaultdict(int)
@@ -99,8 +96,8 @@ def duplicates(
 ) -> list[tuple[str, int, int]]:
     """Return origins, number and superfluous rows of batches of one day that several segments have.
 
-    With `is_within_journal` only those that one journal has twice, which is a fault; several journals have a batch
-    where an agent changes replicas.
+    With `is_within_journal` only those that one journal has twice, a fault; several have a batch if an agent changes
+    replicas.
     """
     if not segments:
         return []
@@ -121,11 +118,7 @@ def duplicates(
 def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator[str]:
     """Yield one line per problem: damage, duplicate rows, manifests of missing objects, losses.
 
-    `is_quick`: read only footers and manifests, not the pages of rows.
-
-    Raises:
-        OSError: the lake cannot be listed.
-
+    `is_quick`: read only footers and manifests, not the pages of rows. Raises OSError if the lake cannot be listed.
     """
     by_day: dict[date, list[Segment]] = {}
     for day in lake.days():
@@ -143,12 +136,7 @@ def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator
 
 
 def slot_lengths(lake: Lake) -> list[float]:
-    """Return the lengths of the slots that the lake has, s, ascending.
-
-    Raises:
-        OSError: the lake cannot be listed.
-
-    """
+    """Return the lengths of the slots that the lake has, s, ascending. Raises OSError if it cannot be listed."""
     return _slot_folders(lake)[0]
 
 
@@ -169,42 +157,33 @@ def _slot_folders(lake: Lake) -> tuple[list[float], list[str]]:
 
 
 def _day_problems(lake: Lake, day: date, connection: Any, *, is_quick: bool) -> tuple[list[str], list[Segment]]:
-    """Return the problems of a day's segments, and the segments without one.
-
-    Central may roll, compact or delete meanwhile: reported segments were there before and after the check.
-    """
-    lines: list[str] = []
+    """Return the problems of a day's segments, and the segments without one."""
     well: dict[str, Segment] = {}
-    segments = lake.segments(day)
-    for _ in range(_TRIES):
+
+    def check(segments: list[Segment]) -> list[str]:
+        nonlocal well
         lines = []
         for segment in segments:
-            line = "" if segment.key in well else _segment_problem(segment, is_quick=is_quick)
-            if line:
-                lines.append(line)
-            else:
-                well[segment.key] = segment
+            if segment.key not in well:
+                if line := _segment_problem(segment, is_quick=is_quick):
+                    lines.append(line)
+                else:
+                    well[segment.key] = segment
         well = {segment.key: segment for segment in segments if segment.key in well}
-        if not is_quick:
-            lines += _duplicate_problems(day, list(well.values()), connection)
-        if not lines:
-            break
-        before, segments = segments, lake.segments(day)
-        if segments == before:
-            break
-    return lines, list(well.values())
+        return lines if is_quick else [*lines, *_duplicate_problems(day, list(well.values()), connection)]
+
+    return still_wrong(lake.segments(day), partial(lake.segments, day), check), list(well.values())
 
 
-def _duplicate_problems(day: date, segments: list[Segment], connection: Any) -> list[str]:
+def _duplicate_problems(day: date, segments: list[Segment], connection: Any) -> Iterator[str]:
     try:
-        found = duplicates(segments, connection, is_within_journal=True)
+        for origin, batches, superfluous in duplicates(segments, connection, is_within_journal=True):
+            yield (
+                f"day {day}: {batches} batches are there twice within journal {origin} ({superfluous} rows too many); "
+                "was its state_dir restored from a backup?"
+            )
     except (duckdb.Error, OSError) as error:
-        return [_unreadable(f"day {day}: its batches", error)]
-    return [
-        f"day {day}: {batches} batches are there twice within journal {origin} ({superfluous} rows too "
-        "many); was its state_dir restored from a backup?"
-        for origin, batches, superfluous in found
-    ]
+        yield _fault(f"day {day}: its batches", error)
 
 
 def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
@@ -225,15 +204,15 @@ def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
                     return f"{segment.key}: has rows of another day"
         if rows != segment.rows:
             return f"{segment.key}: {rows} rows, {segment.rows} in the footer"
-    except LakeError as error:
-        return str(error)
-    except (pa.ArrowException, OSError) as error:
-        return _unreadable(f"{segment.key}:", error)
+    except _FAULTS as error:
+        return _fault(f"{segment.key}:", error)
     return ""
 
 
-def _unreadable(what: str, error: Exception) -> str:
-    return f"{what} cannot be read: {(str(error).splitlines() or [''])[0]}"
+def _fault(what: str, error: Exception) -> str:
+    """Return the line of an error; an error of the lake is one already."""
+    line = (str(error).splitlines() or [""])[0]
+    return str(error) if isinstance(error, LakeError) else f"{what} cannot be read: {line}"
 
 
 def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]], *, is_quick: bool) -> Iterator[str]:
@@ -250,23 +229,19 @@ def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]],
                 yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
 
 
-def _slot_day_problems(lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest, *, is_quick: bool) -> list[str]:
+def _slot_day_problems(
+    lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest | None, *, is_quick: bool
+) -> list[str]:
     """Return the problems of a day's slots. If a new manifest has come meanwhile, that one is checked."""
-    lines: list[str] = []
-    for _ in range(_TRIES):
-        lines = list(_manifest_problems(lake, None if is_quick else slots, day, manifest))
-        if not lines:
-            break
-        try:
-            newest = read_again(partial(slots.manifest, day))
-        except (LakeError, OSError) as error:
-            return [*lines, str(error)]
-        if newest is None:
-            return []  # the day was deleted
-        if newest == manifest:
-            break
-        manifest = newest
-    return lines
+
+    def check(one: SlotManifest | None) -> list[str]:
+        # None: the day was deleted.
+        return [] if one is None else list(_manifest_problems(lake, None if is_quick else slots, day, one))
+
+    try:
+        return still_wrong(manifest, partial(read_again, partial(slots.manifest, day)), check)
+    except (LakeError, OSError) as error:
+        return [*check(manifest), str(error)]
 
 
 def _manifest_problems(lake: Lake, digests: SlotStore | None, day: date, manifest: SlotManifest) -> Iterator[str]:
@@ -281,11 +256,8 @@ def _manifest_problems(lake: Lake, digests: SlotStore | None, day: date, manifes
             missing = part.slots if _is_missing(lake, part.slots) else part.batches
             yield f"slots of {day}, {manifest.number}: {missing} is not there"
             continue
-        except LakeError as error:
-            yield str(error)
-            continue
-        except (pa.ArrowException, OSError) as error:
-            yield _unreadable(f"{part.slots}:", error)
+        except _FAULTS as error:
+            yield _fault(f"{part.slots}:", error)
             continue
         if len(counts) != part.slot_rows:
             yield f"{part.slots}: {len(counts)} rows, {part.slot_rows} in the manifest"
@@ -313,7 +285,7 @@ def _batch_problems(lake: Lake, day: date, names: list[str]) -> Iterator[str]:
             with lake.objects.open(name) as file:
                 table = pq.read_table(file, columns=columns)
         except (pa.ArrowException, OSError) as error:
-            yield _unreadable(f"{name}:", error)
+            yield _fault(f"{name}:", error)
             continue
         if pa.compute.any(pa.compute.less(table["last"], table["first"])).as_py():
             yield f"{name}: a range of batches ends before it begins"
@@ -335,13 +307,9 @@ def _version_problems(lake: Lake) -> Iterator[str]:
     for number in store.numbers():
         try:
             manifest = store.read(number).manifest
-        except LakeError as error:
-            yield str(error)
-            continue
-        except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
-            if number not in store.numbers():
-                continue  # deleted meanwhile
-            yield _unreadable(f"version {number}:", error)
+        except (*_FAULTS, msgspec.MsgspecError, KeyError) as error:
+            if isinstance(error, LakeError) or number in store.numbers():  # else it was deleted meanwhile
+                yield _fault(f"version {number}:", error)
             continue
         if manifest.token < token:
             yield f"version {number}: lease {manifest.token} is older than that of the version before, {token}"
@@ -349,11 +317,9 @@ def _version_problems(lake: Lake) -> Iterator[str]:
 
 
 def state_problems(lake: Lake) -> Iterator[str]:
-    """Yield a line per damaged state of a day. Where the lake is not a folder, states are elsewhere and not checked.
+    """Yield a line per damaged state of a day. If the lake is not a folder, states are elsewhere and not checked.
 
-    Raises:
-        OSError: the lake cannot be listed.
-
+    Raises OSError if the lake cannot be listed.
     """
     if not lake.is_folder:
         return

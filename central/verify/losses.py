@@ -1,18 +1,15 @@
 """Objects that the lake's manifests list and the lake lacks: deleted by hand, or lost by a disk.
 
 The manifest of a day's slots lists the segments that were rolled up, with their rows (`SlotManifest.rolled`); a
-version's manifest lists its days and their rows. Compaction keeps the rows of the segments that it deletes in another
-one. Retention first records through which day it deletes, and these days are not checked:
-
-    <lake>/retention/{samples,slots}-through-2026-10-22.json
-
-Objects that were deleted before they were rolled up are recorded nowhere.
+version's manifest lists its days and their rows. Days that retention records as deleted are not checked
+(<lake>/retention/{samples,slots}-through-2026-10-22.json). Objects deleted before their roll-up are recorded nowhere.
 """
 
 import bisect
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -33,21 +30,31 @@ _REMEDY = (
 
 
 def read_again(read: Callable[[], _T]) -> _T:
-    """Read again where something was deleted between its listing and its reading."""
+    """Read again if something was deleted between its listing and its reading."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
             return read()
     return read()
 
 
+def still_wrong(now: _T, read: Callable[[], _T], check: Callable[[_T], list[str]]) -> list[str]:
+    """Return the lines of a check of what central may change meanwhile: it was the same before and after."""
+    lines = list[str]()
+    for _ in range(_TRIES):
+        before, lines = now, check(now)
+        if not lines:
+            break
+        now = read()
+        if now == before:
+            break
+    return lines
+
+
 def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:
     """Yield one line per loss. Unreadable objects are not reported here.
 
-    `by_day` are the segments that were there before the manifests are read; slots have lengths in seconds.
-
-    Raises:
-        OSError: the lake cannot be listed.
-
+    `by_day` are the segments that were there before the manifests are read; slots have lengths in seconds. Raises
+    OSError if the lake cannot be listed.
     """
     yield from _lost_days(lake)
     found: dict[date, dict[str, None]] = {}  # lines of a day, each once
@@ -61,17 +68,14 @@ def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list
 
 
 def _lost_segments(lake: Lake, day: date, listed: Mapping[str, set[RolledSegment]], found: list[Segment]) -> list[str]:
-    """Return a line per lost segment of a day. Reads again where central compacts or deletes meanwhile."""
-    lines: list[str] = []
-    for _ in range(_TRIES):
-        lines = [line for origin in sorted(listed) for line in _missing(day, origin, listed[origin], found)]
-        if not lines:
-            return []
-        before, found = found, lake.segments(day)
-        if found == before:
-            break
+    """Return a line per lost segment of a day. Reads again if central compacts or deletes meanwhile."""
+
+    def check(there: list[Segment]) -> list[str]:
+        return [line for origin in sorted(listed) for line in _missing(day, origin, listed[origin], there)]
+
+    lines = still_wrong(found, partial(lake.segments, day), check)
     # Read last: retention records its days before it deletes.
-    return [] if day <= deleted_through(lake, "samples") else lines
+    return [] if not lines or day <= deleted_through(lake, "samples") else lines
 
 
 def _missing(day: date, origin: str, listed: set[RolledSegment], found: Iterable[Segment]) -> Iterator[str]:

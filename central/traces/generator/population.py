@@ -1,18 +1,14 @@
 """The jobs and machines of a generated trace, and where and when each task runs."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from central.models.groups import Floats, Ints
 from central.traces.generator.settings import SynthSettings
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 SLOTS_PER_DAY = 288
 SLOTS_PER_HOUR = 12
@@ -34,21 +30,21 @@ def generator(settings: SynthSettings, stream: str, day: int = 0) -> np.random.G
 class Jobs:
     """Jobs as columns of shape (jobs,). Usage is the mean of a task; strength is contention per unit of CPU."""
 
-    job_id: NDArray[np.int64]
+    job_id: Ints
     role: NDArray[np.int8]
-    priority: NDArray[np.float64]
-    scheduling_class: NDArray[np.float64]
-    usage: NDArray[np.float64]
-    strength: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    first_slot: NDArray[np.int64]
-    end_slot: NDArray[np.int64]
-    sensitivity: NDArray[np.float64]
-    base_cpi: NDArray[np.float64]
-    platform_cpi: NDArray[np.float64]  # (platforms, jobs): factor of the base CPI
-    phase: NDArray[np.float64]
-    drift: NDArray[np.float64]  # (days, jobs): factor of the base CPI
-    leader: NDArray[np.int64]  # of a companion: its antagonist; else -1
+    priority: Floats
+    scheduling_class: Floats
+    usage: Floats
+    strength: Floats
+    weight: Floats
+    first_slot: Ints
+    end_slot: Ints
+    sensitivity: Floats
+    base_cpi: Floats
+    platform_cpi: Floats  # (platforms, jobs): factor of the base CPI
+    phase: Floats
+    drift: Floats  # (days, jobs): factor of the base CPI
+    leader: Ints  # of a companion: its antagonist; else -1
 
     @property
     def is_sensitive(self) -> NDArray[np.bool_]:
@@ -61,10 +57,10 @@ class Jobs:
 class Machines:
     """Machines as columns of shape (machines,)."""
 
-    machine_id: NDArray[np.int64]
-    platform: NDArray[np.int64]
-    cpi: NDArray[np.float64]
-    noise: NDArray[np.float64]
+    machine_id: Ints
+    platform: Ints
+    cpi: Floats
+    noise: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +70,39 @@ class Tasks:
     `leader_place` is the place of the antagonist's task that a companion came with, else -1.
     """
 
-    job: NDArray[np.int64]
-    instance: NDArray[np.int64]
-    place: NDArray[np.int64]
-    begin: NDArray[np.int64]
-    end: NDArray[np.int64]
-    leader_place: NDArray[np.int64]
-    usage: NDArray[np.float64]
-    cpi: NDArray[np.float64]
+    job: Ints
+    instance: Ints
+    place: Ints
+    begin: Ints
+    end: Ints
+    leader_place: Ints
+    usage: Floats
+    cpi: Floats
 
 
-def _spread(rng: np.random.Generator, sigma: float, shape: Any) -> NDArray[np.float64]:
+@dataclass(frozen=True, slots=True)
+class Population:
+    """The jobs, machines and tasks of a trace, drawn from its settings."""
+
+    settings: SynthSettings
+    jobs: Jobs
+    machines: Machines
+    tasks: Tasks
+
+    @classmethod
+    def draw(cls, settings: SynthSettings) -> "Population":
+        """Draw all of them; the settings decide every number."""
+        jobs = make_jobs(settings)
+        return cls(settings, jobs, _make_machines(settings), _make_tasks(settings, jobs))
+
+    def machine_of(self, task: Ints) -> Ints:
+        """Return the machines of tasks."""
+        return self.tasks.place[task] // (self.settings.ls_tasks + self.settings.batch_tasks)
+
+
+def _spread(rng: np.random.Generator, sigma: float, shape: Any) -> Floats:
     """Log-normal factors of mean 1."""
-    drawn: NDArray[np.float64] = np.exp(sigma * rng.standard_normal(shape) - sigma * sigma / 2)
+    drawn: Floats = np.exp(sigma * rng.standard_normal(shape) - sigma * sigma / 2)
     return drawn
 
 
@@ -133,9 +149,7 @@ def make_jobs(settings: SynthSettings) -> Jobs:
     )
 
 
-def _presence(
-    rng: np.random.Generator, settings: SynthSettings, batch: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _presence(rng: np.random.Generator, settings: SynthSettings, batch: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """First slot and end of each job: transient ones are there for a fifth to a half of the days."""
     slots = settings.days * SLOTS_PER_DAY
     is_transient = batch & (rng.random(len(batch)) < settings.transient_share)
@@ -144,7 +158,7 @@ def _presence(
     return first.astype(np.int64), np.ceil(first + length).astype(np.int64)
 
 
-def _weights(rng: np.random.Generator, settings: SynthSettings, role: NDArray[np.int8]) -> NDArray[np.float64]:
+def _weights(rng: np.random.Generator, settings: SynthSettings, role: NDArray[np.int8]) -> Floats:
     """Return the weight of each job in the draw of new tasks. All batch roles have jobs of all ranks."""
     weight = np.zeros(len(role))
     for members in (np.flatnonzero(role == _LS), np.flatnonzero(role != _LS)):
@@ -155,7 +169,7 @@ def _weights(rng: np.random.Generator, settings: SynthSettings, role: NDArray[np
     return np.where(role == _COMPANION, weight * (1 - settings.ride_along), weight)
 
 
-def make_machines(settings: SynthSettings) -> Machines:
+def _make_machines(settings: SynthSettings) -> Machines:
     """Draw the machines."""
     rng = generator(settings, "machines")
     count = settings.machines
@@ -167,18 +181,17 @@ def make_machines(settings: SynthSettings) -> Machines:
     )
 
 
-def make_tasks(settings: SynthSettings, jobs: Jobs) -> Tasks:
+def _make_tasks(settings: SynthSettings, jobs: Jobs) -> Tasks:
     """Fill the places of all machines, one task after the other, for the whole trace.
 
-    A free place takes a companion that waits for a place beside its antagonist, else a job drawn by weight among those
-    that exist at the time.
+    A free place takes a companion that waits for a place next to its antagonist, else an existing job, drawn by weight.
     """
     rng = generator(settings, "tasks")
     places, slots = settings.ls_tasks + settings.batch_tasks, settings.days * SLOTS_PER_DAY
     draw = _JobDraw(rng, jobs)
     free = [(0, place) for place in range(settings.machines * places)]
     waiting: dict[int, list[tuple[int, int, int]]] = {}
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[_Row] = []
     riders: dict[int, list[int]] = {}
     for rider in np.flatnonzero(jobs.leader >= 0).tolist():
         riders.setdefault(int(jobs.leader[rider]), []).append(rider)
@@ -206,24 +219,18 @@ def make_tasks(settings: SynthSettings, jobs: Jobs) -> Tasks:
     return _as_tasks(rng, settings, jobs, rows)
 
 
-def _as_tasks(
-    rng: np.random.Generator, settings: SynthSettings, jobs: Jobs, rows: list[tuple[int, int, int, int, int]]
-) -> Tasks:
+#: Job, place, begin, end, and the leader's place of a task.
+_Row = tuple[int, int, int, int, int]
+
+
+def _as_tasks(rng: np.random.Generator, settings: SynthSettings, jobs: Jobs, rows: list[_Row]) -> Tasks:
     job, place, begin, end, leader_place = np.array(rows, np.int64).T
     order = np.argsort(job, kind="stable")
     first = np.searchsorted(job[order], np.arange(len(jobs.job_id)))
     instance = np.empty(len(job), np.int64)
     instance[order] = np.arange(len(job)) - first[job[order]]
-    return Tasks(
-        job=job,
-        instance=instance,
-        place=place,
-        begin=begin,
-        end=end,
-        leader_place=leader_place,
-        usage=_spread(rng, settings.usage_task_spread, len(job)),
-        cpi=_spread(rng, settings.task_effect, len(job)),
-    )
+    usage, cpi = (_spread(rng, sigma, len(job)) for sigma in (settings.usage_task_spread, settings.task_effect))
+    return Tasks(job, instance, place, begin, end, leader_place, usage, cpi)
 
 
 class _JobDraw:
@@ -232,7 +239,7 @@ class _JobDraw:
     def __init__(self, rng: np.random.Generator, jobs: Jobs) -> None:
         self._rng, self._jobs = rng, jobs
         self._changes = np.unique(np.concatenate([jobs.first_slot, jobs.end_slot]))
-        self._tables: dict[tuple[int, bool], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        self._tables: dict[tuple[int, bool], tuple[Ints, Floats]] = {}
 
     def one(self, slot: int, *, sensitive: bool) -> int:
         jobs = self._jobs

@@ -20,9 +20,7 @@ def _knob(default: float, low: float, high: float, text: str) -> Any:
 class SynthSettings:
     """Knobs of the generator. Spreads are standard deviations of a logarithm; hours are of the trace's clock.
 
-    Raises:
-        InputError: a knob is out of its range, or knobs contradict each other.
-
+    Raises InputError if a knob is out of its range, or knobs contradict each other.
     """
 
     days: int = _knob(23, 1, 400, "days of the trace, of 288 slots of 300 s")
@@ -100,10 +98,9 @@ class SynthSettings:
     def __post_init__(self) -> None:
         """Check ranges and what goes together."""
         for knob in dataclasses.fields(self):
-            value = getattr(self, knob.name)
-            if knob.name == "form":
+            if "low" not in knob.metadata:
                 continue
-            low, high = knob.metadata["low"], knob.metadata["high"]
+            value, low, high = getattr(self, knob.name), knob.metadata["low"], knob.metadata["high"]
             if not (math.isfinite(value) and low <= value <= high):
                 shown = [f"{each:g}" if isinstance(each, float) else str(each) for each in (low, high, value)]
                 raise InputError(f"synth knob {knob.name}: must be {shown[0]} to {shown[1]} (value {shown[2]})")
@@ -127,9 +124,7 @@ def knobs() -> list[tuple[str, Any, str]]:
 def changed(settings: SynthSettings, values: Mapping[str, Any]) -> SynthSettings:
     """Return the settings with some knobs changed; text is read as the knob's type.
 
-    Raises:
-        InputError: no such knob, or a value that it cannot have.
-
+    Raises InputError for an unknown knob or a value that it cannot have.
     """
     kinds = get_type_hints(SynthSettings)
     read: dict[str, Any] = {}

@@ -1,45 +1,31 @@
 """A generated trace as files: the rows as Parquet or CSV, written day by day, and the truth as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from central.traces.generator.population import ROLES, Jobs, Machines, Tasks, make_jobs, make_machines, make_tasks
+from central.models.groups import Floats
+from central.traces.generator.population import ROLES, Population
 from central.traces.generator.settings import SynthSettings
-from central.traces.generator.simulate import Day, Effects, simulate
+from central.traces.generator.simulate import Day, Effects, Simulation
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.files import durable
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
 _SLOT_US = 300 * 10**6
-_BEGIN_US = 0  # so that days are whole ones, of 288 slots
 
+_NUMBERS = ("start_time", "end_time", "collection_id", "instance_index", "machine_id")
+_MEASURED = ("average_usage_cpus", "cycles_per_instruction")
 SCHEMA = pa.schema(
-    {
-        "start_time": pa.int64(),
-        "end_time": pa.int64(),
-        "collection_id": pa.int64(),
-        "instance_index": pa.int64(),
-        "machine_id": pa.int64(),
-        "average_usage_cpus": pa.float64(),
-        "cycles_per_instruction": pa.float64(),
-        "priority": pa.float64(),
-        "scheduling_class": pa.float64(),
-    }
+    dict.fromkeys(_NUMBERS, pa.int64()) | dict.fromkeys((*_MEASURED, "priority", "scheduling_class"), pa.float64())
 )
 
 
@@ -61,36 +47,26 @@ def synthesise(
     name: str = "",
     on_day: Callable[[int, int], None] = lambda _day, _days: None,
 ) -> Written:
-    """Write a trace and its truth, each file whole or not at all.
+    """Write a trace and its truth (JSON, see docs/traces.md), each file whole or not at all.
 
-    Args:
-        settings: the knobs.
-        out: the rows: CSV where the name ends in .csv, else Parquet.
-        truth: JSON; see docs/traces.md.
-        name: of the preset, for the truth.
-        on_day: called with days done and days in all.
-
-    Raises:
-        InputError: the files cannot be written there.
-        UnavailableError: the disk did not suffice.
-
+    `out` gets the rows: CSV if the name ends in .csv, else Parquet. `name` is the preset's, for the truth. `on_day` is
+    called with days done and days in all. Raises InputError if the files cannot be written there, UnavailableError if
+    the disk did not suffice.
     """
     if out.resolve() == truth.resolve():
         raise InputError(f"{out}: the trace and its truth need a file each; see --truth")
-    jobs, machines = make_jobs(settings), make_machines(settings)
-    tasks = make_tasks(settings, jobs)
-    effects = Effects(len(jobs.job_id))
-    rows = 0
+    population, rows = Population.draw(settings), 0
+    simulation = Simulation(population)
     try:
         with contextlib.ExitStack() as files:
             # The last file takes its place first, so rows are never there without their truth.
             rows_file, truth_file = (files.enter_context(new_file(path)) for path in (out, truth))
             with _writer(rows_file, as_csv=out.suffix.lower() == ".csv") as writer:
-                for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
-                    writer.write_table(_table(settings, jobs, machines, tasks, day))
+                for number, day in enumerate(simulation.days()):
+                    writer.write_table(_table(population, day))
                     rows += len(day.slot)
                     on_day(number + 1, settings.days)
-            known = _truth(settings, name, jobs, effects)
+            known = _truth(population, name, simulation.effects)
             truth_file.write((json.dumps(known, indent=1) + "\n").encode())
     except OSError as error:
         raise UnavailableError(
@@ -98,7 +74,7 @@ def synthesise(
         ) from error
     ran = {int(job) for job, row in known["jobs"].items() if row["task_slots"]}
     antagonists = known["antagonists"]
-    return Written(rows, len(tasks.job), len(ran), antagonists, len(ran.intersection(antagonists)))
+    return Written(rows, len(population.tasks.job), len(ran), antagonists, len(ran.intersection(antagonists)))
 
 
 @contextlib.contextmanager
@@ -117,22 +93,20 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 def _writer(file: IO[bytes], *, as_csv: bool) -> Any:
     if as_csv:
         return pcsv.CSVWriter(file, SCHEMA)  # numbers alone
-    floats = ["average_usage_cpus", "cycles_per_instruction"]
-    return pq.ParquetWriter(
-        file, SCHEMA, compression="zstd", use_dictionary=[n for n in SCHEMA.names if n not in floats]
-    )
+    repeated = [name for name in SCHEMA.names if name not in _MEASURED]
+    return pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=repeated)
 
 
-def _table(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks, day: Day) -> pa.Table:
+def _table(population: Population, day: Day) -> pa.Table:
+    jobs, tasks, machine = population.jobs, population.tasks, population.machine_of(day.task)
     job = tasks.job[day.task]
-    machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
-    start = _BEGIN_US + day.slot * _SLOT_US
+    start = day.slot * _SLOT_US  # from 0, so that days are whole ones, of 288 slots
     columns = {
         "start_time": start,
         "end_time": start + _SLOT_US,
         "collection_id": jobs.job_id[job],
         "instance_index": tasks.instance[day.task],
-        "machine_id": machines.machine_id[machine],
+        "machine_id": population.machines.machine_id[machine],
         "average_usage_cpus": _single(day.usage),
         "cycles_per_instruction": pa.array(_single(day.cpi), from_pandas=True),
         "priority": jobs.priority[job],
@@ -141,13 +115,13 @@ def _table(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks
     return pa.table(columns, schema=SCHEMA)
 
 
-def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _single(values: Floats) -> Floats:
     """Round to 32 bits, as the real trace has: half the size."""
     return values.astype(np.float32).astype(np.float64)
 
 
-def _truth(settings: SynthSettings, name: str, jobs: Jobs, effects: Effects) -> dict[str, Any]:
-    coefficient = effects.coefficient
+def _truth(population: Population, name: str, effects: Effects) -> dict[str, Any]:
+    settings, jobs, coefficient = population.settings, population.jobs, effects.coefficient
     antagonists = jobs.role == ROLES.index("antagonist")
     return {
         "antagonists": jobs.job_id[antagonists].tolist(),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
-from central.validation.samples import StoredBatch, samples_table
+from central.validation.samples import StoredBatch, samples_tables
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
 from whitepanda.common import fleets
 from whitepanda.common.errors import InputError
@@ -134,7 +135,7 @@ WAITED = [
 @pytest.fixture
 def waited(tmp_path):
     made = Lake(tmp_path / "waits")
-    made.write_segment(samples_table(WAITED), segment_stem("central-0", "0badcafe", 1))
+    made.write_segment(next(samples_tables(WAITED, sys.maxsize)), segment_stem("central-0", "0badcafe", 1))
     return made
 
 
@@ -181,7 +182,9 @@ def test_the_bandwidth_of_an_agents_windows_is_the_share_of_what_the_host_can_do
         cpi_window("w1+", "web", 1.0, memory_bandwidth_bytes_per_s=4e8),
         cpi_window("d1", "db", 1.0, memory_bandwidth_bytes_per_s=1e8),
     )
-    made.write_segment(samples_table([sent("h1", *windows)]), segment_stem("central-0", "0badcafe", 1))
+    made.write_segment(
+        next(samples_tables([sent("h1", *windows)], sys.maxsize)), segment_stem("central-0", "0badcafe", 1)
+    )
     found = live(made, PlacementSection(cpu_cores=4, memory_bytes_per_s=1e9)).snapshot()
     assert found.resources == ("cpu", "memory")
     assert found.jobs["web"].loading == pytest.approx([1.0, 0.3])
@@ -191,7 +194,7 @@ def test_the_bandwidth_of_an_agents_windows_is_the_share_of_what_the_host_can_do
 
 def test_windows_without_shares_leave_them_out(tmp_path):
     made = Lake(tmp_path / "old")
-    table = samples_table(WAITED)
+    table = next(samples_tables(WAITED, sys.maxsize))
     for name in ("memory_stall_ratio", "io_wait_ratio"):
         at = table.schema.get_field_index(name)
         table = table.set_column(at, SAMPLES.field(name), pa.nulls(len(table), pa.float64()))

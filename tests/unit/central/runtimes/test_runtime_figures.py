@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from central.cli import runtime
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty
-from central.plotting.runtimes import Map, plot_maps, plot_measures
+from central.plotting.runtimes import plot_maps, plot_measures
 from central.runtimes import show
 from central.runtimes.embeddings import Embedded, embed, groups_of, neighbours, project, read_groups
 from central.runtimes.model import Model, write_model
@@ -115,7 +115,7 @@ def test_a_map_keeps_clusters_apart_and_is_the_same_again(tmp_path):
     assert places.shape == (30, 2)
     assert neighbours(places, groups_of(part, None), 0).share == 1.0
     assert (project(part, 5) == places).all()
-    plot_maps(tmp_path / "map.png", [Map("one", places, [f"g{place}" for place in range(30)])])
+    plot_maps(tmp_path / "map.png", {"one": (places, [f"g{place}" for place in range(30)])})
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="--plot: 3 platforms are too few for a map; 4 are needed"):
         project(Embedded("platform", ("a", "b", "c"), np.zeros((3, 1))), 0)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from central.models.antagonists.slots import TaskSlots
-from central.traces.generator.population import ROLES, SLOTS_PER_DAY, make_jobs, make_machines, make_tasks
+from central.traces.generator.population import ROLES, SLOTS_PER_DAY, Population, make_jobs
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import SynthSettings, changed, knobs
-from central.traces.generator.simulate import Effects, simulate
+from central.traces.generator.simulate import Simulation
 from tests.support import panda_reference
 from whitepanda.common.errors import InputError
 
@@ -40,10 +40,11 @@ class Run:
 
     def __init__(self, **values):
         self.settings = changed(SynthSettings(machines=10), values)
-        self.jobs, self.machines = make_jobs(self.settings), make_machines(self.settings)
-        self.tasks = make_tasks(self.settings, self.jobs)
-        self.effects = Effects(len(self.jobs.job_id))
-        days = list(simulate(self.settings, self.jobs, self.machines, self.tasks, self.effects))
+        population = Population.draw(self.settings)
+        self.jobs, self.machines, self.tasks = population.jobs, population.machines, population.tasks
+        simulation = Simulation(population)
+        self.effects = simulation.effects
+        days = list(simulation.days())
         self.slot, self.task, self.usage, self.cpi = (
             np.concatenate([getattr(day, name) for day in days]) for name in ("slot", "task", "usage", "cpi")
         )
