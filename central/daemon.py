@@ -16,8 +16,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
 
+from central.api.context import Parts
 from central.api.fleet import Fleet, Servicer
-from central.api.overview import Parts
 from central.authorisation.grpc_interceptor import Authorisation
 from central.authorisation.revocation_list import LOOK_S, Revoked
 from central.authorisation.roles import Access

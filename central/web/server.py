@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from central.api.admission import Turns
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
+from central.api.overview import get_status
 from central.api.requests import ApiError
 from central.authorisation.http_middleware import Authorisation
 from central.authorisation.roles import Access
@@ -81,7 +82,7 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
         async with turns.turn():
             if await request.is_disconnected():
                 raise ApiError(grpc.StatusCode.CANCELLED, "the client left")
-            status = await fleet.status.get(fleet_pb2.GetFleetStatusRequest())
+            status = await get_status(fleet, fleet_pb2.GetFleetStatusRequest())
             return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
     routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
