@@ -248,12 +248,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> AgentConfig:
-    """Read and check an agent's configuration.
-
-    Raises:
-        ConfigError: names of each problem the file, the key, its value and the remedy.
-
-    """
+    """Read and check an agent's configuration. Raises ConfigError: file, key, value and remedy of each problem."""
     return without_real_sources(load_toml(path, AgentConfig, _problems))
 
 

@@ -177,12 +177,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> CentralConfig:
-    """Read and check central's configuration.
-
-    Raises:
-        ConfigError: names of each problem the file, the key, its value and the remedy.
-
-    """
+    """Read and check central's configuration. Raises ConfigError: file, key, value and remedy of each problem."""
     return load_toml(path, CentralConfig, _problems)
 
 

@@ -69,9 +69,8 @@ class Central:
     async def start(self) -> None:
         """Open the journal, listen, and start the loops.
 
-        Raises:
-            UnavailableError: a folder is not writable or another central's, or the port is taken.
-            TlsError: a certificate, a key or the list of revoked serials is missing or wrong.
+        Raises UnavailableError if a folder is not writable or another central's, or the port is taken; TlsError if a
+        certificate, a key or the list of revoked serials is missing or wrong.
         """
         config = self.config
         self.revoked = Revoked(config.central.revoked_serials)

@@ -19,11 +19,8 @@ Result = TypeVar("Result")
 class Turns:
     """Lets few questions be answered at a time, and one begin per turn of the loop; the others wait in order.
 
-    So acknowledgements, health and systemd's watchdog, which share the loop, never wait for many.
-
-    Args:
-        most: questions at a time.
-        most_waiting: further ones are refused. Clients that left still count.
+    So acknowledgements, health and systemd's watchdog, which share the loop, never wait for many. `most` are answered
+    at a time, and those beyond `most_waiting` are refused. Clients that left still count.
     """
 
     def __init__(self, most: int, most_waiting: int = 512) -> None:

@@ -126,9 +126,8 @@ class ModelFile:
 class Context:
     """What every answer is given, with the request.
 
-    Args:
-        importers: certificate names that send traces; they are never late or gone.
-        gap_ns: an incident is over after this time without a report.
+    `importers` are certificate names that send traces, never late or gone. An incident is over after `gap_ns` without a
+    report.
     """
 
     def __init__(

@@ -125,8 +125,7 @@ async def _add_events(context: Context, vms: list[fleet_pb2.VmTimeline], wanted:
 
 def _floats(column: Any) -> Floats:
     """Return a column's values, NaN for null."""
-    found: Floats = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
-    return found
+    return np.asarray(pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy(), dtype=np.float64)
 
 
 def _mean(values: Floats) -> float:

@@ -156,13 +156,9 @@ class RecentVms:
 def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until: int, step: int) -> pa.Table:
     """Return a machine's windows that begin in [since, until), ns since 1970, merged by VM and step.
 
-    Returns:
-        vm, job, platform, latency_sensitive, bin (0 begins at `since`), cpi (null where not known) and
-        cpu_usage_cores, both means weighted by duration; ordered by vm and bin.
-
-    Raises:
-        SlowError: it takes longer than 20 s.
-        LakeError, OSError: the lake cannot be read.
+    Columns: vm, job, platform, latency_sensitive, bin (0 begins at `since`), cpi (null if not known) and
+    cpu_usage_cores, both means weighted by duration; ordered by vm and bin. Raises SlowError after 20 s, LakeError and
+    OSError if the lake cannot be read.
     """
 
     def ask(connection: Any, windows: ir.Table) -> pa.Table:

@@ -23,13 +23,10 @@ Row = TypeVar("Row")
 
 
 class ApiError(Exception):
-    """Why a request gets no answer.
+    """Why a request gets no answer, in one line with the remedy.
 
-    Args:
-        code: gRPC's status.
-        message: one line for people, with the remedy.
-        field: the request's field that the message is about, if it is about one.
-        problem: the message without the field's name, where it begins with it.
+    `field` is the request's field that the message is about, if any; `problem` the message without that field's name,
+    if it begins with it.
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, field: str = "", problem: str = "") -> None:
@@ -120,9 +117,7 @@ class Page:
     def cut(self, found: Sequence[Row], place: Callable[[Row], tuple[Any, ...]]) -> tuple[Sequence[Row], str]:
         """Return the page's rows, and the token of the next page, "" on the last.
 
-        Args:
-            found: rows from the page's begin on; one more than `size` if there is a next page.
-            place: returns the place of the rows after this one.
+        `found` has one row more than `size` if there is a next page; `place` returns the place after a row.
         """
         shown = found[: self.size]
         if len(found) <= self.size:
@@ -131,13 +126,9 @@ class Page:
 
 
 def read_page(request: Any, kind: str, first: tuple[str | int, ...], filters: str = "") -> Page:
-    """Read a request's page_size and page_token.
+    """Read a request's page_size and page_token; tokens of another kind of list, or of other filters, are refused.
 
-    Args:
-        request: of a list.
-        kind: of list; a token of another kind is refused.
-        first: the place of the first page.
-        filters: all that the request filters by; a token of another filter is refused.
+    `first` is the place of the first page; `filters` all that the request filters by.
     """
     at_most("page_size", request.page_size, limits.MAX_PAGE_SIZE)
     page = Page(request.page_size or _PAGE_SIZE, (kind, filters), first)

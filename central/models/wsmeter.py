@@ -140,15 +140,10 @@ class MachineMeans:
         self._factor = 1.0 / (self.n[self._cell] * np.sqrt(np.maximum(1.0 - share, 1e-300)))
 
     def variances(self, coefficient: Floats, part: Ints, parts: int) -> tuple[Floats, Floats]:
-        """Return variance and degrees of freedom of sums over the cells of each part: sum coefficient * mean.
+        """Return variance and degrees of freedom, shapes (parts,), of sums over each part's cells: coefficient * mean.
 
-        Args:
-            coefficient: shape (cells,).
-            part: which sum a cell belongs to, shape (cells,); -1: to none.
-            parts: number of sums.
-
-        Returns:
-            Both of shape (parts,). A sum without any variance has degrees of freedom 1.
+        `coefficient` has shape (cells,), as has `part`, which sum a cell belongs to, -1 for none. A sum without any
+        variance has degrees of freedom 1.
         """
         wanted = part[self._cell] >= 0
         cell, owner = self._cell[wanted], part[self._cell[wanted]]

@@ -51,13 +51,7 @@ class Entry:
 
 
 class Connections:
-    """All open connections of a listener.
-
-    Args:
-        section: how many, and how long they may take.
-        refused: counts refusals by reason.
-        clock_s: monotonic.
-    """
+    """All open connections of a listener. `refused` counts refusals by reason; `clock_s` is monotonic."""
 
     def __init__(
         self, section: HttpSection, refused: Counter[str], clock_s: Callable[[], float] = time.monotonic

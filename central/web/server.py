@@ -62,12 +62,7 @@ _COMPRESSION = 4  # 1000 hosts in 3 ms, a tenth of their size
 
 
 def make_app(fleet: Fleet, access: Access | None) -> Starlette:
-    """Make the application.
-
-    Args:
-        fleet: what answers.
-        access: who may ask; None on loopback, where everyone on the machine may, by a name of this server.
-    """
+    """Make the application. `access` is None on loopback: everyone on the machine may ask by this server's name."""
     text = json.dumps(document()).encode()
     turns = Turns(1)  # of totals, which so wait for no question
 
@@ -165,13 +160,8 @@ def _not_known(request: Request, _error: Exception) -> Response:
 class HttpApi:
     """The server.
 
-    Args:
-        fleet: what answers.
-        listen: host:port; port 0 takes a free one, `port` has it once started.
-        tls: used where `listen` is not loopback.
-        access: who may ask there.
-        section: limits of connections.
-        refused: counts refusals by reason.
+    It listens on `listen`, host:port; port 0 takes a free one, `port` has it once started. Beyond loopback it uses
+    `tls`, and `access` decides who may ask. `refused` counts refusals by reason.
     """
 
     def __init__(

@@ -67,10 +67,7 @@ class CpiMoments:
     def of(cls, job: Column, platform: Column, cpi: Floats) -> "CpiMoments":
         """Compute the moments of samples in two passes: the mean, then from the centred values.
 
-        Args:
-            job: of each sample, shape (n,).
-            platform: CPU model that each was taken on.
-            cpi: cycles per instruction; NaN where not known.
+        All shapes are (n,); `platform` is the CPU model, `cpi` cycles per instruction, NaN if not known.
         """
         known = ~np.isnan(cpi)
         keys, member = group(job[known], platform[known])

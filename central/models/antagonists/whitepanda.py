@@ -49,11 +49,7 @@ class WhitepandaCoefficients:
 def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
     """Normalise CPI by median and interquartile range of ln c per (job, platform, day), cut to +-`CLIP`.
 
-    Args:
-        job: of each sample, shape (n,).
-        platform: CPU model that each was taken on.
-        day: on which.
-        cpi: above 0, no NaN.
+    All shapes are (n,), a row per sample; `platform` is the CPU model, `cpi` above 0 without NaN.
     """
     keys, code = group(job, platform, day)
     x = np.log(cpi)
@@ -229,10 +225,7 @@ def _state_of(machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, 
 def quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats, float]:
     """Return products of quasi-differences about the machine day's own level: of U, of U and y, of y.
 
-    Args:
-        u: usage per slot and job, shape (slots, jobs).
-        y: of each slot.
-        slot: their numbers, ascending; a gap begins a new run.
+    `u` is the usage, shape (slots, jobs), `y` of each slot; `slot` their numbers, ascending; a gap begins a new run.
     """
     begins = np.append(True, np.diff(slot) != 1)
     x = np.column_stack([u, y, np.ones(len(y))])
