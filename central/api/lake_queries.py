@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 class Running:
     """VMs with windows that began in [since, until), each where it was last.
 
-    `vms` has the columns machine, vm, job, platform, cpi (null where not known) and cpu_usage_cores.
+    `vms` has the columns machine, vm, job, platform, cpi (null if not known) and cpu_usage_cores.
     """
 
     since_unix_ns: int

@@ -101,7 +101,7 @@ class Comparison:
     difference: Interval  # (new - current) / current
     independent: Interval  # the same by the paper's variance, for comparison
     # (new - current) / current of the means over machines, each the mean of its instances' values: the paper's
-    # machine granularity. None where a side has fewer than two machines.
+    # machine granularity. None if a side has fewer than two machines.
     baseline: Interval | None
     coverage: float  # share of all CURRENT's weight that the compared jobs have
     confidence: float  # of all intervals, such as 0.95
@@ -233,7 +233,7 @@ class _Together:
     value: Floats
     is_new: npt.NDArray[np.bool_]
     name: Column
-    weight: Floats  # 0 where there is none
+    weight: Floats  # 0 if there is none
 
 
 def _together(current: Observed, new: Observed, weights: Shares) -> _Together:

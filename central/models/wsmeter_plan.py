@@ -53,7 +53,7 @@ class CheapestPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """The largest share of its cost by which the plan may be too dear; 0 where it is optimal."""
+        """The largest share of its cost by which the plan may be too dear; 0 if it is optimal."""
         return max(0.0, (self.cost - self.lower_bound) / self.cost)
 
 

@@ -15,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "whitepanda_central_"
 
 _Make = Callable[[str, str, fleet_pb2.FleetStatus], Metric]
-#: The samples of a metric: label values and the value. None where it is not known.
+#: Returns the samples of a metric: label values and the value; no sample if it is not known.
 _Samples = Callable[[fleet_pb2.FleetStatus], Iterable[tuple[tuple[str, ...], float]]]
 
 

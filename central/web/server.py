@@ -184,7 +184,7 @@ class HttpApi:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen; raises UnavailableError where the address or the certificate cannot be used."""
+        """Listen; raises UnavailableError if the address or the certificate cannot be used."""
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         is_local = is_loopback(host)
