@@ -34,7 +34,6 @@ _OF_THE_API = "parameters of the API, options of `whitepanda fleet`"
 _MOST_NAMED = 3  # unknown hosts in one message
 _PLANNED = ("job", "observe", "instances", "weight", "mean", "std", "cost")
 _COMPARED = ("weight", "current", "new", "p", "adjusted_p", "verdict")
-_INSTANCES = ("current_instances", "new_instances")
 
 
 def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
@@ -262,13 +261,16 @@ def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparis
         difference_percent=_estimate(found.difference, 100.0),
         independent_percent=_estimate(found.independent, 100.0),
         baseline_percent=None if found.baseline is None else _estimate(found.baseline, 100.0),
-        **dict(zip(("current_machines", "new_machines"), found.machines, strict=True)),
-        **dict(zip(_INSTANCES, found.instances, strict=True)),
+        current_machines=found.machines[0],
+        new_machines=found.machines[1],
+        current_instances=found.instances[0],
+        new_instances=found.instances[1],
         left_out=[fleet_pb2.JobsLeftOut(reason=reason, count=count) for reason, count in found.left_out.items()],
         jobs=[
             fleet_pb2.ComparedJob(
                 **{name: getattr(job, name) for name in _COMPARED},
-                **dict(zip(_INSTANCES, job.instances, strict=True)),
+                current_instances=job.instances[0],
+                new_instances=job.instances[1],
                 job=str(job.job),
                 difference_percent=_estimate(job.difference, 100.0),
             )
