@@ -56,8 +56,7 @@ class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: str = "qemu:///system"  # of this host's libvirt, opened read-only
     state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
     deadline_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0  # a call that takes longer makes the source stuck
-    # how often disk counters are asked for; at least once in a window
-    disk_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0
+    disk_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0  # period of disk counters; at least once in a window
 
 
 class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,12 +65,9 @@ class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     scope: Literal["thread", "cgroup"] = "thread"  # per vCPU, or control group: with QEMU's own threads
     events: Literal["all", "basic"] = "all"  # basic: cycles and instructions only
-    # programmable counters per CPU that are left to the guests' virtual PMUs
-    reserve_counters: Annotated[int, Meta(ge=0, le=16)] = 2
-    # windows whose counters ran for less are dropped (multiplexed)
-    min_running_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    # new groups per tick, so that many VMs starting at once cost no spike
-    opens_per_tick: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    reserve_counters: Annotated[int, Meta(ge=0, le=16)] = 2  # counters per CPU left to the guests' virtual PMUs
+    min_running_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2  # windows with less counting are dropped (multiplexed)
+    opens_per_tick: Annotated[int, Meta(ge=1, le=10_000)] = 64  # new groups per tick: many new VMs cost no spike
 
 
 class ProcfsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,8 +113,7 @@ class QemuSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proxmox_run_dir: str = "/run/qemu-server"  # Proxmox' process ids and QMP sockets
     proxmox_config_dir: str = "/etc/pve"  # names, tags and pools of Proxmox' VMs
     deadline_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0  # a sampling that takes longer makes the source stuck
-    # how often each VM is asked by QMP; at least once in a window
-    disk_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0
+    disk_poll_s: Annotated[float, Meta(ge=0.05, le=3600)] = 10.0  # period of QMP queries; at least once in a window
 
 
 class OvsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,19 +155,13 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles = TlsFiles()
     spool_max_mib: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # oldest batches are dropped beyond this
     batch_rows: Annotated[int, Meta(ge=1, le=10_000)] = 2000  # at most this many windows in a batch
-    # most batches not yet acknowledged; 4 at first, then one more with each
-    in_flight_batches: Annotated[int, Meta(ge=1, le=1000)] = 32
-    # first pause after a lost stream; doubles, with jitter
-    reconnect_min_s: Annotated[float, Meta(ge=0.05, le=3600)] = 0.5
+    in_flight_batches: Annotated[int, Meta(ge=1, le=1000)] = 32  # unacknowledged batches: 4 at first, one more by each
+    reconnect_min_s: Annotated[float, Meta(ge=0.05, le=3600)] = 0.5  # pause after a lost stream; doubles, with jitter
     reconnect_max_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # longest pause
-    # central's messages; a larger one is refused, and the stream ends
-    max_message_mib: Annotated[int, Meta(ge=1, le=64)] = 4
-    # coefficients are held of at most so many jobs, and 2 KiB of them a job on disk
-    max_jobs: Annotated[int, Meta(ge=1, le=65_536)] = 4096
-    # coefficients made so much later than this host's clock says are refused
-    max_clock_skew_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
-    # longest time that coefficients are used, whatever central says
-    max_ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 31 * 86400.0
+    max_message_mib: Annotated[int, Meta(ge=1, le=64)] = 4  # central's messages; a larger one ends the stream
+    max_jobs: Annotated[int, Meta(ge=1, le=65_536)] = 4096  # jobs with coefficients held, 2 KiB of disk each
+    max_clock_skew_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # coefficients further in the future are refused
+    max_ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 31 * 86400.0  # coefficients are never used longer
 
 
 class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,12 +180,9 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mn_cpi_percentile: Annotated[float, Meta(ge=50, le=100)] = 99.0  # of paper: of this host's own history
     # of paper, the least threshold; in noise_scaled's first hour, the least rise
     mn_cpi_floor: Annotated[float, Meta(ge=0, le=CERTAIN_MN_CPI)] = 1.0
-    # kept per host for the percentile: a week of 5-minute slots
-    history_slots: Annotated[int, Meta(ge=1, le=100_000)] = 2016
-    # a VM becomes a victim where the lower end of its slow-down is above this
-    least_slow_down: Annotated[float, Meta(ge=1, le=100)] = 1.05
-    # this many control groups beside the VMs are suspects too; 0 = none
-    max_host_suspects: Annotated[int, Meta(ge=0, le=64)] = 8
+    history_slots: Annotated[int, Meta(ge=1, le=100_000)] = 2016  # kept for the percentile: a week of 5-minute slots
+    least_slow_down: Annotated[float, Meta(ge=1, le=100)] = 1.05  # a victim's slow-down is above this at its low end
+    max_host_suspects: Annotated[int, Meta(ge=0, le=64)] = 8  # number of control groups that are suspects; 0 = none
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,17 +192,12 @@ class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # of noise_scaled, as the next three: 2 takes half as much noise for a sign
     sensitivity: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
     hysteresis: Annotated[float, Meta(ge=0.1, le=1)] = 0.5  # a state ends below this share of what it began at
-    # time constant: quiet times of so long ago count a third
-    baseline_quiet_s: Annotated[float, Meta(ge=300, le=86_400)] = 300.0
-    # likewise while others inflict: what never ends becomes normal
-    baseline_disturbed_s: Annotated[float, Meta(ge=300, le=7 * 86_400)] = 3600.0
+    baseline_quiet_s: Annotated[float, Meta(ge=300, le=86_400)] = 300.0  # time constant; quiet times so old count 1/3
+    baseline_disturbed_s: Annotated[float, Meta(ge=300, le=7 * 86_400)] = 3600.0  # the same while others inflict
     models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
-    # a VM's next change is sent so long after its last; a new victim at once
-    event_interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
-    # changes of all VMs that are kept in memory for `whitepanda explain`
-    recent_events: Annotated[int, Meta(ge=1, le=100_000)] = 500
-    # how often the baselines are written to state_dir; and at the end
-    save_interval_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    event_interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0  # time between a VM's events, except new victims
+    recent_events: Annotated[int, Meta(ge=1, le=100_000)] = 500  # changes kept in memory for `whitepanda explain`
+    save_interval_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0  # period of saving baselines; also saved at the end
 
 
 class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -228,13 +209,11 @@ class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: str = "/var/lib/whitepanda-act"  # what is to be undone, and the audit log
     max_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the host's VMs that are limited at once; one always may be
     max_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 3600.0  # longest time; then it is undone
-    # after an action on a VM no other one on it for so long
-    cool_down_s: Annotated[float, Meta(ge=0, le=86_400)] = 600.0
+    cool_down_s: Annotated[float, Meta(ge=0, le=86_400)] = 600.0  # least pause between two actions on a VM
     min_cores: Annotated[float, Meta(ge=0.01, le=4096)] = 0.5  # no VM is left with less CPU
     min_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] = 20  # no VM is left with less memory bandwidth
     min_ways: Annotated[int, Meta(ge=1, le=64)] = 2  # no VM is left with fewer ways of the cache
-    # undone where the victim's slow-down is so many times what it was, three looks
-    worse_ratio: Annotated[float, Meta(ge=1, le=10)] = 1.25
+    worse_ratio: Annotated[float, Meta(ge=1, le=10)] = 1.25  # undone if the slow-down grows by this factor, 3 looks
     watch_interval_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # how often the agent is asked how the victim does
     deadline_s: Annotated[float, Meta(ge=1, le=300)] = 10.0  # a call of libvirt's virsh that takes longer is ended
 
@@ -269,12 +248,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> AgentConfig:
-    """Read and check an agent's configuration.
-
-    Raises:
-        ConfigError: names of each problem the file, the key, its value and the remedy.
-
-    """
+    """Read and check an agent's configuration. Raises ConfigError: file, key, value and remedy of each problem."""
     return without_real_sources(load_toml(path, AgentConfig, _problems))
 
 

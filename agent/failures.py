@@ -35,13 +35,7 @@ EFFECTS = {
 
 
 class Failures:
-    """The parts of the agent that fail now, by their key in `EFFECTS`.
-
-    Args:
-        on_sink_error: called at each failure of a sink.
-        clock: for back-offs.
-
-    """
+    """The parts of the agent that fail now, by their key in `EFFECTS`. `on_sink_error` is called at each failure."""
 
     def __init__(self, on_sink_error: Callable[[], None], clock: Clock | None = None) -> None:
         self._on_sink_error = on_sink_error

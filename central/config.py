@@ -39,23 +39,18 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
     max_batch_rows: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000  # larger batches are refused whole
-    # a message that names more is refused, but for importers' batches
-    max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000
+    max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000  # messages with more are refused, except importers'
     max_message_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 28)] = 4 << 20  # larger messages end the stream
     max_streams: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000  # further hosts are refused until others leave
-    # a host that reads none of its acknowledgements for so long is disconnected
-    unread_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    unread_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0  # hosts that read no acknowledgement are disconnected
     commit_interval_ms: Annotated[int, Meta(ge=1, le=10_000)] = 20  # group commit: how long the journal gathers batches
     # or 128 MiB of them: nothing is read; at half, agents slow down
     max_pending_batches: Annotated[int, Meta(ge=1, le=1_000_000)] = 24_000
-    # windows that start later than this from now are refused
-    max_future_s: Annotated[float, Meta(ge=1, le=10 * 366 * 86_400)] = 3600.0
-    # older windows are refused; importers may send windows of any age
-    max_past_days: Annotated[float, Meta(ge=1, le=36_500)] = 31.0
+    max_future_s: Annotated[float, Meta(ge=1, le=10 * 366 * 86_400)] = 3600.0  # windows that start later are refused
+    max_past_days: Annotated[float, Meta(ge=1, le=36_500)] = 31.0  # older windows are refused, except importers'
     max_cpi: Annotated[float, Meta(ge=1, le=1e6)] = 100.0  # larger values are refused as absurd
     max_cpu_usage_cores: Annotated[float, Meta(ge=1, le=1e6)] = 4096.0  # larger values are refused as absurd
-    # kept of those that hosts report; the oldest go first
-    max_events: Annotated[int, Meta(ge=1, le=100_000_000)] = 100_000
+    max_events: Annotated[int, Meta(ge=1, le=100_000_000)] = 100_000  # kept of hosts' reports; the oldest go first
     roll_interval_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 60.0  # how often the journal rolls into a segment
     roll_rows: Annotated[int, Meta(ge=1, le=100_000_000)] = 500_000  # or when it holds this many rows
     # held to drain a full journal, at most a tenth of the disk; 0 = none
@@ -65,10 +60,8 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Clients of central.http_listen."""
 
-    # open at once; one that waits for its client goes when a new one comes
-    max_connections: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    # the same of one address, or of one IPv6 network of 64 bits
-    max_connections_per_address: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    max_connections: Annotated[int, Meta(ge=1, le=100_000)] = 256  # open together; idle ones give way to new ones
+    max_connections_per_address: Annotated[int, Meta(ge=1, le=100_000)] = 64  # of one address, or one IPv6 /64 network
     request_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # for a TLS handshake, and for a whole request
     answer_timeout_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0  # for the client to read an answer
 
@@ -82,18 +75,15 @@ class QuotaSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_vms_per_hour: Annotated[int, Meta(ge=1, le=10_000_000)] = 5_000  # a VM counts once with each of its jobs
     # new spools and gaps in their numbers: central remembers each
     max_ranges_per_day: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 2_000
-    # of contention; further reports are dropped
-    max_report_mib_per_day: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 16.0
-    # of ingest.max_events; then its own oldest go first
-    max_events_per_host: Annotated[int, Meta(ge=1, le=100_000_000)] = 5_000
+    max_report_mib_per_day: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 16.0  # of contention; more are dropped
+    max_events_per_host: Annotated[int, Meta(ge=1, le=100_000_000)] = 5_000  # of ingest.max_events; its oldest go first
 
 
 class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """History of the contention that hosts report."""
 
     url: str = ""  # postgresql://user:password@host/database, for replicas; "" = SQLite in state_dir
-    # after a longer pause it is another incident; never less than 2 slots
-    quiet_gap_s: Annotated[float, Meta(ge=1, le=7 * 86_400)] = 900.0
+    quiet_gap_s: Annotated[float, Meta(ge=1, le=7 * 86_400)] = 900.0  # longer pauses end an incident; at least 2 slots
     retention_days: Annotated[float, Meta(ge=1, le=3660)] = 400.0  # incidents that were over before are forgotten
 
 
@@ -105,32 +95,25 @@ class WebhooksSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca: str = ""  # PEM file: CAs of the receivers' certificates; "" = the system's
     incident_url: str = ""  # where people see an incident, `{id}` is its number; "" = nowhere
     timeout_s: Annotated[float, Meta(ge=0.1, le=300)] = 10.0  # for a receiver's answer
-    # what no receiver took in this time is given up
-    retry_for_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 86400.0
-    # notices for a receiver that is away; the oldest go first
-    max_waiting: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    retry_for_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 86400.0  # notices not taken in this time are given up
+    max_waiting: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000  # notices for one receiver; the oldest go first
 
 
 class LakeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What central does for its lake by itself, once a day, by the replica that builds."""
 
     compact: bool = True  # merge the small segments of finished days
-    # samples of older days are deleted once they are in slots; 0 = never
-    raw_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
-    # the same of slots, at least raw_days and build.days; 0 = never
-    slot_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
+    raw_days: Annotated[int, Meta(ge=0, le=36_500)] = 0  # older samples are deleted once they are in slots; 0 = never
+    slot_days: Annotated[int, Meta(ge=0, le=36_500)] = 0  # the same of slots; at least raw_days, build.days; 0 = never
 
 
 class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job statistics and coefficients."""
 
-    # between builds; a build without new segments is none
-    interval_s: Annotated[float, Meta(ge=0.05, le=31 * 86_400)] = 3600.0
-    # windows are merged into slots of this length; divides a day
-    slot_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    interval_s: Annotated[float, Meta(ge=0.05, le=31 * 86_400)] = 3600.0  # between builds, if there are new segments
+    slot_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # windows are merged into such slots; divides a day
     days: Annotated[int, Meta(ge=1, le=3660)] = 31  # how far back a build looks
-    # windows more than a day late count after at most so long
-    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 6 * 3600.0
+    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 6 * 3600.0  # longest wait of windows a day late
     # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
     min_samples: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 36
     ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 7 * 86400.0  # how long an agent may use a version
@@ -139,8 +122,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: Literal["whitepanda", "panda"] = "whitepanda"  # coefficients' estimator; alike on all replicas
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
     spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
-    # a builder silent for so long is taken over by another replica of the lake
-    lease_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
+    lease_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0  # another replica takes over from a builder silent so long
     # of a machine day, by platform; of more the most common ones count
     max_machine_jobs: Annotated[int, Meta(ge=1, le=5000)] = 500
 
@@ -195,12 +177,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> CentralConfig:
-    """Read and check central's configuration.
-
-    Raises:
-        ConfigError: names of each problem the file, the key, its value and the remedy.
-
-    """
+    """Read and check central's configuration. Raises ConfigError: file, key, value and remedy of each problem."""
     return load_toml(path, CentralConfig, _problems)
 
 

@@ -16,8 +16,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
 
+from central.api.context import Parts
 from central.api.fleet import Fleet, Servicer
-from central.api.overview import Parts
 from central.authorisation.grpc_interceptor import Authorisation
 from central.authorisation.revocation_list import LOOK_S, Revoked
 from central.authorisation.roles import Access
@@ -69,9 +69,8 @@ class Central:
     async def start(self) -> None:
         """Open the journal, listen, and start the loops.
 
-        Raises:
-            UnavailableError: a folder is not writable or another central's, or the port is taken.
-            TlsError: a certificate, a key or the list of revoked serials is missing or wrong.
+        Raises UnavailableError if a folder is not writable or another central's, or the port is taken; TlsError if a
+        certificate, a key or the list of revoked serials is missing or wrong.
         """
         config = self.config
         self.revoked = Revoked(config.central.revoked_serials)

@@ -23,11 +23,9 @@ async def in_own_thread(call: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.
 
 
 class SharedAnswer(Generic[_T]):
-    """The result of a call, shared by all who ask while it runs.
+    """The result of a call in an own thread, shared by all who ask while it runs.
 
-    Args:
-        call: runs in an own thread.
-        rest: an answer holds for so many times the CPU time that it took beyond 10 ms.
+    An answer holds for `rest` times the CPU time that it took beyond 10 ms.
     """
 
     def __init__(self, call: Callable[[], _T], rest: float = 0.0) -> None:

@@ -43,12 +43,9 @@ _USAGES = (
 
 
 def make_ca(directory: Path | str, *, days: int = CA_DAYS, force: bool = False) -> Path:
-    """Make a CA, `ca.crt` and `ca.key`, and return the path of `ca.crt`.
+    """Make a CA, `ca.crt` and `ca.key`, valid for `days` from now, and return the path of `ca.crt`.
 
-    Args:
-        directory: of the files; made with mode 0700 where it is missing.
-        days: how long the CA is valid, from now.
-        force: replace an existing CA; every certificate that it issued is then worthless.
+    A missing folder is made with mode 0700. `force` replaces a CA; every certificate that it issued is then worthless.
     """
     directory = Path(directory)
     _check_days(days)
@@ -83,13 +80,9 @@ def issue(
 ) -> TlsFiles:
     """Issue `NAME.crt` and `NAME.key` beside the CA, and return the paths of the three files that this peer needs.
 
-    Args:
-        directory: where `ca.crt` and `ca.key` are.
-        name: the peer's name: the first DNS subject alternative name, and the files' name.
-        server: for central (serverAuth); else for a client (clientAuth).
-        addresses: more subject alternative names, DNS names or IP addresses, by which clients reach a server.
-        days: how long it is valid, from now; never longer than the CA.
-        force: replace existing files.
+    `name` is the first DNS subject alternative name and the files' name; `addresses` are more of them, DNS names or IP
+    addresses, by which clients reach a server. `server`: for central (serverAuth), else for a client (clientAuth).
+    Valid for `days`, never longer than the CA. `force` replaces existing files.
     """
     directory = Path(directory)
     _check_days(days)
@@ -119,11 +112,7 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> "Certif
     """Replace `NAME.crt` by one that is valid from now on, and return the certificate before.
 
     Names, purpose and key are the same, so `NAME.key` stays. Revoked certificates and those of another CA are refused.
-
-    Args:
-        directory: where `ca.crt`, `ca.key` and `NAME.crt` are.
-        name: as it was issued to.
-        days: how long the new one is valid, from now; never longer than the CA.
+    The new one is valid for `days`, never longer than the CA.
     """
     directory = Path(directory)
     _check_days(days)
@@ -179,12 +168,7 @@ def _valid_from_now(directory: Path, ca: x509.Certificate, days: int) -> x509.Ce
 def revoke(certificate: Path, into: Path) -> bool:
     """Append a certificate's serial number to a list that central reads (`central.revoked_serials`).
 
-    Args:
-        certificate: PEM file, not of a CA.
-        into: the list; made where it is missing.
-
-    Returns:
-        Whether it was not there yet.
+    The certificate is a PEM file, not of a CA; a missing list is made. Returns whether the serial was added.
     """
     if certificate.is_dir():
         raise TlsError(f"{certificate}: a folder; give a certificate file, as in {certificate / 'NAME.crt'}")

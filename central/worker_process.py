@@ -23,11 +23,8 @@ _CENTRALS = (signal.SIGTERM, signal.SIGINT)
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a helper, which must call `begin`. Call this from the main thread: the helper ends with its caller.
 
-    Signals are blocked from the start, as the helper reaches `begin` only after its imports.
-
-    Args:
-        command: of the process.
-        options: of `subprocess.Popen`, which may raise OSError.
+    Signals are blocked from the start, as the helper reaches `begin` only after its imports. `options` are those of
+    `subprocess.Popen`, which may raise OSError.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _CENTRALS)
     try:

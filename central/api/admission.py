@@ -19,11 +19,8 @@ Result = TypeVar("Result")
 class Turns:
     """Lets few questions be answered at a time, and one begin per turn of the loop; the others wait in order.
 
-    So acknowledgements, health and systemd's watchdog, which share the loop, never wait for many.
-
-    Args:
-        most: questions at a time.
-        most_waiting: further ones are refused. Clients that left still count.
+    So acknowledgements, health and systemd's watchdog, which share the loop, never wait for many. `most` are answered
+    at a time, and those beyond `most_waiting` are refused. Clients that left still count.
     """
 
     def __init__(self, most: int, most_waiting: int = 512) -> None:
@@ -34,7 +31,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, *, has_queue: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn; raises ApiError (RESOURCE_EXHAUSTED) where too many wait.
+        """Wait for a turn; raises ApiError (RESOURCE_EXHAUSTED) if too many wait.
 
         A question that `has_queue` is bounded by a `Worker`: it takes no turn while it waits there.
         """
@@ -63,7 +60,7 @@ class Worker:
         self._asked = 0
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns; raises ApiError (RESOURCE_EXHAUSTED) where too many wait already.
+        """Return what `call` returns; raises ApiError (RESOURCE_EXHAUSTED) if too many wait already.
 
         The call of a cancelled caller is dropped while it waits, but runs to its end once begun.
         """
@@ -78,7 +75,7 @@ class Worker:
         return await asyncio.wrap_future(found)
 
     async def read_lake(self, what: str, call: Callable[[], Result], if_slow: str) -> Result:
-        """Run a call that reads `what`; raises ApiError (UNAVAILABLE) where it fails. `if_slow`: the remedy then."""
+        """Run a call that reads `what`; raises ApiError (UNAVAILABLE) if it fails. `if_slow`: the remedy then."""
         try:
             return await self.run(call)
         except (SlowError, LakeError, OSError) as error:

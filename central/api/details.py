@@ -1,29 +1,19 @@
 """One job, and one host's VMs over time."""
 
-import asyncio
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from central.api.admission import Turns, Worker
-from central.api.hosts import Hosts
-from central.api.incidents import IncidentHistory
-from central.api.lake_queries import RecentVms, read_lines
+from central.api.context import Context
+from central.api.hosts import summary
+from central.api.lake_queries import read_lines
 from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
 from central.api.requests import at_most, read_span, read_top, unknown, wrong_field
-from central.build.status import BuildStatus
-from central.coefficients.history import CoefficientHistory
 from central.incidents.store import IncidentQuery
-from central.journal.writer import Journal
-from central.lake.segment_times import SegmentTimes
-from central.lake.segments import Lake
 from central.models.groups import Floats
-from central.validation.vm_names import VmNames
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -34,147 +24,108 @@ _MAX_VALUES = 100_000  # of an answer's lines
 _HIGHEST = 0.995  # share of VMs that the bins span, so that one absurd value does not squeeze the others
 
 
-@dataclass(eq=False)
-class Jobs:
-    """Answers on one job."""
-
-    builder: BuildStatus
-    coefficients: CoefficientHistory
-    history: IncidentHistory
-    recent: RecentVms
-    worker: Worker
-    turns: Turns
-
-    async def get(self, request: fleet_pb2.GetJobRequest) -> fleet_pb2.JobDetail:
-        """A job's CPI by platform, its coefficient then and now, and where it runs."""
-        job, top = request.job, read_top(request.top, 100)
-        bins = request.bins or _BINS
-        if not job:
-            raise wrong_field("job", "is missing: name one, as /v1/job-statistics has them")
-        at_most("bins", bins, MAX_BINS)
-        built = self.builder.current
-        async with self.turns.turn():
-            suspected = await self.history.ask(self.history.store.suspect_jobs, limit=1, job=job)
-        running, history = await self.worker.read_lake(
-            "who runs now,",
-            lambda: (self.recent.read(), self.coefficients.of(job)),
-            "the machine is busy, or placement.gone_s is very long: try again in a while",
-        )
-        mine = running.vms.filter(pc.equal(running.vms.column("job"), job))
-        hosts = _hosts(mine)
-        detail = fleet_pb2.JobDetail(
-            job=job,
-            statistics=built.statistics(job) if built else (),
-            coefficient=built.coefficient(job) if built else None,
-            history=history,
-            distributions=_distributions(mine, bins),
-            hosts=hosts[:top],
-            hosts_in_all=len({host.host for host in hosts}),
-            vms=len(mine),
-            since_unix_ns=running.since_unix_ns,
-            until_unix_ns=running.until_unix_ns,
-            recurrence=suspected[0] if suspected else None,
-        )
-        if not (detail.statistics or detail.history or detail.vms or suspected):
-            seen = "no version has it, no VM of it ran lately, and no incident names it first"
-            raise unknown(f"nothing is known of job {job[:80]!r}: {seen}", "job")
-        return detail
+async def get_job(context: Context, request: fleet_pb2.GetJobRequest) -> fleet_pb2.JobDetail:
+    """A job's CPI by platform, its coefficient then and now, and where it runs."""
+    job, top = request.job, read_top(request.top, 100)
+    bins = request.bins or _BINS
+    if not job:
+        raise wrong_field("job", "is missing: name one, as /v1/job-statistics has them")
+    at_most("bins", bins, MAX_BINS)
+    built = context.builder.current
+    async with context.turns.turn():
+        suspected = await context.history.ask(context.history.store.suspect_jobs, limit=1, job=job)
+    running, history = await context.drawing.read_lake(
+        "who runs now,",
+        lambda: (context.recent.read(), context.coefficients.of(job)),
+        "the machine is busy, or placement.gone_s is very long: try again in a while",
+    )
+    mine = running.vms.filter(pc.equal(running.vms.column("job"), job))
+    hosts = _hosts(mine)
+    detail = fleet_pb2.JobDetail(
+        job=job,
+        statistics=built.statistics(job) if built else (),
+        coefficient=built.coefficient(job) if built else None,
+        history=history,
+        distributions=_distributions(mine, bins),
+        hosts=hosts[:top],
+        hosts_in_all=len({host.host for host in hosts}),
+        vms=len(mine),
+        since_unix_ns=running.since_unix_ns,
+        until_unix_ns=running.until_unix_ns,
+        recurrence=suspected[0] if suspected else None,
+    )
+    if not (detail.statistics or detail.history or detail.vms or suspected):
+        seen = "no version has it, no VM of it ran lately, and no incident names it first"
+        raise unknown(f"nothing is known of job {job[:80]!r}: {seen}", "job")
+    return detail
 
 
-@dataclass(eq=False)
-class HostTimelines:
-    """Answers on one host's VMs over time."""
+async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimelineRequest) -> fleet_pb2.HostTimeline:
+    """CPI and CPU usage of a host's VMs over at most a day, and its incidents in that time."""
+    host, top = request.host, read_top(request.top, 100)
+    points = request.points or min(_POINTS, _MAX_VALUES // top)
+    if not host:
+        raise wrong_field("host", "is missing: name one, as /v1/hosts has them")
+    if points > MAX_POINTS or points * top > _MAX_VALUES:
+        most = f"must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
+        raise wrong_field("points", f"{most} (values {points}, {top})")
+    since, until = read_span(request, context.clock_unix_ns(), least_ns=1)
+    step = -(-(until - since) // points)
+    # On a grid, so that a later request has the same steps.
+    since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
+    wanted: dict[str, Any] = {"host": host, "since_unix_ns": since, "until_unix_ns": until}
+    async with context.turns.turn():
+        incidents = await context.history.find(IncidentQuery(**wanted), _MAX_LISTED)
+    lines = await context.drawing.read_lake(
+        f"windows of {host[:80]!r}",
+        lambda: read_lines(context.lake, context.times, host, since, until, step),
+        "ask for a shorter time by since_unix_ns and until_unix_ns",
+    )
+    known_host = summary(context, host)
+    if known_host is None and not len(lines) and not incidents:
+        seen = f"nothing is known of host {host[:80]!r} in this time"
+        raise unknown(f"{seen}; /v1/hosts lists those that connected", "host")
+    vms = _timelines(lines, (until - since) // step)
+    vms.sort(key=lambda vm: (-vm.mean_cpu_usage_cores, vm.vm))
+    shown = vms[:top]
+    for vm in shown:
+        built = context.builder.current
+        of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
+        known = next((each for each in of_job if each.platform == vm.platform), None)
+        vm.job_mean_cpi = float("nan") if known is None else known.mean_cpi
+        vm.job_std_cpi = float("nan") if known is None else known.std_cpi
+    async with context.turns.turn():
+        await _add_names(context, shown, host)
+        await _add_events(context, shown, wanted)
+    return fleet_pb2.HostTimeline(
+        **wanted, summary=known_host, step_ns=step, vms=shown, vms_in_all=len(vms), incidents=incidents
+    )
 
-    journal: Journal
-    builder: BuildStatus
-    history: IncidentHistory
-    hosts: Hosts
-    vm_names: VmNames
-    lake: Lake
-    times: SegmentTimes
-    worker: Worker
-    turns: Turns
-    clock_unix_ns: Callable[[], int]
 
-    async def get(self, request: fleet_pb2.GetHostTimelineRequest) -> fleet_pb2.HostTimeline:
-        """CPI and CPU usage of a host's VMs over at most a day, and its incidents in that time."""
-        host, top = request.host, read_top(request.top, 100)
-        points = request.points or min(_POINTS, _MAX_VALUES // top)
-        if not host:
-            raise wrong_field("host", "is missing: name one, as /v1/hosts has them")
-        if points > MAX_POINTS or points * top > _MAX_VALUES:
-            most = f"must be at most {MAX_POINTS}, and points * top {_MAX_VALUES}"
-            raise wrong_field("points", f"{most} (values {points}, {top})")
-        since, until = read_span(request, self.clock_unix_ns(), least_ns=1)
-        step = -(-(until - since) // points)
-        # On a grid, so that a later request has the same steps.
-        since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
-        query = IncidentQuery(host=host, since_unix_ns=since, until_unix_ns=until)
-        async with self.turns.turn():
-            incidents = await self.history.find(query, _MAX_LISTED)
-        lines = await self.worker.read_lake(
-            f"windows of {host[:80]!r}",
-            lambda: read_lines(self.lake, self.times, host, since, until, step),
-            "ask for a shorter time by since_unix_ns and until_unix_ns",
-        )
-        summary = self.hosts.summary(host)
-        if summary is None and not len(lines) and not incidents:
-            seen = f"nothing is known of host {host[:80]!r} in this time"
-            raise unknown(f"{seen}; /v1/hosts lists those that connected", "host")
-        vms = _timelines(lines, (until - since) // step)
-        vms.sort(key=lambda vm: (-vm.mean_cpu_usage_cores, vm.vm))
-        shown = vms[:top]
-        for vm in shown:
-            built = self.builder.current
-            of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
-            known = next((each for each in of_job if each.platform == vm.platform), None)
-            vm.job_mean_cpi = float("nan") if known is None else known.mean_cpi
-            vm.job_std_cpi = float("nan") if known is None else known.std_cpi
-        async with self.turns.turn():
-            await self._add_names(shown, host)
-            await self._add_events(shown, host, since, until)
-        return fleet_pb2.HostTimeline(
-            host=host,
-            summary=summary,
-            since_unix_ns=since,
-            until_unix_ns=until,
-            step_ns=step,
-            vms=shown,
-            vms_in_all=len(vms),
-            incidents=incidents,
-        )
+async def _add_names(context: Context, vms: list[fleet_pb2.VmTimeline], host: str) -> None:
+    """Name VMs as their host does; VMs of other replicas, or gone before the start, as their incidents do."""
+    for vm in vms:
+        vm.name = context.registry.vm_names.get(vm.vm, host)
+    nameless = [vm for vm in vms if not vm.name]
+    if nameless:
+        names = await context.history.ask(context.history.store.names, [vm.vm for vm in nameless])
+        for vm in nameless:
+            vm.name = names.get(vm.vm, {}).get(host, "")
 
-    async def _add_names(self, vms: list[fleet_pb2.VmTimeline], host: str) -> None:
-        """Name VMs as their host does; VMs of other replicas, or gone before the start, as their incidents do."""
-        for vm in vms:
-            vm.name = self.vm_names.get(vm.vm, host)
-        nameless = [vm for vm in vms if not vm.name]
-        if nameless:
-            names = await self.history.ask(self.history.store.names, [vm.vm for vm in nameless])
-            for vm in nameless:
-                vm.name = names.get(vm.vm, {}).get(host, "")
 
-    async def _add_events(self, vms: list[fleet_pb2.VmTimeline], host: str, since: int, until: int) -> None:
-        """Add each VM's last change of behaviour in this time."""
-        found = await asyncio.to_thread(
-            self.journal.read_events,
-            before_id=MAX_TIME_UNIX_NS,
-            limit=_MAX_LISTED,
-            host=host,
-            since_unix_ns=since,
-            until_unix_ns=until,
-        )
-        last = {row.vm: row for _, row in sorted(found, key=lambda each: (each[1].unix_ns, each[0]))}
-        for vm in vms:
-            if vm.vm in last:
-                vm.last_event.ParseFromString(last[vm.vm].payload)
-                vm.last_event.ClearField("evidence")
+async def _add_events(context: Context, vms: list[fleet_pb2.VmTimeline], wanted: dict[str, Any]) -> None:
+    """Add each VM's last change of behaviour in this time."""
+    found = await context.read_events(_MAX_LISTED, **wanted)
+    last = {row.vm: row for _, row in sorted(found, key=lambda each: (each[1].unix_ns, each[0]))}
+    for vm in vms:
+        if vm.vm in last:
+            vm.last_event.ParseFromString(last[vm.vm].payload)
+            vm.last_event.ClearField("evidence")
 
 
 def _floats(column: Any) -> Floats:
     """Return a column's values, NaN for null."""
-    found: Floats = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
-    return found
+    return np.asarray(pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy(), dtype=np.float64)
 
 
 def _mean(values: Floats) -> float:

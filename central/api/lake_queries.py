@@ -1,4 +1,4 @@
-"""Queries of the lake: the VMs that run now, with their means, and the time lines of one host's VMs."""
+"""Queries of the lake: its size, the VMs that run now, with their means, and the time lines of one host's VMs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake
 from central.lake.vm_windows import SlowError
+from whitepanda.v1 import fleet_pb2
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -25,6 +27,7 @@ _S_NS = 10**9
 _MEMORY_MIB = 512
 _FAILED_NS = 60 * _S_NS
 _DEADLINE_S = 20.0
+_SHOWN_DAYS = 31
 _AGAIN_S = 0.1  # an interrupt between two queries stops neither
 
 Found = TypeVar("Found")
@@ -34,13 +37,55 @@ Found = TypeVar("Found")
 class Running:
     """VMs with windows that began in [since, until), each where it was last.
 
-    `vms` has the columns machine, vm, job, platform, cpi (null where not known) and cpu_usage_cores.
+    `vms` has the columns machine, vm, job, platform, cpi (null if not known) and cpu_usage_cores.
     """
 
     since_unix_ns: int
     until_unix_ns: int
     vms: pa.Table
     jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class LakeCounts:
+    """Segments and rows of the lake, in all and by day; `newest_unix_s` is the last segment's time, 0 for none."""
+
+    segments: int
+    rows: int
+    newest_unix_s: float
+    days: list[fleet_pb2.LakeDay]
+
+
+class LakeTotals:
+    """Counts segments and rows of the lake."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._rows: dict[str, int] = {}  # by segment
+
+    def count(self) -> LakeCounts:
+        """Count rows. Segments never change, so each footer is read once; unreadable ones are tried again."""
+        counted: dict[str, int] = {}
+        days: dict[date, fleet_pb2.LakeDay] = {}
+        segments = self._lake.segments()
+        for segment in segments:
+            count = self._rows.get(segment.name)
+            if count is None:
+                with contextlib.suppress(LakeError, OSError):  # `damaged_files` and `lake verify` name it
+                    count = segment.rows
+            if count is not None:
+                counted[segment.name] = count
+            day = days.setdefault(segment.day, fleet_pb2.LakeDay(day=segment.day.isoformat()))
+            day.segments += 1
+            day.rows += count or 0
+            day.size_bytes += segment.size_bytes
+        self._rows = counted
+        return LakeCounts(
+            segments=len(segments),
+            rows=sum(counted.values()),
+            newest_unix_s=max((segment.modified_unix_s for segment in segments), default=0.0),
+            days=[days[day] for day in sorted(days, reverse=True)[:_SHOWN_DAYS]],
+        )
 
 
 class RecentVms:
@@ -111,13 +156,9 @@ class RecentVms:
 def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until: int, step: int) -> pa.Table:
     """Return a machine's windows that begin in [since, until), ns since 1970, merged by VM and step.
 
-    Returns:
-        vm, job, platform, latency_sensitive, bin (0 begins at `since`), cpi (null where not known) and
-        cpu_usage_cores, both means weighted by duration; ordered by vm and bin.
-
-    Raises:
-        SlowError: it takes longer than 20 s.
-        LakeError, OSError: the lake cannot be read.
+    Columns: vm, job, platform, latency_sensitive, bin (0 begins at `since`), cpi (null if not known) and
+    cpu_usage_cores, both means weighted by duration; ordered by vm and bin. Raises SlowError after 20 s, LakeError and
+    OSError if the lake cannot be read.
     """
 
     def ask(connection: Any, windows: ir.Table) -> pa.Table:

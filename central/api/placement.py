@@ -1,12 +1,10 @@
 """Placement: loading vectors of jobs, and hosts ranked for a new VM."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from central.api.requests import Token, read_page, read_top, unknown, wrong, wrong_field
+from central.api.context import Context
+from central.api.requests import read_page, read_top, unknown, wrong, wrong_field
 from central.models.groups import Floats
-from central.own_threads import SharedAnswer
 from central.placement.live import Snapshot
 from central.placement.tables import numbers_by_name
 from whitepanda.common.errors import InputError
@@ -15,70 +13,61 @@ from whitepanda.v1 import fleet_pb2
 _TOP = 10
 
 
-class LoadingsToken(Token, frozen=True, array_like=True, tag="loadings"):
-    """Place in the list of loading vectors: after a job."""
+async def list_loadings(
+    context: Context, request: fleet_pb2.ListJobLoadingsRequest
+) -> fleet_pb2.ListJobLoadingsResponse:
+    """Loading vectors of the jobs that ran lately, by name."""
+    page = read_page(request, "loadings", ("",), request.job)
+    now = await context.snapshot.get()
+    (after,) = page.place
+    names = [name for name in now.jobs if name > after and (not request.job or name == request.job)]
+    shown, token = page.cut(names, lambda name: (name,))
+    return fleet_pb2.ListJobLoadingsResponse(
+        resources=now.resources,
+        loadings=[
+            fleet_pb2.JobLoading(
+                job=one.job,
+                loading=one.loading.tolist(),
+                standard_error=one.standard_error.tolist(),
+                vms=one.vms,
+                windows=one.windows,
+                measured_vms=one.measured,
+            )
+            for one in map(now.jobs.__getitem__, shown)
+        ],
+        since_unix_ns=now.since_unix_ns,
+        until_unix_ns=now.until_unix_ns,
+        next_page_token=token,
+        unmeasured=_unmeasured(now),
+    )
 
-    after: str = ""
 
-
-@dataclass(eq=False)
-class Placement:
-    """Answers on where a VM would suffer least."""
-
-    snapshot: SharedAnswer[Snapshot]
-
-    async def list_loadings(self, request: fleet_pb2.ListJobLoadingsRequest) -> fleet_pb2.ListJobLoadingsResponse:
-        """Loading vectors of the jobs that ran lately, by name."""
-        page = read_page(request, LoadingsToken, request.job)
-        now = await self.snapshot.get()
-        after = page.token.after
-        names = [name for name in now.jobs if name > after and (not request.job or name == request.job)]
-        shown, token = page.cut(names, lambda name: {"after": name})
-        return fleet_pb2.ListJobLoadingsResponse(
-            resources=now.resources,
-            loadings=[
-                fleet_pb2.JobLoading(
-                    job=name,
-                    loading=now.jobs[name].loading.tolist(),
-                    standard_error=now.jobs[name].standard_error.tolist(),
-                    vms=now.jobs[name].vms,
-                    windows=now.jobs[name].windows,
-                    measured_vms=now.jobs[name].measured,
-                )
-                for name in shown
-            ],
-            since_unix_ns=now.since_unix_ns,
-            until_unix_ns=now.until_unix_ns,
-            next_page_token=token,
-            unmeasured=_unmeasured(now),
-        )
-
-    async def rank_hosts(self, request: fleet_pb2.RankHostsRequest) -> fleet_pb2.HostRanking:
-        """Hosts for a new VM, where it would suffer least first."""
-        if bool(request.job) == bool(request.loading):
-            raise wrong("name either the VM's job, or its loading as cpu=0.5,disk=0.2")
-        top = read_top(request.top, _TOP)
-        now = await self.snapshot.get()
-        loading = _loading(now, request)
-        ranking = now.rank(loading, top)
-        return fleet_pb2.HostRanking(
-            resources=now.resources,
-            loading=loading.tolist(),
-            hosts=[
-                fleet_pb2.RankedHost(
-                    host=now.hosts.names[k],
-                    added=float(ranking.added[k]),
-                    by_resource=now.by_resource(loading, k).tolist(),
-                    total=now.hosts.totals[k].tolist(),
-                    vms=now.vms[k],
-                )
-                for k in ranking.order.tolist()
-            ],
-            hosts_in_all=len(now.hosts.names),
-            since_unix_ns=now.since_unix_ns,
-            until_unix_ns=now.until_unix_ns,
-            unmeasured=_unmeasured(now),
-        )
+async def rank_hosts(context: Context, request: fleet_pb2.RankHostsRequest) -> fleet_pb2.HostRanking:
+    """Hosts for a new VM, where it would suffer least first."""
+    if bool(request.job) == bool(request.loading):
+        raise wrong("name either the VM's job, or its loading as cpu=0.5,disk=0.2")
+    top = read_top(request.top, _TOP)
+    now = await context.snapshot.get()
+    loading = _loading(now, request)
+    ranking = now.rank(loading, top)
+    return fleet_pb2.HostRanking(
+        resources=now.resources,
+        loading=loading.tolist(),
+        hosts=[
+            fleet_pb2.RankedHost(
+                host=now.hosts.names[k],
+                added=float(ranking.added[k]),
+                by_resource=now.by_resource(loading, k).tolist(),
+                total=now.hosts.totals[k].tolist(),
+                vms=now.vms[k],
+            )
+            for k in ranking.order.tolist()
+        ],
+        hosts_in_all=len(now.hosts.names),
+        since_unix_ns=now.since_unix_ns,
+        until_unix_ns=now.until_unix_ns,
+        unmeasured=_unmeasured(now),
+    )
 
 
 def _unmeasured(now: Snapshot) -> list[fleet_pb2.UnmeasuredResource]:

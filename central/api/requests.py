@@ -6,8 +6,8 @@ Each check here raises `ApiError`.
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import grpc
 import msgspec
@@ -23,13 +23,10 @@ Row = TypeVar("Row")
 
 
 class ApiError(Exception):
-    """Why a request gets no answer.
+    """Why a request gets no answer, in one line with the remedy.
 
-    Args:
-        code: gRPC's status.
-        message: one line for people, with the remedy.
-        field: the request's field that the message is about, if it is about one.
-        problem: the message without the field's name, where it begins with it.
+    `field` is the request's field that the message is about, if any; `problem` the message without that field's name,
+    if it begins with it.
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, field: str = "", problem: str = "") -> None:
@@ -109,53 +106,44 @@ def read_span(request: Any, now_unix_ns: int, least_ns: int = 0) -> tuple[int, i
     return since, until
 
 
-class Token(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page of a list begins. Each list has its own type, which adds the place, and a tag."""
-
-    filters: str
-
-    def is_valid(self, filters: str) -> bool:
-        """Whether central could have made this token for a list that is filtered by `filters`."""
-        return self.filters == filters and all(
-            limits.is_text(place) if isinstance(place, str) else 0 <= place <= limits.MAX_TIME_UNIX_NS
-            for place in msgspec.structs.astuple(self)[1:]
-        )
-
-
-Place = TypeVar("Place", bound=Token)
-
-
 @dataclass(frozen=True, slots=True)
-class Page(Generic[Place]):
-    """How many rows are wanted, and from where on."""
+class Page:
+    """How many rows of a list are wanted, and from which place on."""
 
     size: int
-    token: Place
+    scope: tuple[str, str]  # the kind of list, and all that the request filters by
+    place: tuple[Any, ...]
 
-    def cut(self, found: Sequence[Row], place: Callable[[Row], dict[str, Any]]) -> tuple[Sequence[Row], str]:
+    def cut(self, found: Sequence[Row], place: Callable[[Row], tuple[Any, ...]]) -> tuple[Sequence[Row], str]:
         """Return the page's rows, and the token of the next page, "" on the last.
 
-        Args:
-            found: rows from the page's begin on; one more than `size` where there is a next page.
-            place: returns the fields of the token that say where the rows after this one begin.
+        `found` has one row more than `size` if there is a next page; `place` returns the place after a row.
         """
         shown = found[: self.size]
         if len(found) <= self.size:
             return shown, ""
-        token = msgspec.structs.replace(self.token, **place(shown[-1]))
-        return shown, base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
+        return shown, base64.urlsafe_b64encode(msgspec.json.encode((*self.scope, *place(shown[-1])))).decode()
 
 
-def read_page(request: Any, kind: type[Place], filters: str = "") -> Page[Place]:
-    """Read a request's page_size and page_token, of a list's type of tokens; `filters` is all that it filters by."""
+def read_page(request: Any, kind: str, first: tuple[str | int, ...], filters: str = "") -> Page:
+    """Read a request's page_size and page_token; tokens of another kind of list, or of other filters, are refused.
+
+    `first` is the place of the first page; `filters` all that the request filters by.
+    """
     at_most("page_size", request.page_size, limits.MAX_PAGE_SIZE)
-    token: Place | None = kind(filters)
-    if request.page_token:
-        try:
-            token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=kind)
-        except (binascii.Error, ValueError, msgspec.MsgspecError):
-            token = None
-    if token is None or not token.is_valid(filters):
+    page = Page(request.page_size or _PAGE_SIZE, (kind, filters), first)
+    if not request.page_token:
+        return page
+    try:
+        token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=tuple[str | int, ...])
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        token = ()
+    place = token[2:]
+    if token[:2] != page.scope or [*map(type, place)] != [*map(type, first)] or not all(map(_is_place, place)):
         what = f"is not one of this request's pages (value {request.page_token[:40]!r})"
         raise wrong_field("page_token", f"{what}; begin again without it")
-    return Page(request.page_size or _PAGE_SIZE, token)
+    return replace(page, place=place)
+
+
+def _is_place(value: str | int) -> bool:
+    return limits.is_text(value) if isinstance(value, str) else 0 <= value <= limits.MAX_TIME_UNIX_NS

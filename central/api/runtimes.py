@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 
-from central.api.admission import Worker
+from central.api.context import Context
 from central.api.limits import MAX_BESIDE, MAX_EPSILON, MAX_EPSILONS
 from central.api.requests import ApiError, at_most, unknown, wrong, wrong_field
-from central.journal.writer import Journal
 from central.models.pitot import ALONE, Rows
-from central.own_threads import SharedAnswer
-from central.placement.live import Snapshot
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 
@@ -28,91 +22,57 @@ if TYPE_CHECKING:
 _EPSILONS = (0.1, 0.05, 0.01)
 
 
-class ModelFile:
-    """The configured model of runtimes, read again when its file changes. Safe in threads."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._known: tuple[tuple[int, int, int], Model] | None = None
-
-    def read(self) -> Model:
-        """Return the model; raises InputError where none is configured, or its file is not a model."""
-        if not self._path:
-            raise InputError(
-                "no model of runtimes: make one with `whitepanda runtime fit`, name its file as runtime.model in "
-                "central's configuration"
-            )
-        from central.runtimes.model import read_model  # noqa: PLC0415 - costs memory, only where it is asked for
-
-        with self._lock:
-            try:
-                found = Path(self._path).stat()
-            except OSError as error:
-                raise InputError(f"runtime.model {self._path}: {error.strerror}") from error
-            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if self._known is None or self._known[0] != stamp:
-                self._known = (stamp, read_model(Path(self._path)))
-            return self._known[1]
-
-
-@dataclass(eq=False)
-class Runtimes:
-    """Answers on how long a job would run."""
-
-    models: ModelFile
-    journal: Journal
-    snapshot: SharedAnswer[Snapshot]
-    worker: Worker
-
-    async def predict(self, request: fleet_pb2.PredictRuntimeRequest) -> fleet_pb2.RuntimePrediction:
-        """How long a job would run, and bounds that a share of runs does not exceed."""
-        epsilons = tuple(request.epsilons) or _EPSILONS
-        _check(request, epsilons)
-        try:
-            model = await self.worker.run(self.models.read)
-        except InputError as error:
-            raise ApiError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
-        platform, beside = request.platform, list(request.beside)
-        if request.host:
-            platform, beside = await self._host(request.host)
-        strangers = sorted({job for job in beside if job not in model.workloads.places})
-        for field, what, name, names in (
-            ("job", "job", request.job, model.workloads.places),
-            ("platform", "platform", platform, model.platforms.places),
-            # Unknown jobs on a host are left out; those that a request names are refused.
-            *(("beside", "job", job, model.workloads.places) for job in strangers if not request.host),
-        ):
-            if name not in names:
-                missing = f"the model knows no {what} {name[:80]!r}"
-                raise unknown(f"{missing}; `whitepanda runtime update` adds it from a few runs", field)
-        known = [job for job in beside if job in model.workloads.places]
-        try:
-            predicted, bounds = await self.worker.run(lambda: _predict(model, request.job, platform, known, epsilons))
-        except ValueError as error:
-            raise wrong(f"epsilons: {error}", "epsilons") from error
-        return fleet_pb2.RuntimePrediction(
-            platform=platform,
-            beside=known,
-            not_known=strangers,
-            predicted_us=predicted,
-            bounds=[
-                # No bound holds beside jobs that were left out.
-                fleet_pb2.RuntimeBound(epsilon=epsilon, bound_us=np.nan if strangers else bound)
-                for epsilon, bound in zip(epsilons, bounds, strict=True)
-            ],
+async def predict(context: Context, request: fleet_pb2.PredictRuntimeRequest) -> fleet_pb2.RuntimePrediction:
+    """How long a job would run, and bounds that a share of runs does not exceed."""
+    epsilons = tuple(request.epsilons) or _EPSILONS
+    _check(request, epsilons)
+    try:
+        model = await context.predicting.run(context.models.read)
+    except InputError as error:
+        raise ApiError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+    platform, beside = request.platform, list(request.beside)
+    if request.host:
+        platform, beside = await _host(context, request.host)
+    strangers = sorted({job for job in beside if job not in model.workloads.places})
+    for field, what, name, names in (
+        ("job", "job", request.job, model.workloads.places),
+        ("platform", "platform", platform, model.platforms.places),
+        # Unknown jobs on a host are left out; those that a request names are refused.
+        *(("beside", "job", job, model.workloads.places) for job in strangers if not request.host),
+    ):
+        if name not in names:
+            missing = f"the model knows no {what} {name[:80]!r}"
+            raise unknown(f"{missing}; `whitepanda runtime update` adds it from a few runs", field)
+    known = [job for job in beside if job in model.workloads.places]
+    try:
+        predicted, bounds = await context.predicting.run(
+            lambda: _predict(model, request.job, platform, known, epsilons)
         )
+    except ValueError as error:
+        raise wrong(f"epsilons: {error}", "epsilons") from error
+    return fleet_pb2.RuntimePrediction(
+        platform=platform,
+        beside=known,
+        not_known=strangers,
+        predicted_us=predicted,
+        bounds=[
+            # No bound holds beside jobs that were left out.
+            fleet_pb2.RuntimeBound(epsilon=epsilon, bound_us=np.nan if strangers else bound)
+            for epsilon, bound in zip(epsilons, bounds, strict=True)
+        ],
+    )
 
-    async def _host(self, host: str) -> tuple[str, list[str]]:
-        """Return a host's platform, and the job of each VM that was seen there lately."""
-        record = self.journal.hosts.get(host)
-        problem = "never connected"
-        if record is not None:
-            now = await self.snapshot.get()
-            if host in now.hosts.names:
-                return record.platform, list(now.running[now.hosts.names.index(host)])
-            problem = "is away, and sent no window lately"
-        raise unknown(f"host {host[:80]!r} {problem}; give platform and beside instead", "host")
+
+async def _host(context: Context, host: str) -> tuple[str, list[str]]:
+    """Return a host's platform, and the job of each VM that was seen there lately."""
+    record = context.journal.hosts.get(host)
+    problem = "never connected"
+    if record is not None:
+        now = await context.snapshot.get()
+        if host in now.hosts.names:
+            return record.platform, list(now.running[now.hosts.names.index(host)])
+        problem = "is away, and sent no window lately"
+    raise unknown(f"host {host[:80]!r} {problem}; give platform and beside instead", "host")
 
 
 def _check(request: fleet_pb2.PredictRuntimeRequest, epsilons: Sequence[float]) -> None:

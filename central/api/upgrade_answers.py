@@ -18,6 +18,7 @@ from central.upgrades.lake_rows import NoTaskError, Side, metrics, read_places, 
 from central.upgrades.plan import Plan, PlanOptions, make_plan
 from central.upgrades.tables import Rows, jobs_of
 from whitepanda.common.errors import InputError
+from whitepanda.common.messages import message_of
 from whitepanda.v1 import fleet_pb2
 
 _JOBS = "jobs"  # what the one side of a plan is called
@@ -31,6 +32,8 @@ _MEMORY_MIB = 512
 #: The page has no fields for some parameters.
 _OF_THE_API = "parameters of the API, options of `whitepanda fleet`"
 _MOST_NAMED = 3  # unknown hosts in one message
+_PLANNED = ("job", "observe", "instances", "weight", "mean", "std", "cost")
+_COMPARED = ("weight", "current", "new", "p", "adjusted_p", "verdict")
 
 
 def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
@@ -226,25 +229,16 @@ def _utc(unix_ns: int) -> str:
 
 def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.ObservationPlan:
     found, jobs = made.solution, made.jobs
-    return fleet_pb2.ObservationPlan(
+    columns = (jobs.job, found.observe, jobs.instances, jobs.weight, jobs.mean, jobs.std, jobs.cost * found.observe)
+    return message_of(
+        fleet_pb2.ObservationPlan,
+        found,
         metric=rows.metric,
         weighed_by=rows.weighed_by,
         jobs=[
-            fleet_pb2.PlannedJob(
-                job=str(jobs.job[k]),
-                observe=int(found.observe[k]),
-                instances=int(jobs.instances[k]),
-                weight=float(jobs.weight[k]),
-                mean=float(jobs.mean[k]),
-                std=float(jobs.std[k]),
-                cost=float(jobs.cost[k] * found.observe[k]),
-            )
-            for k in range(len(jobs.job))
+            fleet_pb2.PlannedJob(**dict(zip(_PLANNED, row, strict=True)))
+            for row in zip(*(column.tolist() for column in columns), strict=True)
         ],
-        cost=found.cost,
-        is_optimal=found.is_optimal,
-        lower_bound=found.lower_bound,
-        gap_ratio=found.gap_ratio,
         instances=int(found.observe.sum()),
         expected_margin_percent=made.expected_margin_percent,
         metric_mean=made.metric_mean,
@@ -257,17 +251,16 @@ def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.Ob
 
 
 def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparison:
-    return fleet_pb2.SideComparison(
+    return message_of(
+        fleet_pb2.SideComparison,
+        found,
         metric=rows.metric,
         weighed_by=rows.weighed_by,
         current=_estimate(found.current),
         new=_estimate(found.new),
         difference_percent=_estimate(found.difference, 100.0),
-        p=found.p,
         independent_percent=_estimate(found.independent, 100.0),
         baseline_percent=None if found.baseline is None else _estimate(found.baseline, 100.0),
-        coverage=found.coverage,
-        confidence=found.confidence,
         current_machines=found.machines[0],
         new_machines=found.machines[1],
         current_instances=found.instances[0],
@@ -275,16 +268,11 @@ def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparis
         left_out=[fleet_pb2.JobsLeftOut(reason=reason, count=count) for reason, count in found.left_out.items()],
         jobs=[
             fleet_pb2.ComparedJob(
-                job=str(job.job),
-                weight=job.weight,
-                current=job.current,
-                new=job.new,
+                **{name: getattr(job, name) for name in _COMPARED},
                 current_instances=job.instances[0],
                 new_instances=job.instances[1],
+                job=str(job.job),
                 difference_percent=_estimate(job.difference, 100.0),
-                p=job.p,
-                adjusted_p=job.adjusted_p,
-                verdict=job.verdict,
             )
             for job in found.jobs[:_MAX_JOBS]
         ],
@@ -293,10 +281,5 @@ def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparis
 
 
 def _estimate(found: Interval, scale: float = 1.0) -> fleet_pb2.Estimate:
-    return fleet_pb2.Estimate(
-        value=scale * found.value,
-        low=scale * found.low,
-        high=scale * found.high,
-        standard_error=scale * found.standard_error,
-        degrees_of_freedom=found.degrees,
-    )
+    scaled = {name: scale * getattr(found, name) for name in ("value", "low", "high", "standard_error")}
+    return fleet_pb2.Estimate(**scaled, degrees_of_freedom=found.degrees)

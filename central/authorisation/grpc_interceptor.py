@@ -37,7 +37,7 @@ class Authorisation(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method's handler, one that asks first, or one that refuses; None where there is no such method."""
+        """Return the method's handler, one that asks first, or one that refuses; None if there is no such method."""
         handler = await continuation(handler_call_details)
         method: Any = handler_call_details.method
         role = ROLES.get(method)

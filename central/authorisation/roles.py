@@ -19,30 +19,18 @@ class Role(enum.Enum):
     OPERATOR = enum.auto()  # names in central.operators
 
 
+_FLEET = (
+    "CompareSides", "GetDataHealth", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob", "GetOverview",
+    "GetVmHistory", "ListCoefficients", "ListEvents", "ListHosts", "ListIncidents", "ListJobLoadings",
+    "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
+)  # fmt: skip
 ROLES: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
     "/grpc.health.v1.Health/List": Role.ANYONE,  # not served
     "/grpc.health.v1.Health/Watch": Role.OPERATOR,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.OPERATOR,
     "/whitepanda.v1.AgentStream/Connect": Role.HOST,
-    "/whitepanda.v1.Fleet/CompareSides": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetDataHealth": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetFleetStatus": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetHostTimeline": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetIncident": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetJob": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetOverview": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/GetVmHistory": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListCoefficients": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListEvents": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListHosts": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListIncidents": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListJobLoadings": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListJobStatistics": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/ListSuspectJobs": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/PlanObservation": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/PredictRuntime": Role.OPERATOR,
-    "/whitepanda.v1.Fleet/RankHosts": Role.OPERATOR,
+    **{f"/whitepanda.v1.Fleet/{method}": Role.OPERATOR for method in _FLEET},
 }
 #: All of HTTP beyond loopback: the fleet API, the page, /metrics and /healthz.
 HTTP_ROLE = Role.OPERATOR
@@ -56,12 +44,10 @@ class Access:
     revoked: Revoked = field(default_factory=Revoked)
 
     def refusal(self, role: Role, names: frozenset[str], serial: str) -> tuple[grpc.StatusCode, str] | None:
-        """Return the status and the text of a refusal; None where the caller may call.
+        """Return the status and the text of a refusal; None if the caller, by names and serial, may call.
 
-        Args:
-            role: that is required, ANYONE or OPERATOR. A HOST is checked with its Hello (`central.ingest.handshake`).
-            names: DNS names of the caller's certificate.
-            serial: of that certificate, as `whitepanda.common.tls.serial_text` has it.
+        The required role is ANYONE or OPERATOR; a HOST is checked with its Hello (`central.ingest.handshake`). Names
+        and serial are those of `whitepanda.common.tls.peer_certificate`.
         """
         if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)

@@ -20,29 +20,20 @@ SUM_TOLERANCE = 1e-9
 
 
 def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
-    """Dilation lambda of each job while all of them are on one machine, equation (5); their sum is equation (14).
+    """Dilation lambda of each job, >= 1, while all are on one machine: equation (5); (14) has their sum.
 
-    Args:
-        loadings: shares of time, shape (jobs, resources), each 0 to 1; a row sums to 1 (busy) or less (idle).
-        units: equal units of each resource, shape (resources,) or one number.
-
-    Returns:
-        Shape (jobs,), each at least 1.
+    The result has shape (jobs,). `loadings` are shares of time, shape (jobs, resources), each 0 to 1; a row sums to 1
+    (busy) or less (idle). `units` are equal units of each resource, shape (resources,) or one number.
     """
     p = np.asarray(loadings, dtype=np.float64)
-    found: Floats = 1.0 + (p * (p.sum(axis=0) - p) / units).sum(axis=1)
-    return found
+    return np.asarray(1.0 + (p * (p.sum(axis=0) - p) / units).sum(axis=1), dtype=np.float64)
 
 
 def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
     """Return p' . P of each machine, equation (15), shape (machines,): the new job's dilation there, less 1.
 
-    By symmetry it is also the sum by which the dilations of the jobs there would rise.
-
-    Args:
-        loading: of the new job, shape (resources,).
-        totals: P of each machine, shape (machines, resources).
-        units: of each resource, shape (resources,), or of each machine too, shape (machines, resources).
+    By symmetry it is also the sum by which the dilations of the jobs there would rise. Shapes: `loading` (resources,),
+    `totals`, P of each machine, (machines, resources), `units` either.
     """
     weights = np.asarray(loading, dtype=np.float64) / np.asarray(units, dtype=np.float64)
     table = np.asarray(totals, dtype=np.float64)
@@ -59,14 +50,9 @@ def completion_times(
     """Return when jobs on one machine end, on the clock of the starts, by events; shape (jobs,).
 
     Between two events (a job arrives or ends) the jobs there have constant dilations, and the neutral work that is
-    left of each falls by 1 / lambda per second.
-
-    Args:
-        loadings: shape (jobs, resources), as in `dilations`.
-        neutral_s: time that each takes alone, above 0, inf for one that does not end; shape (jobs,).
-        start_s: when each arrives; shape (jobs,) or one number.
-        units: as in `dilations`.
-        background: sum of the loading vectors of others that are there all the time; shape (resources,).
+    left of each falls by 1 / lambda per second. `loadings` and `units` are as in `dilations`; `neutral_s` is the time
+    that each takes alone, above 0, inf for one that does not end, `start_s` when it arrives, shapes (jobs,);
+    `background` the sum of the loading vectors of others that are there all the time, shape (resources,).
     """
     p = np.asarray(loadings, dtype=np.float64)
     beside = added_dilation(np.broadcast_to(background, p.shape[1:]), p, units)

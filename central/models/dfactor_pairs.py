@@ -87,14 +87,9 @@ class ExtendedLoadings:
 def fit_plain(pairs: Pairs, workloads: int, platforms: int, *, speeds: bool = True, seed: int = 0) -> PlainLoadings:
     """Fit D-Factor's loading vectors, and the units and speeds of the platforms' resources.
 
-    Raises ValueError if there are no pairs, or a slow-down is not above 0.
-
-    Args:
-        pairs: as measured; indices below `workloads` and `platforms`.
-        workloads: number of workloads; one without pairs gets a loading near the middle.
-        platforms: number of platforms.
-        speeds: whether shares of time shift from platform to platform, with how fast its resources are.
-        seed: of where the search begins.
+    Indices in `pairs` are below `workloads` and `platforms`; a workload without pairs gets a loading near the middle.
+    `speeds`: shares of time shift from platform to platform, with how fast its resources are. `seed`: of the search's
+    begin. Raises ValueError if there are no pairs, or a slow-down is not above 0.
     """
     by_victim, by_beside, by_platform = _incidence(pairs, workloads, platforms)
     rng = np.random.default_rng(seed)

@@ -91,12 +91,10 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
 
 
 def mean_shares(samples: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Profile:
-    """Average measured shares of time. Raises ValueError if there are no samples.
+    """Average measured shares of time, 0 to 1, shape (samples, resources), of windows of one length.
 
-    Args:
-        samples: shares per sample and resource, 0 to 1; shape (samples, resources); each is of a window of one length.
-        group: such as the samples' VM, shape (samples,): groups vary independently, and each counts alike. None: every
-            sample is independent.
+    `group`, such as the samples' VM, shape (samples,): groups vary independently, and each counts alike. None: every
+    sample is independent. Raises ValueError if there are no samples.
     """
     table = np.asarray(samples, dtype=np.float64)
     if not len(table):

@@ -107,15 +107,8 @@ def linear_baseline(rows: Rows, log_us: Floats, workloads: int, platforms: int) 
     """Fit log C = a_i + b_j by alternating means (appendix B.1), on rows alone.
 
     Rows beside others count, less their mean slow-down, only where a workload or platform was never seen alone.
-
-    Args:
-        rows: n of them.
-        log_us: shape (n,), logarithm of runtimes.
-        workloads: number of workloads.
-        platforms: number of platforms.
-
-    Returns:
-        a (workloads,) and b (platforms,); a name without a row gets the mean.
+    `log_us` are logarithms of the rows' runtimes, shape (n,). Returns a (workloads,) and b (platforms,); a name without
+    a row gets the mean.
     """
     is_beside = rows.co_runners > 0
     weight = np.where(is_beside, _BESIDE, 1.0)

@@ -74,8 +74,7 @@ class Difficulty:
 
 def disagreement(log_us: NDArray[np.floating]) -> Floats:
     """Return the log of the members' deviation: (members, n) -> (n,)."""
-    found: Floats = np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR)
-    return found
+    return np.asarray(np.log(np.asarray(log_us, dtype=np.float64).std(axis=0) + _FLOOR), dtype=np.float64)
 
 
 def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats:

@@ -19,18 +19,11 @@ _PASSES = 3
 def new_workload(
     members: Members, baseline: Floats, platform_baseline: Floats, rows: Rows, log_us: Floats, noise: float
 ) -> tuple[Singles, float]:
-    """Estimate a workload's embeddings.
+    """Return a workload's embeddings (members, width), and its baseline.
 
-    Args:
-        members: of the fit.
-        baseline: of its workloads, shape (workloads,).
-        platform_baseline: shape (platforms,).
-        rows: n runs of the new workload; `rows.workload` is not used.
-        log_us: their runtimes, logarithms, shape (n,).
-        noise: deviation of a run's logarithm around its prediction.
-
-    Returns:
-        Embeddings (members, width), and the workload's baseline.
+    `baseline` and `platform_baseline` are the fit's, shapes (workloads,) and (platforms,); `rows` n runs of the new
+    workload, without `rows.workload`; `log_us` logarithms of their runtimes, shape (n,), which deviate by `noise` from
+    the prediction.
     """
     shape = members.shape
     found = np.empty((len(members), shape.workload_width), dtype=np.float32)
@@ -75,8 +68,7 @@ def _strength(members: Members, m: int, rows: Rows, g: Singles) -> Singles:
     _, _, u, _ = members.shape.workload_parts(members.workload[m, np.maximum(rows.interferers, 0)])
     total = (u * (rows.interferers != ALONE)[:, :, None]).sum(axis=1)
     strength = np.einsum("ntq,nq->nt", g, total)
-    found: Singles = np.where(strength > 0, strength, members.shape.leak * strength)
-    return found
+    return np.asarray(np.where(strength > 0, strength, members.shape.leak * strength), dtype=np.float32)
 
 
 def _posterior(known: Floats, inputs: Floats, values: Floats, noise: float) -> Floats:
@@ -87,5 +79,4 @@ def _posterior(known: Floats, inputs: Floats, values: Floats, noise: float) -> F
     covariance += np.diag(np.full(len(mean), _RIDGE * np.trace(covariance) / len(mean)))
     gain = inputs @ covariance
     seen = gain @ inputs.T + noise**2 * np.eye(len(values))
-    found: Floats = mean + gain.T @ np.linalg.solve(seen, values - inputs @ mean)
-    return found
+    return np.asarray(mean + gain.T @ np.linalg.solve(seen, values - inputs @ mean), dtype=np.float64)

@@ -101,7 +101,7 @@ class Comparison:
     difference: Interval  # (new - current) / current
     independent: Interval  # the same by the paper's variance, for comparison
     # (new - current) / current of the means over machines, each the mean of its instances' values: the paper's
-    # machine granularity. None where a side has fewer than two machines.
+    # machine granularity. None if a side has fewer than two machines.
     baseline: Interval | None
     coverage: float  # share of all CURRENT's weight that the compared jobs have
     confidence: float  # of all intervals, such as 0.95
@@ -140,15 +140,10 @@ class MachineMeans:
         self._factor = 1.0 / (self.n[self._cell] * np.sqrt(np.maximum(1.0 - share, 1e-300)))
 
     def variances(self, coefficient: Floats, part: Ints, parts: int) -> tuple[Floats, Floats]:
-        """Return variance and degrees of freedom of sums over the cells of each part: sum coefficient * mean.
+        """Return variance and degrees of freedom, shapes (parts,), of sums over each part's cells: coefficient * mean.
 
-        Args:
-            coefficient: shape (cells,).
-            part: which sum a cell belongs to, shape (cells,); -1: to none.
-            parts: number of sums.
-
-        Returns:
-            Both of shape (parts,). A sum without any variance has degrees of freedom 1.
+        `coefficient` has shape (cells,), as has `part`, which sum a cell belongs to, -1 for none. A sum without any
+        variance has degrees of freedom 1.
         """
         wanted = part[self._cell] >= 0
         cell, owner = self._cell[wanted], part[self._cell[wanted]]
@@ -238,7 +233,7 @@ class _Together:
     value: Floats
     is_new: npt.NDArray[np.bool_]
     name: Column
-    weight: Floats  # 0 where there is none
+    weight: Floats  # 0 if there is none
 
 
 def _together(current: Observed, new: Observed, weights: Shares) -> _Together:

@@ -53,7 +53,7 @@ class CheapestPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """The largest share of its cost by which the plan may be too dear; 0 where it is optimal."""
+        """The largest share of its cost by which the plan may be too dear; 0 if it is optimal."""
         return max(0.0, (self.cost - self.lower_bound) / self.cost)
 
 
@@ -85,18 +85,10 @@ class _Problem:
 def cheapest_plan(
     cost: Floats, spread: Floats, least: Ints, most: Ints, target: float, max_states: int = _MAX_STATES
 ) -> CheapestPlan | None:
-    """Return the cheapest numbers of instances whose variance is at most the target.
+    """Return the cheapest numbers of instances whose variance is at most the target; None if not even all suffice.
 
-    Args:
-        cost: of observing one instance of each job, > 0; shape (jobs,).
-        spread: w^2 * variance of one instance of each job, >= 0; shape (jobs,).
-        least: instances of each job that must be observed, >= 1.
-        most: instances that there are, >= `least`.
-        target: the largest variance allowed, inclusive.
-        max_states: bound of the search; see the module.
-
-    Returns:
-        The plan, or None where not even all instances suffice.
+    Shapes are (jobs,): `cost` of observing one instance, > 0; `spread`, w^2 * its variance, >= 0; `least` instances to
+    observe, >= 1; `most`, the existing ones. `target` is inclusive; `max_states` bounds the search, see the module.
     """
     problem = _Problem(cost, spread, least, most, target)
     if not problem.is_met(most):

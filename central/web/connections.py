@@ -51,13 +51,7 @@ class Entry:
 
 
 class Connections:
-    """All open connections of a listener.
-
-    Args:
-        section: how many, and how long they may take.
-        refused: counts refusals by reason.
-        clock_s: monotonic.
-    """
+    """All open connections of a listener. `refused` counts refusals by reason; `clock_s` is monotonic."""
 
     def __init__(
         self, section: HttpSection, refused: Counter[str], clock_s: Callable[[], float] = time.monotonic
@@ -72,7 +66,7 @@ class Connections:
         return len(self._entries)
 
     def admit(self, address: str) -> Entry | None:
-        """Return a new connection's place, perhaps that of one that waits for its client; None where there is none."""
+        """Return a new connection's place, perhaps that of one that waits for its client; None if there is none."""
         peer, now_s = _peer(address), self.clock_s()
         usual = [entry for entry in self._entries if not entry.is_reserve]
         own = [entry for entry in usual if entry.peer == peer]
@@ -103,7 +97,7 @@ class Connections:
                 self._note(reason, entry.peer)
 
     def _push_out(self, among: list[Entry], now_s: float) -> bool:
-        """End the connection that has waited longest for its client; False where none waits."""
+        """End the connection that has waited longest for its client; False if none waits."""
         waiting = [(since, entry) for entry in among if (since := entry.awaited_since_s(now_s)) is not None]
         if not waiting:
             return False

@@ -10,7 +10,8 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -48,9 +49,7 @@ _HANDSHAKE_MS = 20_000  # as long as clients try
 class Doorkeeper:
     """Decides on calls before they are read: who may call, how many at a time, and how large a request is.
 
-    Args:
-        access: who may call what.
-        refused: counts other refusals by reason.
+    `refused` counts refusals, except those by `access`, by reason.
     """
 
     def __init__(self, access: Access, refused: Counter[str]) -> None:
@@ -125,11 +124,7 @@ def handlers(
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return the handlers of the fleet API, health and reflection for a grpc.aio server.
 
-    Args:
-        door: decides on calls.
-        fleet: has the methods of `whitepanda.v1.Fleet`.
-        servicer: of health.
-        services: names of other services, for reflection.
+    `fleet` has the methods of `whitepanda.v1.Fleet`; `services` are names of other services, for reflection.
     """
     fleet_service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     health_service = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -171,19 +166,9 @@ def _watch(door: Doorkeeper, servicer: health.HealthServicer) -> Any:
         async with door.stream(context):
             request = await door.request(context, health_pb2.HealthCheckRequest, _SMALL_BYTES, _READ_S)
             if request is not None:
-                await servicer.Watch(request, cast("Any", _Written(context)))
+                await servicer.Watch(request, cast("Any", SimpleNamespace(write=partial(_write, context))))
 
     return watched
-
-
-@dataclass
-class _Written:
-    """A context whose messages are written as bytes."""
-
-    context: Context
-
-    async def write(self, message: Any) -> None:
-        await _write(self.context, message)
 
 
 async def _write(context: Context, message: Any) -> None:

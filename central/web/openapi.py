@@ -184,10 +184,7 @@ def document() -> dict[str, Any]:
             "properties": {
                 "error": {"type": "string", "description": "One line: what, and what to do"},
                 "field": {"type": "string", "description": "The parameter that it is about, if it is about one"},
-                "problem": {
-                    "type": "string",
-                    "description": "The line without that parameter's name, if it begins with it",
-                },
+                "problem": {"type": "string", "description": "The line without its name, if it begins with it"},
             },
         }
     }
@@ -236,7 +233,7 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
     note = notes().get((route.request.name, field.name))
     if note:
         found["description"] = note
-    schema = _parameter_schema(field)
+    schema = _schema(field, is_parameter=True)
     if (route.method, field.name) in _NEEDED:
         found["required"] = True
         if schema["type"] == "string":
@@ -246,17 +243,24 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
     return {**found, "schema": schema}
 
 
-def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:
-    if field.enum_type is not None:
-        return {"type": "string", "enum": [_word(field.enum_type, one.number) for one in field.enum_type.values]}
-    if field.cpp_type in _MAX_UINT:
-        return {"type": "integer", "minimum": 0, "maximum": limits.max_integer(field)}
-    if field.cpp_type in _NUMBERS:
-        return _number_schema(limits.NUMBERS[field.name])
-    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        return {"type": "boolean"}
-    pattern = limits.TOKEN_PATTERN if field.name == "page_token" else limits.TEXT_PATTERN
-    return {"type": "string", "maxLength": limits.max_length(field), "pattern": pattern}
+def _schema(field: FieldDescriptor, *, is_parameter: bool) -> dict[str, Any]:
+    kinds = {FieldDescriptor.CPPTYPE_BOOL: "boolean", FieldDescriptor.CPPTYPE_STRING: "string"}
+    found: dict[str, Any] = {"type": kinds.get(field.cpp_type, "integer")}
+    if field.message_type is not None:
+        found = {"$ref": f"#/components/schemas/{field.message_type.name}"}
+    elif field.enum_type is not None:
+        # An agent newer than central may know more words.
+        words = [_word(field.enum_type, one.number) for one in field.enum_type.values]
+        found = {"type": "string", "enum" if is_parameter else "examples": words}
+    elif field.cpp_type in _MAX_UINT:
+        most = limits.max_integer(field) if is_parameter else _MAX_UINT[field.cpp_type]
+        found |= {"minimum": 0, "maximum": most}
+    elif field.cpp_type in _NUMBERS:
+        found = _number_schema(limits.NUMBERS[field.name]) if is_parameter else {"type": ["number", "null"]}
+    elif is_parameter and found["type"] == "string":
+        pattern = limits.TOKEN_PATTERN if field.name == "page_token" else limits.TEXT_PATTERN
+        found |= {"maxLength": limits.max_length(field), "pattern": pattern}
+    return found
 
 
 def _number_schema(numbers: limits.Numbers) -> dict[str, Any]:
@@ -273,7 +277,7 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
     for field in message.fields:
         if field.message_type is not None:
             _add_schema(schemas, field.message_type)
-        schema = _value_schema(field)
+        schema = _schema(field, is_parameter=False)
         if field.is_repeated:
             schema = {"type": "array", "items": schema}
         elif field.message_type is not None:
@@ -282,28 +286,8 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
             schema = {**schema, "type": [schema["type"], "null"]}
         note = notes().get((message.name, field.name))
         properties[field.name] = {**schema, "description": note} if note else schema
-    schemas[message.name] = {
-        "type": "object",
-        "required": [field.name for field in message.fields],
-        "properties": properties,
-    }
-
-
-def _value_schema(field: FieldDescriptor) -> dict[str, Any]:
-    if field.message_type is not None:
-        return {"$ref": f"#/components/schemas/{field.message_type.name}"}
-    if field.enum_type is not None:
-        words = [_word(field.enum_type, value.number) for value in field.enum_type.values]
-        # An agent newer than central may know more words.
-        return {"type": "string", "examples": words}
-    if field.cpp_type in _MAX_UINT:
-        return {"type": "integer", "minimum": 0, "maximum": _MAX_UINT[field.cpp_type]}
-    kinds: dict[int, Any] = {
-        FieldDescriptor.CPPTYPE_BOOL: "boolean",
-        FieldDescriptor.CPPTYPE_STRING: "string",
-        **{kind: ["number", "null"] for kind in _NUMBERS},
-    }
-    return {"type": kinds.get(field.cpp_type, "integer")}
+    required = [field.name for field in message.fields]
+    schemas[message.name] = {"type": "object", "required": required, "properties": properties}
 
 
 @cache

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from central.api.admission import Turns
 from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
+from central.api.overview import get_status
 from central.api.requests import ApiError
 from central.authorisation.http_middleware import Authorisation
 from central.authorisation.roles import Access
@@ -61,12 +62,7 @@ _COMPRESSION = 4  # 1000 hosts in 3 ms, a tenth of their size
 
 
 def make_app(fleet: Fleet, access: Access | None) -> Starlette:
-    """Make the application.
-
-    Args:
-        fleet: what answers.
-        access: who may ask; None on loopback, where everyone on the machine may, by a name of this server.
-    """
+    """Make the application. `access` is None on loopback: everyone on the machine may ask by this server's name."""
     text = json.dumps(document()).encode()
     turns = Turns(1)  # of totals, which so wait for no question
 
@@ -81,7 +77,7 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
         async with turns.turn():
             if await request.is_disconnected():
                 raise ApiError(grpc.StatusCode.CANCELLED, "the client left")
-            status = await fleet.status.get(fleet_pb2.GetFleetStatusRequest())
+            status = await get_status(fleet, fleet_pb2.GetFleetStatusRequest())
             return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
     routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
@@ -164,13 +160,8 @@ def _not_known(request: Request, _error: Exception) -> Response:
 class HttpApi:
     """The server.
 
-    Args:
-        fleet: what answers.
-        listen: host:port; port 0 takes a free one, `port` has it once started.
-        tls: used where `listen` is not loopback.
-        access: who may ask there.
-        section: limits of connections.
-        refused: counts refusals by reason.
+    It listens on `listen`, host:port; port 0 takes a free one, `port` has it once started. Beyond loopback it uses
+    `tls`, and `access` decides who may ask. `refused` counts refusals by reason.
     """
 
     def __init__(
@@ -193,7 +184,7 @@ class HttpApi:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen; raises UnavailableError where the address or the certificate cannot be used."""
+        """Listen; raises UnavailableError if the address or the certificate cannot be used."""
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         is_local = is_loopback(host)

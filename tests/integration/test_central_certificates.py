@@ -265,7 +265,7 @@ async def test_a_list_that_cannot_be_used_leaves_the_last_good_one_in_force_and_
         for _ in range(3):
             revoking.revoked.look()
         assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
-        answer = await revoking.fleet.status.get(fleet_pb2.GetFleetStatusRequest())
+        answer = await revoking.fleet.answer("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
         assert answer.revoked_certificates == 1
         assert answer.last_revocation_error.startswith(f"central.revoked_serials: {file}")
     file.write_text("")

@@ -294,7 +294,7 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     sending = asyncio.create_task(send())  # it waits: central lets it send 64 KiB ahead
     await until(lambda: central.journal.failure and central.ingest.backpressure.pending == 4)
     central.roller.failure, central.recorder.failure = "no lake", "no history"
-    parts = central.fleet.status.parts
+    parts = central.fleet.parts
     assert (parts.roll_error(), parts.incidents_error()) == ("no lake", "no history")
     await asyncio.sleep(0.1)
     assert central.ingest.backpressure.pending == 4, "no more is read than may be pending"

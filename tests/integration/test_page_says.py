@@ -129,7 +129,7 @@ async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path,
         await seen.open("")
         assert "No contention now." in await seen.page.inner_text("main")
         central.journal.note_host(HostRecord("gone", "", "0.1.0", 2, "boot", central.now - 9000 * S))
-        central.fleet.overview.parts.incidents_error = lambda: "the disk is full"
+        central.fleet.parts.incidents_error = lambda: "the disk is full"
         await seen.page.reload()
         await seen.settled()
         text = await seen.page.inner_text("main")

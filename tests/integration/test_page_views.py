@@ -316,7 +316,7 @@ async def test_a_question_stays_in_sight_while_it_is_answered(one, browser):
 
 async def test_an_importer_is_shown_as_such(one, browser):
     one.journal.note_host(HostRecord("trace-import", "", "0.1.0", 2, "boot", one.now - 9000 * S))
-    one.fleet.hosts.importers = frozenset({"trace-import"})
+    one.fleet.importers = frozenset({"trace-import"})
     try:
         async with watched(browser, one.url) as seen:
             await seen.open("#/hosts")
@@ -333,8 +333,8 @@ async def test_data_health_says_when_centrals_certificate_expires(one, browser, 
     days = 400
     certificate = SimpleNamespace(expiry_unix_s=lambda: time.time() + days * 86400)
     revoked = SimpleNamespace(serials=frozenset({"1a"}), problem="")
-    monkeypatch.setattr(one.fleet.status.parts, "certificate", certificate)
-    monkeypatch.setattr(one.fleet.status.parts, "revoked", revoked)
+    monkeypatch.setattr(one.fleet.parts, "certificate", certificate)
+    monkeypatch.setattr(one.fleet.parts, "revoked", revoked)
 
     async def fact(name):
         return await seen.page.locator(".facts > div", has_text=name).locator("dd").inner_text()
@@ -350,7 +350,7 @@ async def test_data_health_says_when_centrals_certificate_expires(one, browser, 
 
 
 async def test_hosts_that_are_held_back_are_shown_with_the_budget_and_the_wait(one, browser, monkeypatch):
-    monkeypatch.setattr(one.fleet.hosts, "over_quota", lambda: {"node0001": {"over_quota_rows": 1234}})
+    monkeypatch.setattr(one.fleet.parts, "over_quota", lambda: {"node0001": {"over_quota_rows": 1234}})
     monkeypatch.setattr(one.registry.get("node0001"), "min_batch_interval_ms", 1250)
     async with watched(browser, one.url) as seen:
         await seen.open("#/health")

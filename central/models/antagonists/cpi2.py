@@ -57,14 +57,11 @@ def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Float
     With usage normalised so that each suspect's sums to 1: sum of u_i (1 - C / c_i) where c_i > C, and of
     u_i (c_i / C - 1), which is negative, where c_i < C. -1 to 1; 0 for a suspect that did not run.
 
-    Args:
-        victim_cpi: of each sample of the window, shape (t,); NaN where not known: left out.
-        threshold: C, the victim's mean + 2 std.
-        usage: of each suspect in each sample, shape (suspects, t); 0 where it did not run.
+    `victim_cpi` has shape (t,), NaN for unknown samples, which are left out; `threshold` is C, the victim's mean + 2
+    std; `usage` has shape (suspects, t), 0 for a suspect that does not run.
     """
     known = ~np.isnan(victim_cpi)
     c, u = victim_cpi[known], usage[:, known]
     weight = np.where(c > threshold, 1 - threshold / c, c / threshold - 1)
     total = u.sum(axis=1)
-    found: Floats = np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)
-    return found
+    return np.asarray(np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0), dtype=np.float64)

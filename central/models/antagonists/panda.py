@@ -30,7 +30,7 @@ MIN_RELATIVE_STD = 1e-12
 class JobStatistics:
     """CPI of a job on a platform, for equation (1); columns of equal length, sorted by (job, platform).
 
-    `std_cpi` is exactly 0 where the CPI does not vary.
+    `std_cpi` is exactly 0 if the CPI does not vary.
     """
 
     job: Column
@@ -67,10 +67,7 @@ class CpiMoments:
     def of(cls, job: Column, platform: Column, cpi: Floats) -> "CpiMoments":
         """Compute the moments of samples in two passes: the mean, then from the centred values.
 
-        Args:
-            job: of each sample, shape (n,).
-            platform: CPU model that each was taken on.
-            cpi: cycles per instruction; NaN where not known.
+        All shapes are (n,); `platform` is the CPU model, `cpi` cycles per instruction, NaN if not known.
         """
         known = ~np.isnan(cpi)
         keys, member = group(job[known], platform[known])
@@ -171,7 +168,7 @@ def local_coefficients(pairs: PairSums, statistics: JobStatistics) -> LocalCoeff
 
 
 def _shares(statistics: JobStatistics, job: Column, platform: Column, usage_cpi: Floats, usage: Floats) -> Floats:
-    """Return each pair's sum of u * nCPI / |L|; 0 where the job's CPI does not vary or is not known."""
+    """Return each pair's sum of u * nCPI / |L|; 0 if the job's CPI does not vary or is not known."""
     found = find((statistics.job, statistics.platform), (job, platform))
     mean, std = statistics.mean_cpi[found], statistics.std_cpi[found]
     deviation = usage_cpi - mean * usage

@@ -44,13 +44,7 @@ def representative(values: Floats, rng: np.random.Generator) -> Ints:
 def suspect_scores(victim_cpi: Floats, usage: Floats, rng: np.random.Generator) -> Floats:
     """Pearson's correlation of each suspect's usage with one victim's CPI over a random half of the window.
 
-    Args:
-        victim_cpi: of each sample of the window, shape (t,); NaN where not known: left out.
-        usage: of each suspect in each sample, shape (suspects, t); 0 where it did not run.
-        rng: seeded by the caller.
-
-    Returns:
-        -1 to 1 per suspect; 0 where one of the two does not vary.
+    Arguments are as in `cpi2.suspect_scores`, and `rng` seeded. 0 if one of the two does not vary.
     """
     known = np.flatnonzero(~np.isnan(victim_cpi))
     drawn = known[representative(victim_cpi[known], rng)]
@@ -60,5 +54,4 @@ def suspect_scores(victim_cpi: Floats, usage: Floats, rng: np.random.Generator) 
     u = usage[:, drawn] - usage[:, drawn].mean(axis=1, keepdims=True)
     scale = np.sqrt((c @ c) * (u * u).sum(axis=1))
     floor = 1e-12 * np.abs(usage[:, drawn]).sum(axis=1) * np.abs(victim_cpi[drawn]).sum()
-    found: Floats = np.divide(u @ c, scale, out=np.zeros(len(usage)), where=scale > floor)
-    return found
+    return np.asarray(np.divide(u @ c, scale, out=np.zeros(len(usage)), where=scale > floor), dtype=np.float64)

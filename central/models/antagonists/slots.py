@@ -23,8 +23,8 @@ class TaskSlots:
     job: Column  # the task's job
     platform: Column  # CPU model of the machine
     latency_sensitive: npt.NDArray[np.bool_]  # whether the task's CPI enters mnCPI; the others may be suspects
-    usage: Floats  # CPU usage over the slot, in cores or normalised units; NaN where not known
-    cpi: Floats  # cycles per instruction over the slot, above 0; NaN where not known
+    usage: Floats  # CPU usage over the slot, in cores or normalised units; NaN if not known
+    cpi: Floats  # cycles per instruction over the slot, above 0; NaN if not known
 
     def __post_init__(self) -> None:
         """Refuse columns of unlike lengths."""

@@ -4,7 +4,7 @@ As PANDA, y(m, t) = mean over L(m, t) of a normalised CPI is explained by the CP
 the rise of y per core. Unlike PANDA:
 
 * Normalised CPI is z = (ln c - median) / (IQR / 1.349), cut to +-3, with median and IQR of the job's samples on that
-  platform *on that day*: corrupted samples, drift and phases of a job do not reach it. 0 where the IQR is 0.
+  platform *on that day*: corrupted samples, drift and phases of a job do not reach it. 0 if the IQR is 0.
 * All jobs of a machine are fitted at once, y = sum_k A_k U_k + noise, U_k the summed usage of job k there: a job that
   only runs beside an antagonist gets none of its effect.
 * Noise lasts: rows are quasi-differences x_t - 0.6 x_(t-1) within a run of slots (0.8 x_t at its begin).
@@ -49,11 +49,7 @@ class WhitepandaCoefficients:
 def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
     """Normalise CPI by median and interquartile range of ln c per (job, platform, day), cut to +-`CLIP`.
 
-    Args:
-        job: of each sample, shape (n,).
-        platform: CPU model that each was taken on.
-        day: on which.
-        cpi: above 0, no NaN.
+    All shapes are (n,), a row per sample; `platform` is the CPU model, `cpi` above 0 without NaN.
     """
     keys, code = group(job, platform, day)
     x = np.log(cpi)
@@ -81,7 +77,7 @@ def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Flo
 class WhitepandaState:
     """The sums of whole days. Parts share no machine day.
 
-    With U_k(m, t) the job's summed usage (0 where it did not run) over the slots t of a machine day that have a y;
+    With U_k(m, t) the job's summed usage (0 if it did not run) over the slots t of a machine day that have a y;
     d the quasi-differences of U, e those of y, o those of 1; and S, s sums over a machine day:
 
     * per pair of jobs j <= k that share a machine day, sums over machine days: `within` = sum_t d_j d_k - s_j s_k / q
@@ -229,10 +225,7 @@ def _state_of(machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, 
 def quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats, float]:
     """Return products of quasi-differences about the machine day's own level: of U, of U and y, of y.
 
-    Args:
-        u: usage per slot and job, shape (slots, jobs).
-        y: of each slot.
-        slot: their numbers, ascending; a gap begins a new run.
+    `u` is the usage, shape (slots, jobs), `y` of each slot; `slot` their numbers, ascending; a gap begins a new run.
     """
     begins = np.append(True, np.diff(slot) != 1)
     x = np.column_stack([u, y, np.ones(len(y))])

@@ -91,14 +91,9 @@ class Level:
 
 
 def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, Floats]:
-    """Fit the levels' common coefficients.
+    """Fit the levels' common coefficients; return per job the shrunk estimate, the estimate, and its standard error.
 
-    Args:
-        levels: the first is the one that the others are weighed against; the same jobs in all.
-        usual_squared: mean square of each job's usage, above 0.
-
-    Returns:
-        Per job the shrunk estimate, the estimate, and its standard error.
+    The others are weighed against the first level. `usual_squared`: mean square of each job's usage, above 0.
     """
     ridge = RIDGE_SLOTS * usual_squared
     if not len(ridge):
@@ -140,11 +135,8 @@ def are_reversed(estimate: Floats, error: Floats) -> bool:
 def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Floats, Floats, Floats]:
     """Fit each job's coefficient as if no other job were there; result as of `solve`.
 
-    Args:
-        b: per job, sum of usage * y.
-        diagonal: per job, sum of usage^2; above 0.
-        yy: sum of y^2.
-        freedom: number of rows that count as independent.
+    `b` and `diagonal` are per job the sums of usage * y and of usage^2, above 0; `yy` the sum of y^2; `freedom` the
+    number of rows that count as independent.
     """
     estimate = b / diagonal
     rss = np.maximum(yy - b * estimate, 0.0)
@@ -200,8 +192,7 @@ class _Factor:
         """Return x of G x = b."""
         from scipy.linalg import cho_solve  # noqa: PLC0415 - as above
 
-        x: Floats = self._scale * cho_solve(self._factor, self._scale * b, check_finite=False)
-        return x
+        return np.asarray(self._scale * cho_solve(self._factor, self._scale * b, check_finite=False), dtype=np.float64)
 
     def inverse_diagonal(self) -> Floats:
         """Return the diagonal of the inverse. The factor is used up."""

@@ -93,9 +93,7 @@ def warnings(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
 def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.ChannelCredentials:
     """Return a client's credentials (an agent's, a tool's). Reads the files again; some milliseconds.
 
-    Raises:
-        TlsError: the first certain one of `problems`: unreadable, not PEM, not a pair, expired, a server's.
-
+    Raises TlsError with the first certain one of `problems`: unreadable, not PEM, not a pair, expired, a server's.
     """
     ca, certificate, key = _usable(files, server=False, prefix=prefix)
     return grpc.ssl_channel_credentials(ca, key, certificate)
@@ -106,16 +104,9 @@ def server_credentials(
 ) -> grpc.ServerCredentials:
     """Credentials of central: clients must present a certificate of the CA.
 
-    The next handshake uses changed files, without a restart; the old ones stay in force where the new cannot work.
-
-    Args:
-        files: they must work now.
-        prefix: of their settings' names.
-        on_change: called in a thread of gRPC's after each change: "" or why the files were not taken.
-
-    Raises:
-        TlsError: as of `channel_credentials`; here a client's certificate is wrong.
-
+    The next handshake uses changed files, without a restart; the old ones stay in use if the new cannot work.
+    `on_change` is called in a thread of gRPC's after each change: "" or why the files were not taken. Raises TlsError
+    as `channel_credentials`; here a client's certificate is wrong.
     """
     current = stamps(files)
     first = _configuration(_usable(files, server=True, prefix=prefix))

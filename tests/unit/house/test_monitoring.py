@@ -14,11 +14,13 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client.parser import text_string_to_metric_families
 
 from agent.api.prometheus_text import family_name
 from agent.sampling.metric_table import METRICS
 from central.config import load
 from central.web import metrics as central
+from whitepanda.v1 import fleet_pb2
 
 ROOT = Path(__file__).resolve().parents[3]
 GRAFANA = ROOT / "packaging" / "grafana"
@@ -40,19 +42,11 @@ def rules() -> list[dict]:
 
 def known_names() -> set[str]:
     agent = {family_name(metric) for metric in METRICS} | {f"whitepanda_vm_{name}" for name in OF_VMS}
-    plain = [name for table in (central.GAUGES, central.FAILURES) for name, _, _ in table]
-    plain += [
-        central.CERTIFICATE_EXPIRY,
-        central.MACHINES_LEFT_OUT[0],
-        central.OPEN_INCIDENTS,
-        central.COEFFICIENTS_CREATED,
-        central.WEBHOOK_OLDEST,
-    ]
-    plain += ["start_time_seconds", "info", "webhook_waiting_notices"]
-    plain += [f"{central.ACKNOWLEDGEMENT}_{part}" for part in ("bucket", "count", "sum")]
-    counted = [name for table in (central.COUNTERS, central.REASONS, central.WEBHOOKS) for name, _, _ in table]
-    plain += [f"{name}_total" for name in (*counted, central.WEBHOOK_DROPPED)]
-    return agent | {f"whitepanda_central_{name}" for name in plain} | {"whitepanda_agent_info"}
+    found = set()
+    for family in text_string_to_metric_families(central.render(fleet_pb2.FleetStatus()).decode()):
+        endings = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(family.type, ("",))
+        found |= {family.name + ending for ending in endings}
+    return agent | found | {"whitepanda_agent_info"}
 
 
 def expressions() -> list[str]:

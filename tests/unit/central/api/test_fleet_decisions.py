@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.api.admission import Turns, Worker
+from central.api.context import ModelFile
 from central.api.requests import ApiError
-from central.api.runtimes import ModelFile
 from central.journal.tables import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
@@ -43,7 +43,7 @@ NO_MODEL = (
 
 @pytest.fixture
 def asked(served, lake):  # noqa: F811 - the fixtures
-    served.fleet.upgrades.lake = Lake(lake)
+    served.fleet.lake = Lake(lake)
     return served
 
 
@@ -184,7 +184,7 @@ async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
     assert str(caught.value).startswith("side 'jobs': more than 79 tasks; take a shorter time or fewer hosts")
     monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 80)
     assert (await asked.fleet.answer("PlanObservation", request)).jobs_without_spread == 0
-    segment = asked.fleet.upgrades.lake.segments()[0].path
+    segment = asked.fleet.lake.segments()[0].path
     segment.write_bytes(segment.read_bytes()[:-1] + b"x")
     with pytest.raises(ApiError) as caught:
         await asked.fleet.answer("PlanObservation", request)
@@ -284,9 +284,9 @@ def runtime_model(slow=2.0):
 def modelled(served, windows, tmp_path):  # noqa: F811
     """Host h2 has VMs of web, db and moved; h1 has one of web; h3 none."""
     write_model(tmp_path / "runtimes.model", runtime_model())
-    served.fleet.runtimes.models = ModelFile(str(tmp_path / "runtimes.model"))
+    served.fleet.models = ModelFile(str(tmp_path / "runtimes.model"))
     served.live = live(windows)
-    served.fleet.runtimes.snapshot = SharedAnswer(served.live.snapshot)
+    served.fleet.snapshot = SharedAnswer(served.live.snapshot)
     for host, platform in (("h1", "p"), ("h2", "q"), ("h3", "p"), ("h4", "p"), ("h5", "x")):
         served.journal.hosts[host] = HostRecord(host, platform)
     return served
@@ -358,8 +358,8 @@ async def test_the_model_file_is_read_again_and_its_lack_is_reported(modelled, l
     ask = "/v1/runtime?job=web&platform=p&beside=db&epsilons=0.1"
     file = tmp_path / "runtimes.model"
     assert (await get(local, ask))[1]["predicted_us"] == pytest.approx(200)
-    known = modelled.fleet.runtimes.models.read()
-    assert modelled.fleet.runtimes.models.read() is known
+    known = modelled.fleet.models.read()
+    assert modelled.fleet.models.read() is known
     write_model(file, runtime_model(slow=3.0))
     assert (await get(local, ask))[1]["predicted_us"] == pytest.approx(300)
     file.write_bytes(b"junk")
@@ -368,7 +368,7 @@ async def test_the_model_file_is_read_again_and_its_lack_is_reported(modelled, l
     file.unlink()
     status, answer = await get(local, ask)
     assert (status, answer["error"]) == (410, f"runtime.model {file}: No such file or directory")
-    modelled.fleet.runtimes.models = ModelFile("")
+    modelled.fleet.models = ModelFile("")
     with pytest.raises(ApiError) as caught:
         await modelled.fleet.answer("PredictRuntime", fleet_pb2.PredictRuntimeRequest(job="web", platform="p"))
     assert (caught.value.code, str(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, NO_MODEL)

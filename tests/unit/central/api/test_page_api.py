@@ -161,11 +161,11 @@ async def test_the_fleet_at_a_glance(fleet, local):
     ]
     assert found["since_unix_ns"] == day_ago // MINUTE * MINUTE
     assert not found["is_counted"], "nothing of the lake is waited for"
-    await fleet.fleet.overview.refreshing
+    await fleet.fleet.refreshing
     _, found = await get(local, f"/v1/overview?top=1&since_unix_ns={NOW - 3600 * S}")
     assert (found["is_counted"], found["vms"], found["jobs"]) == (True, 4, 2)
     assert (found["incidents"], [c["host"] for c in found["contended"]]) == (3, ["h1"])
-    assert fleet.fleet.overview.refreshing.done(), "what is known is young enough"
+    assert fleet.fleet.refreshing.done(), "what is known is young enough"
 
 
 async def test_a_job_by_hand(fleet, local):
@@ -288,7 +288,7 @@ async def test_how_whole_the_data_is(fleet, local):
 async def test_which_hosts_are_held_back(fleet, local):
     for host in ("calm", "paced", "slow", "over", "worst"):
         connect(fleet, host, NOW - 10 * S)
-    fleet.fleet.hosts.over_quota = lambda: {
+    fleet.fleet.parts.over_quota = lambda: {
         "over": {"over_quota_bytes": 2},
         "worst": {"over_quota_rows": 7, "over_quota_reports": 1},
         "gone": {"over_quota_vms": 1},
@@ -320,7 +320,7 @@ async def test_which_hosts_are_held_back(fleet, local):
 async def test_an_importer_is_no_host_that_is_asked_to_wait(fleet, local):
     connect(fleet, "importer", NOW - 10 * S)
     fleet.registry.get("importer").min_batch_interval_ms = 1000
-    fleet.fleet.hosts.importers = frozenset({"importer"})
+    fleet.fleet.importers = frozenset({"importer"})
     _, hosts = await get(local, "/v1/hosts")
     [summary] = hosts["hosts"]
     assert (summary["importer"], summary["min_batch_interval_ms"]) == (True, 0)
@@ -355,11 +355,11 @@ async def test_a_lake_or_history_that_cannot_be_read_is_said_so(fleet, local, mo
 
     monkeypatch.setattr(SegmentTimes, "overlapping", broken)
     status, _ = await get(local, "/v1/overview")
-    await fleet.fleet.overview.refreshing
+    await fleet.fleet.refreshing
     assert status == 200, "the overview does without the lake"
-    before = fleet.fleet.overview.refreshing
+    before = fleet.fleet.refreshing
     assert (await get(local, "/v1/overview"))[0] == 200
-    assert fleet.fleet.overview.refreshing is before, "it is not tried again at once"
+    assert fleet.fleet.refreshing is before, "it is not tried again at once"
     for path in ("/v1/job?job=web", "/v1/host-timeline?host=h1"):
         status, answer = await get(local, path)
         assert status == 503 and "segment x is damaged; `whitepanda lake verify`" in answer["error"]
@@ -417,7 +417,7 @@ async def test_what_nobody_thought_of_costs_only_who_runs_now(fleet, local, monk
 
     monkeypatch.setattr(SegmentTimes, "overlapping", broken)
     assert (await get(local, "/v1/overview"))[0] == 200
-    await fleet.fleet.overview.refreshing
+    await fleet.fleet.refreshing
     assert "RuntimeError: of another kind" in capsys.readouterr().err
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from agent.analysis.advice import recommendations
 from agent.analysis.advice.actions import recommend
 from agent.uplink.messages import recommendation_message
-from central.api.incidents import mark_open
+from central.api.context import mark_open
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incidents import store as incident_store

@@ -225,7 +225,7 @@ def test_an_empty_lake(tmp_path):
 
 @pytest.fixture
 def asked(served, lake):  # noqa: F811 - the fixture
-    served.fleet.placement.snapshot = SharedAnswer(live(lake).snapshot)
+    served.fleet.snapshot = SharedAnswer(live(lake).snapshot)
     return served
 
 

@@ -18,8 +18,8 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from central.api.admission import Turns
+from central.api.context import Parts
 from central.api.fleet import Fleet
-from central.api.overview import Parts
 from central.api.requests import ApiError
 from central.authorisation.roles import Access
 from central.build.builder import Builder
@@ -510,7 +510,7 @@ async def test_a_vm_history_that_cannot_be_read_is_reported(served, local, monke
         def fail(*_arguments, error=error):
             raise error
 
-        monkeypatch.setattr(served.fleet.vms.windows, "read", fail)
+        monkeypatch.setattr(served.fleet.windows, "read", fail)
         status, answer = await get(local, "/v1/vms/u/history")
         assert status == 503 and answer["error"].startswith(f"windows of VM 'u' in the lake: {said}")
 
@@ -639,8 +639,8 @@ async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> N
     assert "whitepanda_central_certificate_expiry_timestamp_seconds" not in {name for name, *_ in found}
     make_ca(tmp_path)
     files = issue(tmp_path, "central", server=True)
-    served.fleet.status.parts.certificate = OwnCertificate(files)
-    served.fleet.status.parts.revoked.problem = "no such file"
+    served.fleet.parts.certificate = OwnCertificate(files)
+    served.fleet.parts.revoked.problem = "no such file"
     times = [0, 9 * 10**6, 200 * 10**6, 11 * S, -S]  # the clock may be set back
     served.journal.ack_times.take([NOW - time for time in times], NOW)
     _, text = await asyncio.to_thread(fetch, local.port, "/metrics")
