@@ -32,7 +32,7 @@ from typing import IO, Any
 from central.journal import tables
 from central.journal.database import PAGE_BYTES, hold, journal_id, open_database, reading, transaction
 from central.journal.latency import AckTimes
-from central.journal.received import Received
+from central.journal.received_once import Received
 from central.journal.reserve import Reserve, is_full
 from central.journal.tables import Group, HostRecord, JournalStats, Rejection, Roll, Submission
 from central.lake.segments import DAY_NS

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.lake import checksums, drafts
-from central.lake.batches_once import samples_once
+from central.lake.replica_copies import samples_once
 from central.lake.errors import DamagedError, LakeError
 from central.lake.objects import Entry, Folder, NotRegularError, Objects, open_objects
 from central.lake.schema import SAMPLES, SCHEMA_VERSION

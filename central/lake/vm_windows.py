@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central.lake.batches_once import BATCH, rows_once
+from central.lake.replica_copies import BATCH, rows_once
 from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Segment
