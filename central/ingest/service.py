@@ -33,7 +33,7 @@ from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import agent_pb2
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
-_LOOKS = 10  # in `ingest.unread_s`, for hosts that do not read
+_CHECKS = 10  # in `ingest.unread_s`, for hosts that do not read
 _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 64 bits
 
 
@@ -90,7 +90,7 @@ class Ingest:
     async def watch(self) -> None:
         """End the streams of hosts that do not read, until cancelled."""
         while True:
-            await asyncio.sleep(self._config.ingest.unread_s / _LOOKS)
+            await asyncio.sleep(self._config.ingest.unread_s / _CHECKS)
             self.drop_unread()
 
     def drop_unread(self) -> None:
@@ -118,8 +118,7 @@ class Ingest:
     async def _refused(self, context: Context, peer: Peer) -> tuple[grpc.StatusCode, str] | None:
         """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
 
-        Only these: the exception's frames hold the stream's last message and the task that holds the exception, and
-        gRPC keeps them alive. Cycles are collected once an hour.
+        Not the exception: gRPC would keep alive its frames, with the stream's last message, in a cycle with the task.
         """
         try:
             await self._serve(context, peer)
@@ -153,7 +152,7 @@ class Ingest:
                 raise self._unread(stream)
             if receiver.done() and not sender.done():
                 if is_plain := receiver.exception() is None:
-                    # The agent has said its last word; it still gets its acknowledgements.
+                    # The agent sends nothing more; it still gets its acknowledgements.
                     await flow.idle.wait()
                 stream.close("ended by the agent" if is_plain else "refused")
                 # gRPC takes no status while a message is being written: the refused one would wait indefinitely.
@@ -174,7 +173,7 @@ class Ingest:
         """Wait until the certificate's last opened stream may be read; raises RefusedError if it may not."""
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
-        allowed, code = self._config.ingest.max_streams, grpc.StatusCode.RESOURCE_EXHAUSTED
+        allowed = self._config.ingest.max_streams
         is_extra = peer.open > peer.allowed
         is_full = self._open > allowed
         if peer.may_wait:  # also to be refused: a client that opens streams without end waits for each
@@ -184,10 +183,10 @@ class Ingest:
             raise self._handshake.refuse_revoked(peer.names, peer.revoked)
         if is_extra:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
-            raise self._handshake.refuse(code, "too_many_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse("too_many_streams", detail, host=someone(peer.names))
         if is_full:
             detail = f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            raise self._handshake.refuse(code, "max_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse("max_streams", detail, host=someone(peer.names))
 
     async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
         """End a stream with a status; without one if the client has not read what was sent before."""
@@ -209,9 +208,9 @@ class Ingest:
     def _unread(self, stream: HostStream) -> RefusedError:
         allowed_s = self._config.ingest.unread_s
         detail = f"host {stream.host!r} has not read for {allowed_s:g} s (ingest.unread_s) what central says"
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        stream.close(detail, code)
-        return self._handshake.refuse(code, "unread", detail, host=stream.host)
+        refusal = self._handshake.refuse("unread", detail, host=stream.host)
+        stream.close(detail, refusal.code)
+        return refusal
 
     async def _send(self, flow: Flow, context: Context) -> None:
         """Write what is queued, until the stream is closed and everything is written."""
@@ -232,8 +231,7 @@ class Ingest:
             await self._receive(flow, context)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise self._handshake.refuse(code, error.reason, str(error), host=flow.stream.host) from None
+            raise self._handshake.refuse(error.reason, str(error), host=flow.stream.host) from None
 
     async def _receive(self, flow: Flow, context: Context) -> None:
         peer = flow.peer
@@ -262,7 +260,7 @@ class Ingest:
             peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
-        """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
+        """Return the batch of a large message; None if it is another message, with a bounded number of jobs."""
         self._handshake.check_size(raw, flow.stream.host)
         self.backpressure.begin(flow, len(raw))
         try:
@@ -271,7 +269,7 @@ class Ingest:
             self.backpressure.end(flow, len(raw))
 
     def _take(self, flow: Flow, raw: bytes) -> ReadBatch | None:
-        """Take a message that the loop itself reads; return it where it is a batch."""
+        """Take a message that the loop itself reads; return it if it is a batch."""
         message = self._handshake.parse(raw, flow.stream.host)
         body = message.WhichOneof("body")
         if body == "batch":
@@ -286,16 +284,14 @@ class Ingest:
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
             detail = "a second Hello on one stream; connect anew to change what it says"
-            raise self._handshake.refuse(
-                grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
-            )
+            raise self._handshake.refuse("second_hello", detail, host=flow.stream.host)
         # Anything else is a message of a newer protocol version that this one need not understand.
         return None
 
     def _charge(
         self, flow: Flow, rows: int, size: int, spool_id: str, sequence: int, tasks: Collection[tuple[str, str]] = ()
     ) -> None:
-        """Charge the host's quota for a batch; raises OverQuotaError where it is used up."""
+        """Charge the host's quota for a batch; raises OverQuotaError if it is used up."""
         stream = flow.stream
         if not stream.is_importer:
             flow.pace_ms = self.quotas.take(

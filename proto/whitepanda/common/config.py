@@ -32,7 +32,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is missing, unreadable or not TOML; the line is named.
-
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -54,7 +53,6 @@ def convert(data: dict[str, Any], kind: type[T], where: str, check: Check[T] = l
 
     Raises:
         ConfigError: names the file, the key, the value and what was expected, for every wrong setting at once.
-
     """
     wrong: dict[str, str] = {}
     config = msgspec.convert(_sound(data, kind, "", wrong), kind)

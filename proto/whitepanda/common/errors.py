@@ -39,7 +39,6 @@ class FieldError(InputError):
     Args:
         field: its name, as in the fleet API.
         problem: the value and what is wrong with it.
-
     """
 
     def __init__(self, field: str, problem: str) -> None:

@@ -64,7 +64,6 @@ def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
         ConfigError: a file of fleets is wrong.
         InputError: there is no such fleet, or central's address is not given or no host:port.
         TlsError: a TLS file is not given, or not in its folder.
-
     """
     environment = Fleet(central=os.environ.get(CENTRAL, ""), tls=os.environ.get(TLS, ""))
     sources, profile = [flags, environment], (Fleet(), "")
@@ -89,7 +88,6 @@ def files_in(sources: Sequence[Fleet]) -> TlsFiles:
 
     Raises:
         TlsError: one is not given, or not in its folder.
-
     """
     return TlsFiles(
         ca=_file(sources, "ca", ".crt"), certificate=_file(sources, "cert", ".crt"), key=_file(sources, "key", ".key")

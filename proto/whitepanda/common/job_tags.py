@@ -10,7 +10,6 @@ def tag_of(rows: agent_pb2.CoefficientUpdate) -> int:
 
     Args:
         rows: `slot_ns`, and the job's `statistics` and `coefficients` as they are sent; nothing else.
-
     """
     digest = hashlib.blake2b(rows.SerializeToString(deterministic=True), digest_size=8).digest()
     return int.from_bytes(digest, "big")

@@ -48,7 +48,7 @@ class _Forward(logging.Handler):
         get(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
-def get(component: str) -> structlog.typing.FilteringBoundLogger:
-    """Return the logger of one component."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
+def get(component: str, **fields: str) -> structlog.typing.FilteringBoundLogger:
+    """Return the logger of one component; its lines have these fields."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component, **fields)
     return logger

@@ -69,7 +69,6 @@ def agree(newest: int, oldest: int) -> int | None:
     Args:
         newest: the peer's newest version (Hello.protocol_version).
         oldest: the peer's oldest version; 0 means the same as `newest`.
-
     """
     version = min(newest, PROTOCOL_VERSION)
     return version if version >= max(oldest or newest, MIN_PROTOCOL_VERSION) else None

@@ -29,7 +29,6 @@ def printable(text: str, keep: str = "") -> str:
     Args:
         text: in which a byte that is not UTF-8 is a surrogate (`surrogateescape`).
         keep: characters that stay all the same.
-
     """
     if is_printable(text):
         return text

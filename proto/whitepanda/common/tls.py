@@ -95,7 +95,6 @@ def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.Cha
 
     Raises:
         TlsError: the first certain one of `problems`: unreadable, not PEM, not a pair, expired, a server's.
-
     """
     ca, certificate, key = _usable(files, server=False, prefix=prefix)
     return grpc.ssl_channel_credentials(ca, key, certificate)
@@ -115,7 +114,6 @@ def server_credentials(
 
     Raises:
         TlsError: as of `channel_credentials`; here a client's certificate is wrong.
-
     """
     current = stamps(files)
     first = _configuration(_usable(files, server=True, prefix=prefix))

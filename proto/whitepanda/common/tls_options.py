@@ -94,7 +94,6 @@ def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | No
 
     Raises:
         TlsError: one is not given, or not in its folder.
-
     """
     tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
     return files_in([Fleet("", tls, name, "", *given), Fleet(tls=os.environ.get(TLS, ""), name=name)])

@@ -14,7 +14,6 @@ def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
     Raises:
         OSError: it cannot be read, is a pipe or device (EINVAL), or is larger than the bound (EFBIG).
-
     """
     name = os.fspath(path)
     # O_NONBLOCK: opening a pipe without a writer waits otherwise. For a regular file it changes nothing.

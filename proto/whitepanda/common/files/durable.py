@@ -21,7 +21,6 @@ def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
 
     Raises:
         OSError: it cannot be made.
-
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
     return Path(name), os.fdopen(descriptor, "wb")
@@ -45,7 +44,6 @@ def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[byte
 
     Raises:
         OSError: it cannot be written; FileExistsError: it exists and `fresh` is set.
-
     """
     if not fresh and _is_written_in_place(path):
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as there:
@@ -73,7 +71,6 @@ def writing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
 
     Raises:
         InputError: it is a folder, or cannot be written.
-
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
@@ -99,7 +96,6 @@ def sync_folder(folder: Path) -> None:
 
     Raises:
         OSError: it does not exist, or the disk fails.
-
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

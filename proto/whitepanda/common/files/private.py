@@ -18,7 +18,6 @@ def group_socket(path: Path) -> Iterator[None]:
 
     Raises:
         OSError: its mode cannot be set.
-
     """
     umask = os.umask(0o777 & ~_SOCKET_MODE)
     try:
@@ -39,7 +38,6 @@ def read_secret(path: Path, key: str) -> bytes:
 
     Raises:
         ConfigError: it cannot be read, others may read it, or it is too short or too long.
-
     """
     try:
         with path.open("rb") as file:
