@@ -34,11 +34,9 @@ class InputError(WhitepandaError):
 
 
 class FieldError(InputError):
-    """One value that the user gave is wrong. The message names it as an option of the command line.
+    """One value that the user gave is wrong: the `problem` with `field`, its name in the fleet API.
 
-    Args:
-        field: its name, as in the fleet API.
-        problem: the value and what is wrong with it.
+    The message names it as an option of the command line.
     """
 
     def __init__(self, field: str, problem: str) -> None:

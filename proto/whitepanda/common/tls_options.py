@@ -92,8 +92,7 @@ def operator_options(command: Callable[..., None]) -> Callable[..., None]:
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
     """Return the three files of a tool that is not an operator, from the flags or the environment's folder.
 
-    Raises:
-        TlsError: one is not given, or not in its folder.
+    TlsError: one is not given, or not in its folder.
     """
     tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
     return files_in([Fleet("", tls, name, "", *given), Fleet(tls=os.environ.get(TLS, ""), name=name)])

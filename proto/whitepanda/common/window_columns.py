@@ -16,8 +16,8 @@ _ROUNDING = 1e-9
 class WindowColumn:
     """One number of a window.
 
-    `cpi` and `cpu_usage_cores` have rules of their own on their way; the unknown is NaN in the others of kind "gauge",
-    2^64-1 in a "count". `how` says how a window sums up its ticks; `largest` is a limit of physics, for gauges.
+    `cpi` and `cpu_usage_cores` have special rules; an unknown "gauge" is NaN, an unknown "count" 2^64-1. `how` says how
+    a window sums up its ticks; `largest` is a limit of physics, for gauges.
     """
 
     name: str

@@ -16,8 +16,7 @@ _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 16, 4096
 def group_socket(path: Path) -> Iterator[None]:
     """Restrict the unix socket that is bound at `path` inside to its folder's group, from the first moment on.
 
-    Raises:
-        OSError: its mode cannot be set.
+    OSError: its mode cannot be set.
     """
     umask = os.umask(0o777 & ~_SOCKET_MODE)
     try:
@@ -30,14 +29,9 @@ def group_socket(path: Path) -> Iterator[None]:
 
 
 def read_secret(path: Path, key: str) -> bytes:
-    """Read a secret: the file's text without white space around it.
+    """Read a secret, the text of the file that the setting `key` names, without white space around it.
 
-    Args:
-        path: only its owner may read it.
-        key: the setting that names it.
-
-    Raises:
-        ConfigError: it cannot be read, others may read it, or it is too short or too long.
+    ConfigError: it cannot be read, others than its owner may read it, or it is too short or too long.
     """
     try:
         with path.open("rb") as file:
