@@ -121,7 +121,6 @@ class Backpressure:
                 return
 
     def _is_full(self) -> bool:
-        """Return whether nothing more is read for now."""
         return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
 
     def _send_pace(self, flow: Flow) -> None:

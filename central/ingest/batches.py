@@ -27,7 +27,6 @@ from central.validation.wire_columns import CHECKED, Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 
-_NO_REJECTIONS: dict[str, int] = {}
 _WARN_EVERY_S = 600.0  # of the same host and reason; all are counted
 _WARN_HOSTS = 100  # of one reason meanwhile
 _NAMELESS = ("no_spool", "bad_spool", "no_sequence")  # such a batch can be neither remembered nor acknowledged
@@ -120,18 +119,16 @@ class Intake:
                 payload=raw[layout.body_at :],
                 rows=layout.rows,
                 accepted_rows=layout.rows,
-                rejected_rows=_NO_REJECTIONS,
+                rejected_rows=None,
                 kept=None,
                 done=partial(self._done_quick, flow, layout, sequence),
-                rejected_events=_NO_REJECTIONS,
             )
         )
 
     def _done_quick(self, flow: Flow, layout: Layout, sequence: int, is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
         self.backpressure.end(flow, layout.size)
-        flow.stream.acknowledge(
-            layout.spool_id, sequence, accepted_rows=layout.rows if is_new else 0, under_way=flow.pending
-        )
+        rows = layout.rows if is_new else 0
+        flow.stream.acknowledge(layout.spool_id, sequence, accepted_rows=rows, under_way=flow.pending)
 
     def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
         """Take any batch, from the message `raw`. Return what it says."""

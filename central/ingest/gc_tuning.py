@@ -28,13 +28,13 @@ def be_patient() -> None:
 
 async def collect_rarely(ended: Callable[[], int]) -> None:
     """Collect everything once an hour, or after many streams have ended (`ended` counts them), until cancelled."""
-    checks, before = 0, ended()
     while True:
-        await asyncio.sleep(_CHECK_S)
-        checks += 1
-        if checks >= _CHECKS or ended() - before >= _ENDED:
-            checks, before = 0, ended()
-            collect()
+        before = ended()
+        for _ in range(_CHECKS):
+            await asyncio.sleep(_CHECK_S)
+            if ended() - before >= _ENDED:
+                break
+        collect()
 
 
 def collect() -> None:

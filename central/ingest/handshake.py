@@ -123,14 +123,8 @@ class Handshake:
             jobs=tuple(sorted(stream.jobs)),
         )
         self.journal.note_host(record)
-        self._inform(
-            "host connected",
-            host=hello.host,
-            reason="connected",
-            protocol=version,
-            agent=hello.agent_version,
-            certificate_serial=serial,
-        )
+        facts = {"protocol": version, "agent": hello.agent_version, "certificate_serial": serial}
+        self._inform("host connected", host=hello.host, reason="connected", **facts)
         return stream, record
 
     async def welcome(self, context: Context, stream: HostStream) -> None:

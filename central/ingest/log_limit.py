@@ -49,7 +49,6 @@ class LogLimit:
         self.write(event, host=host, reason=reason, **fields, **counts)
 
     def _lines(self, reason: str) -> _Lines:
-        """Return the reason's lines of this interval."""
         now_s = self.clock_s()
         lines = self._by_reason.setdefault(reason, _Lines(now_s))
         if now_s - lines.since_s >= self.every_s:

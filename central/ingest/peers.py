@@ -18,7 +18,7 @@ _WAITING_STREAMS = 256  # beyond those allowed, for their turn to be refused; fu
 _FREE_S = 0.1  # that may be owed without waiting
 _TIMES = 4  # owed for each second that a message took: one peer has a quarter of the loop at most
 _HELLO_S = 0.02  # owed for a Hello, as well as the time that it took
-_JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
+JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
 _REPORT_BYTES_PER_S = 256 << 10  # of events and reports of contention; agents send some hundred a second
 _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
@@ -58,10 +58,6 @@ class Peer:
         """Add what a Hello costs before it is read."""
         self.owe(_HELLO_S)
 
-    def owe_for_jobs(self, jobs: int) -> None:
-        """Add what it costs to look up the jobs of a Hello."""
-        self.owe(jobs * _JOB_S)
-
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
         """Add the cost of a message that took so long to be read and brought so many bytes of reports."""
         owed_s = _TIMES * took_s
@@ -93,9 +89,6 @@ class Peers:
         self._revoked = revoked
         self._clock_s = clock_s
         self._peers: dict[Certificate, Peer] = {}  # with a serial only if that is revoked
-
-    def __len__(self) -> int:
-        return len(self._peers)
 
     def enter(self, certificate: Certificate) -> Peer:
         """Count a stream that begins, and return its peer, which must `leave`."""

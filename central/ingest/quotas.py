@@ -76,7 +76,7 @@ def _is_shown(period: int, now_s: float) -> bool:
 class Quotas:
     """Holds each host's budgets, in memory: a restart fills them. Belongs to the loop.
 
-    All hosts are named by a certificate. One that was quiet for a day is forgotten: its budgets would be full.
+    A host that was quiet for a day is forgotten: its budgets would be full.
     """
 
     def __init__(self, section: QuotaSection | None = None, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -88,10 +88,6 @@ class Quotas:
         self._report_bytes = section.max_report_mib_per_day * _MIB
         self._hosts: dict[str, _Host] = {}
         self._swept_s = clock_s()
-
-    def __len__(self) -> int:
-        """Return how many hosts have a budget in memory."""
-        return len(self._hosts)
 
     def refused(self) -> dict[str, Counter[str]]:
         """Return how much was refused or dropped in the last five minutes, by host and budget."""
@@ -161,7 +157,6 @@ class Quotas:
         return kept, len(reports) - len(kept)
 
     def _refilled(self, name: str) -> _Host:
-        """Return a host with its budgets as they are now."""
         now_s = self._clock_s()
         host = self._hosts.get(name)
         if host is None:
@@ -200,6 +195,5 @@ class Quotas:
     @staticmethod
     def _over(host: _Host, reason: str, detail: str) -> OverQuotaError:
         host.note_refused(reason)
-        return OverQuotaError(
-            reason, f"over quota: quotas.{detail} of one host; it may send again later. Raise it where that is too few"
-        )
+        remedy = "it may send again later. Raise it if that is too few"
+        return OverQuotaError(reason, f"over quota: quotas.{detail} of one host; {remedy}")

@@ -22,7 +22,7 @@ from central.ingest.batches import Intake
 from central.ingest.handshake import Context, Handshake, RefusedError, someone
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
-from central.ingest.peers import Peer, Peers
+from central.ingest.peers import JOB_S, Peer, Peers
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import Journal
@@ -108,8 +108,10 @@ class Ingest:
         self._open += is_counted
         try:
             if (refused := await self._refused(context, peer)) is not None:
-                await self._abort(context, *refused)
-        except grpc.aio.InternalError:  # the connection ended during a write; gRPC would log a traceback
+                async with asyncio.timeout(_DRAIN_S):
+                    await context.abort(*refused)
+        # The client has not read what was sent, or the connection ended during a write (gRPC would log a traceback).
+        except (TimeoutError, grpc.aio.InternalError):
             raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)
@@ -131,7 +133,7 @@ class Ingest:
         await self._let_in(peer)
         async with peer.greets:
             hello = await self._handshake.read_hello(context, peer)
-        peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
+        peer.owe(JOB_S * (len(hello.jobs) + len(hello.held)))
         began_s = time.perf_counter()
         stream, record = self._handshake.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
@@ -145,7 +147,7 @@ class Ingest:
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(flow, context))
-        receiver = asyncio.create_task(self._receive_within_quota(flow, context))
+        receiver = asyncio.create_task(self._receive(flow, context))
         try:
             await asyncio.wait((sender, receiver, flow.unread), return_when=asyncio.FIRST_COMPLETED)
             if flow.unread.done():
@@ -156,9 +158,8 @@ class Ingest:
                     await flow.idle.wait()
                 stream.close("ended by the agent" if is_plain else "refused")
                 # gRPC takes no status while a message is being written: the refused one would wait indefinitely.
-                await asyncio.wait(
-                    (sender, flow.unread), timeout=None if is_plain else _DRAIN_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                patience_s = None if is_plain else _DRAIN_S
+                await asyncio.wait((sender, flow.unread), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 if is_plain and flow.unread.done():
                     raise self._unread(stream)
             self._raise_end(stream, sender, receiver)
@@ -187,14 +188,6 @@ class Ingest:
         if is_full:
             detail = f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
             raise self._handshake.refuse("max_streams", detail, host=someone(peer.names))
-
-    async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
-        """End a stream with a status; without one if the client has not read what was sent before."""
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                await context.abort(code, detail)
-        except TimeoutError:
-            raise asyncio.CancelledError from None
 
     def _raise_end(self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]) -> None:
         """Raise what the stream ends with, unless that is a plain end."""
@@ -226,38 +219,35 @@ class Ingest:
             if is_last:
                 return
 
-    async def _receive_within_quota(self, flow: Flow, context: Context) -> None:
+    async def _receive(self, flow: Flow, context: Context) -> None:
+        peer = flow.peer
         try:
-            await self._receive(flow, context)
+            while True:
+                if peer.until_s:
+                    await peer.wait()
+                if self.backpressure.is_full_for(flow):
+                    await self.backpressure.wait(flow)
+                raw = await context.read()
+                if raw is grpc.aio.EOF:
+                    return
+                if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
+                    # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
+                    raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
+                if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
+                    self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
+                    self._intake.take_quick(flow, flow.layout, sequence, raw)
+                    continue
+                read = await self._read_large(flow, raw) if len(raw) > LARGE else None
+                began_s = time.perf_counter()
+                if read is None:
+                    read = self._take(flow, raw)
+                else:
+                    self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
+                    self._intake.take_read(flow, read, len(raw))
+                peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             raise self._handshake.refuse(error.reason, str(error), host=flow.stream.host) from None
-
-    async def _receive(self, flow: Flow, context: Context) -> None:
-        peer = flow.peer
-        while True:
-            if peer.until_s:
-                await peer.wait()
-            if self.backpressure.is_full_for(flow):
-                await self.backpressure.wait(flow)
-            raw = await context.read()
-            if raw is grpc.aio.EOF:
-                return
-            if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
-                # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
-                raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
-            if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
-                self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
-                self._intake.take_quick(flow, flow.layout, sequence, raw)
-                continue
-            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
-            began_s = time.perf_counter()
-            if read is None:
-                read = self._take(flow, raw)
-            else:
-                self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
-                self._intake.take_read(flow, read, len(raw))
-            peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Return the batch of a large message; None if it is another message, with a bounded number of jobs."""
@@ -305,12 +295,7 @@ class Ingest:
         self._registry.update(
             stream, jobs=filter(is_name, heartbeat.jobs), coefficient_version=heartbeat.coefficient_version or None
         )
-        flow.record = replace(
-            flow.record,
-            last_seen_unix_ns=self._clock(),
-            spooled_batches=stream.spooled_batches,
-            dropped_batches=stream.dropped_batches,
-            coefficient_version=stream.coefficient_version,
-            jobs=tuple(sorted(stream.jobs)),
-        )
+        said = {name: getattr(stream, name) for name in ("spooled_batches", "dropped_batches", "coefficient_version")}
+        jobs = tuple(sorted(stream.jobs))
+        flow.record = replace(flow.record, last_seen_unix_ns=self._clock(), jobs=jobs, **said)
         self._journal.note_host(flow.record)

@@ -156,15 +156,13 @@ class HostStream:
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
-        self._acks_since_s = math.inf
-        messages = []
+        messages, self._acks_since_s = [], math.inf
         self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}
         for spool_id, pending in acks.items():
-            ack = agent_pb2.Ack(spool_id=spool_id)
+            ack = agent_pb2.Ack(spool_id=spool_id, accepted_rows=pending.accepted_rows)
             for first, last in merged(pending.sequences):
                 ack.ranges.add(first=first, last=last)
-            ack.accepted_rows = pending.accepted_rows
             if pending.rejected_rows:
                 for reason, count in sorted(pending.rejected_rows.items()):
                     ack.rejected_rows.add(reason=reason, count=count)

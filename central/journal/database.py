@@ -5,7 +5,7 @@ import fcntl
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,23 +86,20 @@ def hold(folder: Path) -> IO[str]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = path.open("a+")
     except OSError as error:
-        raise UnavailableError(
-            f"central.state_dir {folder} is not writable: {error.strerror}; create it for the user that central runs as"
-        ) from error
+        remedy = "create it for the user that central runs as"
+        raise UnavailableError(f"central.state_dir {folder} is not writable: {error.strerror}; {remedy}") from error
     until = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if time.monotonic() < until:
-                time.sleep(0.02)
-                continue
-            file.close()
-            raise UnavailableError(
-                f"another central holds the journal in {folder} ({path} is locked); stop it, or set "
-                "another central.state_dir"
-            ) from error
-        return file
+            if time.monotonic() >= until:
+                file.close()
+                problem = f"another central holds the journal in {folder} ({path} is locked)"
+                raise UnavailableError(f"{problem}; stop it, or set another central.state_dir") from error
+            time.sleep(0.02)
+        else:
+            return file
 
 
 def open_database(path: Path, reserve_bytes: int) -> sqlite3.Connection:
@@ -143,31 +140,18 @@ def journal_id(connection: sqlite3.Connection, path: Path) -> str:
         meta = {"schema": _SCHEMA_VERSION, "journal": secrets.token_hex(4)}
         transaction(connection, lambda _: connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items()))
     if meta.get("schema") != _SCHEMA_VERSION:
-        raise UnavailableError(
-            f"journal {path} has schema {meta.get('schema')}, this central knows {_SCHEMA_VERSION}: "
-            "run the version of whitepanda that made it"
-        )
+        problem = f"journal {path} has schema {meta.get('schema')}, this central knows {_SCHEMA_VERSION}"
+        raise UnavailableError(f"{problem}: run the version of whitepanda that made it")
     return str(meta["journal"])
 
 
 def transaction(connection: sqlite3.Connection, run: Callable[[sqlite3.Connection], Any]) -> Any:
     """Return what `run` returns, once that is committed; on an error nothing of it stays."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
-        result = run(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return result
+    with connection:  # commits, or rolls back
+        return run(connection)
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a read-only connection of the caller's own, in any thread or process."""
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-    try:
-        yield connection
-    finally:
-        connection.close()
+def reading(path: Path) -> contextlib.closing[sqlite3.Connection]:
+    """Return a new read-only connection, for any thread or process; leaving its block closes it."""
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S))

@@ -108,7 +108,6 @@ def _fault_of(batches: list[StoredBatch], at: Unfit) -> str:
 
 
 def _words(error: Exception) -> str:
-    """Return an error's kind and text in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_WHY]
 
 

@@ -60,7 +60,7 @@ class Received:
             group.rejections[item.host, "batch", item.refused] += 1
             return
         for kind, rejected in (("row", item.rejected_rows), ("event", item.rejected_events)):
-            for reason, count in rejected.items():
+            for reason, count in (rejected or {}).items():
                 group.rejections[item.host, kind, reason] += count
         group.events.extend(item.events)
         group.triggers.extend(item.triggers)

@@ -74,10 +74,8 @@ class Reserve:
             return True
         for part in range(_PARTS, _LEAST_PARTS - 1, -1):
             wanted = self.size_bytes * part // _PARTS
-            if wanted <= self._held:
-                break
-            if self._allocate(wanted):
-                self._held = wanted
+            if wanted <= self._held or self._allocate(wanted):
+                self._held = max(self._held, wanted)
                 break
         return self.is_held
 

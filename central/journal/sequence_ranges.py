@@ -1,7 +1,7 @@
 """Sets of sequence numbers as merged ranges: they stay compact, as a spool numbers its batches almost without gaps."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -34,15 +34,13 @@ class SequenceRanges:
                 self._firsts.append(first)
                 self._lasts.append(last)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self._firsts, self._lasts, strict=True))
-
     def add(self, number: int) -> RangeChange | None:
         """Add one number; None if it is known already."""
         after = bisect_right(self._firsts, number)  # the place of the next range
         if after and number <= self._lasts[after - 1]:
             return None
-        last, removed = number, ()
+        last = number
+        removed: tuple[int, ...] = ()
         if after < len(self._firsts) and self._firsts[after] == number + 1:
             removed, last = (self._firsts.pop(after),), self._lasts.pop(after)
         if after and self._lasts[after - 1] == number - 1:

@@ -18,7 +18,7 @@ from central.validation.events import EventRow
 from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 
-#: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows.
+#: In place of the stem of a roll whose files are on disk: only its rows are left to be deleted.
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
 FORGOTTEN_RANGES = 1000  # the same
@@ -72,9 +72,8 @@ class JournalStats:
 
     def count(self, group: "Group") -> None:
         """Add what a transaction has committed."""
-        self.accepted_batches += group.counters["accepted_batches"]
-        self.accepted_rows += group.counters["accepted_rows"]
-        self.duplicate_batches += group.counters["duplicate_batches"]
+        for name, count in group.counters.items():  # accepted_batches, accepted_rows, duplicate_batches
+            setattr(self, name, getattr(self, name) + count)
         self.accepted_events += len(group.events)
         self.journal_batches += len(group.new)
         self.journal_rows += sum(item.accepted_rows for item in group.new)
@@ -97,12 +96,12 @@ class Submission:
     payload: bytes
     rows: int
     accepted_rows: int
-    rejected_rows: dict[str, int]
+    rejected_rows: dict[str, int] | None
     kept: bytes | None
     done: Callable[[bool], None]
     refused: str = ""
     events: tuple[EventRow, ...] = ()
-    rejected_events: dict[str, int] = field(default_factory=dict)
+    rejected_events: dict[str, int] | None = None
     triggers: tuple[TriggerRow, ...] = ()
     is_importer: bool = False
 
@@ -157,13 +156,11 @@ _UPSERTS = {
 }
 
 
-def write_group(
-    connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int = 5_000
-) -> None:
+def write_group(connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int) -> None:
     """Write what a group changes, within the transaction that the caller began.
 
-    Of events the last `max_events` are kept (with about a hundredth more until the next check), and of them
-    `max_events_per_host` of each host.
+    The last `max_events` events are kept (about a hundredth more until the next check), `max_events_per_host` of each
+    host.
     """
     if group.events:
         _insert(connection, f"events ({_EVENT})", [astuple(event) for event in group.events])
@@ -186,22 +183,18 @@ def write_group(
 
 def _forget_events(connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int) -> None:
     """Delete the oldest events: of hosts that have too many, counted, then of all."""
+    oldest = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE host = ? ORDER BY id LIMIT ?)"
     for host in {event.host for event in group.events}:
         count = connection.execute("SELECT count(*) FROM events WHERE host = ?", (host,)).fetchone()[0]
-        if count > max_events_per_host:
-            connection.execute(
-                "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE host = ? ORDER BY id LIMIT ?)",
-                (host, count - max_events_per_host),
-            )
-            group.rejections[host, "event", "over_quota_events"] += count - max_events_per_host
-    # Not by id: a host whose own oldest went would still use up the ids. To count takes a millisecond, so seldom.
+        if (excess := count - max_events_per_host) > 0:
+            connection.execute(oldest, (host, excess))
+            group.rejections[host, "event", "over_quota_events"] += excess
+    # Not by id: deleted events use up ids, too. Counting takes a millisecond, so seldom.
     step = max(1, min(1000, max_events // 100))
     last = connection.execute("SELECT max(id) FROM events").fetchone()[0]
     if last // step != (last - len(group.events)) // step:
-        count = connection.execute("SELECT count(*) FROM events").fetchone()[0]
-        connection.execute(
-            "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)", (max(0, count - max_events),)
-        )
+        excess = max(0, connection.execute("SELECT count(*) FROM events").fetchone()[0] - max_events)
+        connection.execute("DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)", (excess,))
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
@@ -247,7 +240,7 @@ def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]
 def read_batches(journal: Path, roll: Roll) -> Iterator[tuple[int, int, StoredBatch, int]]:
     """Yield the batches of a roll, in order: each with its pack, its place in it, and how many of its rows count.
 
-    For any thread or process. It holds the journal's log back no longer than it takes to read a pack.
+    For any thread or process. The journal's log is held back only while a pack is read.
     """
     with reading(journal) as connection:
         for number in range(roll.first, roll.last + 1):
@@ -279,11 +272,9 @@ def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -
     at = sum(batch[-1] for batch in batches[:index])
     gone, accepted = next(islice(unpack(contents, payload), index, None))
     host, platform, spool_id, sequence, rows, kept, size = batches.pop(index)
-    connection.execute(
-        "INSERT INTO set_aside (host, platform, spool_id, sequence, rows, kept, why, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (host, platform, spool_id, sequence, rows, kept, why, gone.payload),
-    )
+    columns = "host, platform, spool_id, sequence, rows, kept, why, payload"
+    values = (host, platform, spool_id, sequence, rows, kept, why, gone.payload)
+    _insert(connection, f"set_aside ({columns})", [values])
     if batches:
         rest = (msgspec.msgpack.encode(batches), payload[:at] + payload[at + size :])
         connection.execute(
@@ -308,8 +299,7 @@ def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, ma
 
     An unfinished roll comes first. `replica` and `journal_id` are for `segment_stem`.
     """
-    unfinished = connection.execute("SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1").fetchone()
-    if unfinished:
+    if unfinished := connection.execute("SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1").fetchone():
         return Roll(*unfinished)
     first = last = rows = size = 0
     most_bytes = max(_ROLL_BYTES, _ROLL_ROW_BYTES * max_rows)
@@ -327,9 +317,8 @@ def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, ma
 
 def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
     """Note that a roll's files are on disk: it is not repeated. Return how many batches have left."""
-    gone = connection.execute(
-        "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?", (roll.first, roll.last)
-    ).fetchone()[0]
+    batches = "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?"
+    gone = connection.execute(batches, (roll.first, roll.last)).fetchone()[0]
     connection.execute("UPDATE rolls SET stem = ? WHERE stem = ?", (_WRITTEN, roll.stem))
     _insert(connection, "counters", [("rolled_rows", rows)])
     return int(gone)
@@ -341,17 +330,17 @@ def forget_some(connection: sqlite3.Connection, most_bytes: int = FORGOTTEN_BYTE
     if found is None:
         return False
     first, last = found
-    size = 0
-    sizes = connection.execute(
-        "SELECT id, length(payload) FROM packs WHERE id BETWEEN ? AND ? ORDER BY id", (first, last)
-    )
-    for number, bytes_of_it in sizes:
+    size, until = 0, last
+    sizes = "SELECT id, length(payload) FROM packs WHERE id BETWEEN ? AND ? ORDER BY id"
+    for number, bytes_of_it in connection.execute(sizes, (first, last)):
         size += bytes_of_it
-        if size >= most_bytes and number < last:
-            connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, number))
-            connection.execute("UPDATE rolls SET first = ? WHERE stem = ?", (number + 1, _WRITTEN))
-            return True
-    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, last))
+        if size >= most_bytes:
+            until = number
+            break
+    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, until))
+    if until < last:
+        connection.execute("UPDATE rolls SET first = ? WHERE stem = ?", (until + 1, _WRITTEN))
+        return True
     connection.execute("DELETE FROM rolls WHERE stem = ?", (_WRITTEN,))
     return False
 
@@ -363,9 +352,8 @@ def forget_spools(
 
     Return the (host, spool_id) whose ranges were deleted; some ranges of the last one may be left.
     """
-    silent = connection.execute(
-        "SELECT host, spool_id FROM spools WHERE last_day < ? LIMIT ?", (before_day, most_rows)
-    ).fetchall()
+    found = "SELECT host, spool_id FROM spools WHERE last_day < ? LIMIT ?"
+    silent = connection.execute(found, (before_day, most_rows)).fetchall()
     for at, key in enumerate(silent):
         most_rows -= connection.execute(
             "DELETE FROM received WHERE host = ? AND spool_id = ? AND first IN"
@@ -382,11 +370,10 @@ def read_stats(connection: sqlite3.Connection) -> JournalStats:
     """Return the totals."""
     counters = dict(connection.execute("SELECT name, value FROM counters"))
     batches, rows = connection.execute("SELECT coalesce(sum(batches), 0), total(accepted_rows) FROM packs").fetchone()
-    stats = JournalStats(**counters, journal_batches=batches, journal_rows=int(rows))
+    events = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'").fetchone()[0]
+    stats = JournalStats(**counters, accepted_events=events, journal_batches=batches, journal_rows=int(rows))
     for kind, reason, count in connection.execute("SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"):
         stats.rejected(kind)[reason] = count
-    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-    stats.accepted_events = found[0] if found else 0
     return stats
 
 

@@ -2,8 +2,8 @@
 
 One thread writes. It commits what arrives within the commit interval as one transaction with `synchronous=FULL` (one
 flush of the log to the disk), and only then calls back on the event loop, which acknowledges. The transaction also has
-the ranges of all sequence numbers ever taken per (host, spool), so a batch is known as a duplicate even when its rows
-have left for the lake. The ranges of a spool are forgotten once all its batches would be refused as too old.
+the ranges of all sequence numbers ever taken per (host, spool): duplicates are known even when their rows have left for
+the lake. The ranges of a spool are forgotten once all its batches would be refused as too old.
 
 A roll moves rows to the lake in three steps: commit the intent (name and range of rows); write the files under exactly
 that name; commit that they exist. A kill before that repeats the roll into the same files. Then the rows are deleted, a
@@ -67,9 +67,8 @@ class Journal:
     """The journal of one central, in its state folder; for the loop's thread if nothing else is said.
 
     Batches are gathered for `commit_interval_s`. The last `max_events` events are kept, `max_events_per_host` of a
-    host. `reserve_bytes` are held to note rolls on a full disk; 0 for none. A spool that is silent for `spool_days` is
-    forgotten, unless it is an importer's. UnavailableError: the folder is not writable, or the journal held by another
-    process or damaged.
+    host. `reserve_bytes` are held to note rolls on a full disk. A spool that is silent for `spool_days` is forgotten,
+    unless it is an importer's. UnavailableError: the folder is not writable, the journal is held or damaged.
 
     Attributes:
         stats, hosts: kept up to date on the loop, after each commit.
@@ -147,9 +146,8 @@ class Journal:
         """Every host that ever said Hello, by name."""
         for host, (rows, seen) in self._seen.items():
             known = self._hosts.get(host, HostRecord(host))
-            self._hosts[host] = replace(
-                known, accepted_rows=known.accepted_rows + rows, last_seen_unix_ns=max(seen, known.last_seen_unix_ns)
-            )
+            last = max(seen, known.last_seen_unix_ns)
+            self._hosts[host] = replace(known, accepted_rows=known.accepted_rows + rows, last_seen_unix_ns=last)
         self._seen.clear()
         return self._hosts
 
@@ -163,9 +161,8 @@ class Journal:
     async def close(self) -> None:
         """Commit what was submitted and close. What cannot be committed now stays unacknowledged, with the agents."""
         self._stopping.set()
-        for record in self._written.values():
-            if record is not None:
-                self._queue.put(record)
+        for record in filter(None, self._written.values()):
+            self._queue.put(record)
         self._written.clear()
         self._queue.put(None)
         if self._thread is not None:
@@ -205,9 +202,7 @@ class Journal:
     async def begin_roll(self, max_rows: int) -> Roll | None:
         """Commit the intent to roll the oldest rows, see `tables.begin_roll`."""
         await self._repeat(self._forget_some)  # of a roll before, which the disk's failure had left
-        roll: Roll | None = await self._call(
-            lambda connection: tables.begin_roll(connection, self.replica, self.journal_id, max_rows)
-        )
+        roll: Roll | None = await self._call(tables.begin_roll, self.replica, self.journal_id, max_rows)
         # The lake may be away for long: no other process must take it meanwhile.
         if self._reserve.is_drawn and await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
             self._log.info(_BACK)
@@ -215,7 +210,7 @@ class Journal:
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:
         """Note that the files of a roll are on disk, and delete its rows."""
-        batches = await self._call(lambda connection: tables.finish_roll(connection, roll, rows))
+        batches = await self._call(tables.finish_roll, roll, rows)
         self.stats.journal_batches -= batches
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
@@ -229,8 +224,7 @@ class Journal:
 
     async def set_aside(self, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
         """Take a batch, by its place in its pack, out of what is rolled, see `tables.set_aside`."""
-        batch: StoredBatch
-        batch, rows = await self._call(lambda connection: tables.set_aside(connection, pack, index, why))
+        batch, rows = await self._call(tables.set_aside, pack, index, why)
         self.stats.journal_batches -= 1
         self.stats.journal_rows -= rows
         self.stats.rejected_batches["set_aside"] += 1
@@ -251,10 +245,10 @@ class Journal:
         await self._call(lambda connection: connection.execute("DELETE FROM triggers WHERE id <= ?", (last,)).rowcount)
 
     async def _call(
-        self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True, may_draw: bool = True
+        self, run: Callable[..., Any], *arguments: Any, is_transaction: bool = True, may_draw: bool = True
     ) -> Any:
         result: Future[Any] = Future()
-        self._queue.put(_Call(run, result, is_transaction, may_draw))
+        self._queue.put(_Call(lambda connection: run(connection, *arguments), result, is_transaction, may_draw))
         return await asyncio.wrap_future(result)
 
     async def _repeat(self, run: Callable[[sqlite3.Connection], bool], **how: bool) -> None:
@@ -283,9 +277,7 @@ class Journal:
         Host records wait for batches first: a flush for each heartbeat of 10,000 idle hosts is dear.
         """
         items: list[Any] = []
-        until = 0.0
-        size = 0
-        is_waiting = True
+        until, size, is_waiting = 0.0, 0, True
         while len(items) < GROUP_LIMIT and size < self._group_bytes:
             patience_s = None if not items else max(0.0, until - time.monotonic()) if is_waiting else 0.0
             try:
@@ -408,23 +400,23 @@ class Journal:
                 self._loop = None
 
     def _set_failure(self, error: str) -> None:
-        is_news = not self.failure
-        self.failure = error
-        if is_news:
+        """Note why the last commit failed, "" if it did not."""
+        is_news, self.failure = bool(error) != bool(self.failure), error
+        if not is_news:
+            return
+        if error:
             self._log.error("commit failed; nothing is acknowledged until one works", error=error)
-            for call in self.on_failure:
-                call(error)
+        else:
+            self._log.info("commits work again")
+        for call in self.on_failure:
+            call(error)
 
     def _set_fatal(self, error: str) -> None:
         if self.fatal is not None and not self.fatal.done():
             self.fatal.set_result(error)
 
     def _committed(self, group: Group) -> None:
-        if self.failure:
-            self._log.info("commits work again")
-            self.failure = ""
-            for call in self.on_failure:
-                call("")
+        self._set_failure("")
         if group.triggers:
             self.has_triggers.set()
         self.stats.count(group)

@@ -26,24 +26,21 @@ _TAIL_BYTES = 1 << 22  # of a file, with its seal: before the schema and a compa
 _CHUNK_BYTES = 1 << 20
 
 
-def digest_of(file: BinaryIO | Path) -> str:
-    """Return the SHA-256 of a whole file, hexadecimal."""
-    if isinstance(file, Path):
-        check_regular(file)
-        with file.open("rb") as opened:
-            return digest_of(opened)
-    found = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
-        found.update(chunk)
-    return found.hexdigest()
+def digest_of(content: bytes | Path) -> str:
+    """Return the SHA-256 of bytes or a whole file, hexadecimal."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    check_regular(content)
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_digest(root: str, name: str, file: BinaryIO | Path, written: str, remedy: str) -> None:
+def check_digest(root: str, name: str, content: bytes | Path, written: str, remedy: str) -> None:
     """Compare the bytes of the object `name` below `root` with its digest in a manifest.
 
     DamagedError (with the `remedy`): they differ. OSError: they cannot be read.
     """
-    _compare(root, name, digest_of(file), written, remedy)
+    _compare(root, name, digest_of(content), written, remedy)
 
 
 def sealed(data: bytes, name: str) -> bytes:

@@ -38,8 +38,7 @@ def bounded(*, memory_limit_mib: int, threads: int, spill_dir: Path) -> duckdb.D
 def answering(memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
     """Yield an Ibis connection for one question.
 
-    What does not fit is spilled to a temporary folder: by default DuckDB takes the working directory, where a service
-    may not write.
+    It spills to a temporary folder: DuckDB's default is the working directory, where a service may not write.
     """
     import ibis  # noqa: PLC0415 - takes half a second; the daemon starts without it
 

@@ -106,10 +106,9 @@ class Lease:
         with self._checking:  # days are computed in parallel, and each checks
             newest = max(_tokens(self._objects), default=0)
             if not self.token or newest != self.token:
-                raise FencedError(
-                    f"lease of the lake {self._objects.root}: token {self.token} of {self._holder} was overtaken by "
-                    f"{newest}; nothing of this build is published"
-                )
+                problem = f"token {self.token} of {self._holder} was overtaken by {newest}"
+                effect = "nothing of this build is published"
+                raise FencedError(f"lease of the lake {self._objects.root}: {problem}; {effect}")
             if self._monotonic_s() - self._renewed_s > self._ttl_s / 3:
                 self.renew()
 
@@ -171,8 +170,8 @@ def lease_problem(objects: Objects) -> str:
         return ""  # there is none, or a later one has come
     except (msgspec.MsgspecError, NotRegularError) as error:
         why = "it is not a regular file" if isinstance(error, NotRegularError) else str(error)
-        return (
-            f"{objects.root}/{_name(token)} is damaged: {why}; no row is lost: a replica that wants to build waits for "
-            "a sign of life of its holder, once, and takes over by a new one"
+        effect = (
+            "a replica that wants to build waits once for a sign of life of its holder, and takes over by a new one"
         )
+        return f"{objects.root}/{_name(token)} is damaged: {why}; no row is lost: {effect}"
     return ""

@@ -1,9 +1,9 @@
 """Whole objects under names: a folder, or a bucket of an object store by fsspec (`s3://bucket/prefix`).
 
-An object exists whole or not at all. `publish` makes a written draft (a local file) an object, durable and in the place
-of an older one; `create` never replaces: one of several callers creates, in a folder by a hard link, in S3 by a
-conditional PUT (If-None-Match: *). `local` returns a file with an object's bytes, not to be changed. Every method
-raises OSError if the disk or the store fails; FileNotFoundError if the object to be read does not exist.
+`publish` makes a written draft (a local file) an object, durable and in the place of an older one; `create` never
+replaces: one of several callers creates, in a folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
+`local` returns a file with an object's bytes, not to be changed. Every method raises OSError if the disk or the store
+fails; FileNotFoundError if the object to be read does not exist.
 """
 
 import contextlib

@@ -17,14 +17,10 @@ def other_journals(lake: Lake, origin: str, now_unix_s: float | None = None) -> 
     """
     now_s = time.time() if now_unix_s is None else now_unix_s
     today = day_of(round(now_s * 1e9))
-    found = {
-        segment.origin
-        for day in (today - timedelta(days=1), today)
-        for segment in lake.all_segments(day)
-        # A merged one may be young though its rolls are old.
-        if not segment.is_compacted and now_s - segment.modified_unix_s <= RECENT_S
-    }
-    return sorted(found - {origin})
+    found = (*lake.all_segments(today - timedelta(days=1)), *lake.all_segments(today))
+    # A compacted segment may be young though its rolls are old.
+    recent = (each for each in found if not each.is_compacted and now_s - each.modified_unix_s <= RECENT_S)
+    return sorted({segment.origin for segment in recent} - {origin})
 
 
 def replica_of(origin: str) -> str:

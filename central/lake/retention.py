@@ -14,7 +14,7 @@ _What = Literal["samples", "slots"]
 
 
 def note_deletion(lake: Lake, what: _What, until: date) -> None:
-    """Note, before anything is deleted, that all of that day and of those before it may be. Raises OSError."""
+    """Note, before anything is deleted, that all through that day may be. Raises OSError."""
     if deleted_through(lake, what) >= until:
         return
     text = msgspec.json.encode({"through": until, "noted_unix_ns": time.time_ns()}) + b"\n"

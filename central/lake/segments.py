@@ -140,10 +140,8 @@ class Segment:
     def check_schema(self) -> None:
         """Make sure that it has the columns of `central.lake.schema.SAMPLES`; LakeError if not."""
         if (schema := self._facts[1]) != SCHEMA_VERSION:
-            raise LakeError(
-                f"{self.objects.root}/{self.key} has schema {schema}, this central reads {SCHEMA_VERSION}; "
-                "use the version of central that wrote it"
-            )
+            problem = f"{self.objects.root}/{self.key} has schema {schema}, this central reads {SCHEMA_VERSION}"
+            raise LakeError(f"{problem}; use the version of central that wrote it")
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
@@ -176,12 +174,9 @@ class Lake:
 
     def is_there(self) -> bool:
         """Whether the lake has a segment, slots or a version. Raises OSError."""
-        folders = {_SAMPLES: "day=", "slots": "slot=", "versions": ""}
-        return any(
-            entry.name.removeprefix(f"{folder}/").startswith(start)
-            for folder, start in folders.items()
-            for entry in self.objects.entries(folder)
-        )
+        starts = (f"{_SAMPLES}/day=", "slots/slot=", "versions/")
+        found = ((entry, start) for start in starts for entry in self.objects.entries(start.partition("/")[0]))
+        return any(entry.name.startswith(start) for entry, start in found)
 
     def days(self) -> list[date]:
         """Return the days that have segments, ascending."""
@@ -214,11 +209,8 @@ class Lake:
             stem: from `segment_stem`. Files of that name are replaced: the caller repeats the same roll.
             provenance: goes into the footers as `whitepanda.<key>`, next to the versions of schema and product.
 
-        Returns:
-            The segments, by day; none without rows.
-
-        Raises:
-            OSError: the disk is full or not writable. Nothing is left half written under a segment's name.
+        Returns the segments, by day; none without rows. OSError: the disk is full or not writable; nothing is left half
+        written under a segment's name.
         """
         schema = stamped_schema(provenance)
         written: dict[int, Segment] = {}
@@ -255,9 +247,8 @@ class Lake:
         segments may run at the same time, also on another machine.
         """
         found = self.samples_dir.glob(f"day=*/{origin}-*.parquet*.tmp") if self.is_folder else ()
-        return sum(
-            drafts.remove_abandoned(path, is_own="_" not in path.name.removeprefix(origin)) for path in list(found)
-        )
+        own = ((path, "_" not in path.name.removeprefix(origin)) for path in list(found))
+        return sum(drafts.remove_abandoned(path, is_own=is_own) for path, is_own in own)
 
     def samples(
         self, connection: Any, days: Iterable[date] | None = None, segments: Iterable[Segment] | None = None

@@ -18,7 +18,8 @@ from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
 _by_time = itemgetter("start_unix_ns", "machine")
-_SHOWN = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
+_SAME = ("start_unix_ns", "duration_ns", "cpu_usage_cores")  # in the lake and in `VmWindow`
+_SHOWN = ("machine", "cpi", *_SAME)
 
 
 class SlowError(Exception):
@@ -39,8 +40,7 @@ class VmWindows:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.
 
         If several hosts claim the VM, each has the same share of the windows. Times are nanoseconds since 1970.
-        SlowError: it takes longer than `deadline_s`. LakeError: a segment is damaged, or of another version of central.
-        OSError: the lake cannot be read.
+        SlowError: it takes too long. LakeError: a segment is damaged, or another version's. OSError: unreadable lake.
         """
         give_up_at_s = time.monotonic() + self._deadline_s
         try:
@@ -55,18 +55,11 @@ class VmWindows:
         ranked.sort(key=itemgetter(0))
         found = sorted((row for _, row in ranked[:limit]), key=_by_time)
         return [
-            fleet_pb2.VmWindow(
-                host=row["machine"],
-                start_unix_ns=row["start_unix_ns"],
-                duration_ns=row["duration_ns"],
-                cpi=or_nan(row["cpi"]),
-                cpu_usage_cores=row["cpu_usage_cores"],
-            )
+            fleet_pb2.VmWindow(host=row["machine"], cpi=or_nan(row["cpi"]), **{name: row[name] for name in _SAME})
             for row in found
         ]
 
     def _read(self, vm: str, since: int, until: int, give_up_at_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the rows with their origin."""
         for segment in self._times.segments(since, until):
             if time.monotonic() > give_up_at_s:
                 raise SlowError(f"took longer than {self._deadline_s:g} s")

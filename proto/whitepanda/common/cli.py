@@ -216,7 +216,6 @@ def _usage_problem(error: typer.TyperException) -> str:
 
 
 def _value_problem(error: typer.BadParameter) -> str:
-    """Return what a value must be, and the value."""
     text = error.message.rstrip(".").partition(", unable to parse")[0]
     for phrase, plain in _PHRASES:
         text = text.replace(phrase, plain)

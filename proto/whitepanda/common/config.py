@@ -41,9 +41,7 @@ def convert(data: dict[str, Any], kind: type[T], where: str, check: Check[T] = l
 
     Its numbers may have bounds: `Annotated[float, msgspec.Meta(ge=0, le=1)]`. `check` takes the configuration and the
     keys known to be wrong, which have their defaults there; it yields further problems, each beginning with its key.
-
-    Raises:
-        ConfigError: `where`, the key, the value and what was expected, for every wrong setting.
+    ConfigError: `where`, the key, the value and what was expected, for every wrong setting.
     """
     wrong: dict[str, str] = {}
     config = msgspec.convert(_sound(data, kind, "", wrong), kind)
@@ -142,11 +140,11 @@ def _sound_table(value: Any, kind: type[msgspec.Struct], path: str, wrong: dict[
     found = {}
     for key, item in value.items():
         place = f"{path}.{key}".removeprefix(".")
-        if key not in fields:
+        if key in fields:
+            found[key] = _sound(item, fields[key].type, place, wrong)
+        else:
             known = ", ".join(sorted(fields)) or "none"
             wrong[place] = f"unknown key '{place}' (value {_show(item)}); known here: {known}"
-            continue
-        found[key] = _sound(item, fields[key].type, place, wrong)
     for key, field in fields.items():
         if field.required and key not in found:
             place = f"{path}.{key}".removeprefix(".")
@@ -177,7 +175,6 @@ def _stand_in(kind: Any) -> Any:
 
 
 def _words(kind: Any) -> str:
-    """Say what a value must be."""
     kind, _ = bounds(kind)
     if allowed := _allowed(kind):
         return " or ".join(allowed)

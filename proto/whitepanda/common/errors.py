@@ -2,29 +2,19 @@
 
 
 class WhitepandaError(Exception):
-    """Base of all errors that people see in one line: what, where, the value, the remedy."""
+    """Base of all errors that people see: `problems`, nearly always one, each in a line: what, where, value, remedy."""
 
     exit_code = 1
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Each in a line of its own; nearly always one."""
-        return (str(self),)
+    def __init__(self, *problems: object) -> None:
+        self.problems = tuple(map(str, problems))
+        super().__init__("; ".join(self.problems))
 
 
 class ConfigError(WhitepandaError):
-    """A configuration file or settings in it are wrong: all that are, one problem each."""
+    """A configuration file or settings in it are wrong: all of them, one problem each, in the order of the file."""
 
     exit_code = 2
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self._problems = problems
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is wrong, in the order of the file."""
-        return self._problems
 
 
 class InputError(WhitepandaError):

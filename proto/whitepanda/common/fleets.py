@@ -55,13 +55,11 @@ class CentralAddress:
 def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
     """Return the central to ask: each setting is the first that is given of flag, environment, file of fleets.
 
-    Args:
-        flags: of the command line.
-        fleet: --fleet: that fleet of the file precedes the environment; "" = the environment's, else the default.
+    `fleet`, by --fleet, precedes the environment; "" = the environment's, else the default.
 
     Raises:
         ConfigError: a file of fleets is wrong.
-        InputError: there is no such fleet, or central's address is not given or no host:port.
+        InputError: there is no such fleet, or central's address is not given or not host:port.
         TlsError: a TLS file is not given, or not in its folder.
     """
     environment = Fleet(central=os.environ.get(CENTRAL, ""), tls=os.environ.get(TLS, ""))

@@ -76,9 +76,8 @@ class OwnCertificate:
 
 def setting(prefix: str, what: str) -> str:
     """Return the full name of one of the three settings: `uplink.tls.key`, or a tool's option `--cert`."""
-    if prefix == "--":
-        return "--cert" if what == "certificate" else f"--{what}"
-    return f"{prefix}.{what}"
+    tool = "--cert" if what == "certificate" else f"--{what}"
+    return tool if prefix == "--" else f"{prefix}.{what}"
 
 
 def problems(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
@@ -109,7 +108,7 @@ def server_credentials(
     """Return central's credentials: clients must present a certificate of the CA.
 
     The next handshake uses changed files, without a restart; the old ones still apply if the new cannot work.
-    `on_change` is called in a thread of gRPC's after each change: with "" or why the files were not taken. TlsError: as
+    `on_change` is called in a gRPC thread after each change, with "" or why the files were not taken. TlsError: as
     `channel_credentials`; here a client's certificate is wrong.
     """
     current, lock = stamps(files), threading.Lock()

@@ -1,7 +1,6 @@
-"""What a window has in numbers: the columns of `CpiBatch` on the wire and of the lake's samples, by the same names.
+"""The numbers of a window: the columns of `CpiBatch` on the wire and of the lake's samples, by the same names.
 
-Agent and central read this one table: the agent's window (`agent.sampling.windows.CpiWindow`) has these fields, the
-lake's schema these columns, and central takes no gauge above `largest`.
+The agent's window (`agent.sampling.windows.CpiWindow`) has these fields too; central refuses gauges above `largest`.
 """
 
 from dataclasses import dataclass

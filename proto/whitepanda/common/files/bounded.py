@@ -8,8 +8,7 @@ import stat
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Read a regular file, or what a link leads to; at most one byte more than `most_bytes` is read.
 
-    Raises:
-        OSError: it cannot be read, is a pipe or device (EINVAL), or is larger than `most_bytes` (EFBIG).
+    OSError: it cannot be read, is a pipe or device (EINVAL), or is larger than `most_bytes` (EFBIG).
     """
     name = os.fspath(path)
     # O_NONBLOCK: opening a pipe without a writer waits otherwise. For a regular file it changes nothing.

@@ -29,13 +29,12 @@ def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[byte
     into /proc (/dev/stdout) are written in place.
 
     Args:
-        path: the file; its folder must exist.
+        path: in a folder that exists.
         mode: its permissions, whatever the umask: 0o600 for files with names of VMs, jobs or hosts, 0o644 for shared
             ones. Until the end only its owner can read it.
         fresh: refuse to replace a file, also one that is made meanwhile.
 
-    Raises:
-        OSError: it cannot be written; FileExistsError: it exists and `fresh` is set.
+    OSError: it cannot be written; FileExistsError: it exists and `fresh` is set.
     """
     if not fresh and _is_written_in_place(path):
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as there:

@@ -42,8 +42,6 @@ def read_secret(path: Path, key: str) -> bytes:
     if mode & 0o077:
         raise ConfigError(f"{key} {path}: others may read or write it (mode {mode:04o}); chmod 0600 {path}")
     if not _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
-        raise ConfigError(
-            f"{key} {path}: must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes (it has {len(secret)}); "
-            "try: openssl rand -hex 32"
-        )
+        size = f"must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes (it has {len(secret)})"
+        raise ConfigError(f"{key} {path}: {size}; try: openssl rand -hex 32")
     return secret
