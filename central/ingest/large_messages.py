@@ -63,7 +63,7 @@ def read(raw: bytes, sender: Sender) -> Answer:
     body = message.WhichOneof("body") or ""
     if body == "batch":
         return Answer(body, batch=read_batch(message.batch, raw, sender))
-    # Empty where the message is another one.
+    # Empty if the message is another one.
     lists = (message.hello.jobs, [held.job for held in message.hello.held], message.heartbeat.jobs)
     return Answer(body, max(map(len, lists)), max(map(job_bytes, lists)))
 
@@ -144,8 +144,7 @@ def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
     """Read exactly `size` bytes; EOFError if there are fewer."""
     found = bytearray()
     while len(found) < size:
-        some = os.read(pipe.fileno(), min(size - len(found), 1 << 20))
-        if not some:
+        if not (some := os.read(pipe.fileno(), min(size - len(found), 1 << 20))):
             raise EOFError
         found += some
     return bytes(found)

@@ -20,8 +20,8 @@ class _Lines:
 class LogLimit:
     """Writes the first `most_lines` of a host and reason in `every_s`, and counts the others. Single-threaded.
 
-    The host's next line has their number since its last one (`left_out`), and that of hosts without a line of that
-    reason since (`of_other_hosts_left_out`). Memory is bounded: `most_hosts` have lines of a reason in an interval.
+    The host's next line has their number since its last one (`left_out`), and the number for hosts without a line
+    since (`of_other_hosts_left_out`). Memory is bounded: `most_hosts` have lines of a reason in an interval.
     `write` is a logger's method such as `warning`.
     """
 

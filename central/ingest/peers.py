@@ -31,7 +31,7 @@ class Peer:
     """
 
     names: frozenset[str]
-    revoked: str  # its serial, "" where it is not
+    revoked: str  # its serial, or ""
     clock_s: Callable[[], float]
     serials: set[str] = field(default_factory=set)  # of the certificates that came with these names
     open: int = 0  # streams, or calls of the fleet API
@@ -59,7 +59,7 @@ class Peer:
         self.owe(_HELLO_S)
 
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
-        """Add the cost of a message that took so long to be read and brought so many bytes of reports."""
+        """Add the cost of a message that took `took_s` to be read and had `report_bytes` of reports."""
         owed_s = _TIMES * took_s
         if report_bytes > _LARGE_REPORTS:
             owed_s += report_bytes / _REPORT_BYTES_PER_S
@@ -67,7 +67,7 @@ class Peer:
             self.owe(owed_s)
 
     def wait_s(self) -> float:
-        """Return how long its streams are not to be read, 0 where they may be."""
+        """Return how long its streams must not be read, s; 0 if they may be read."""
         if self.until_s and self.until_s <= (now_s := self.clock_s()):
             self.until_s = 0.0
         return max(0.0, self.until_s - _FREE_S - now_s) if self.until_s else 0.0

@@ -142,7 +142,7 @@ class Quotas:
     def take_reports(self, name: str, reports: Sequence[TriggerRow]) -> tuple[list[TriggerRow], int]:
         """Charge a host for a batch's reports of contention; returns those to keep, and how many are dropped.
 
-        Of one batch about a mebibyte is kept: writing more at once would hold up other hosts.
+        About a mebibyte of a batch is kept: writing more would hold up other hosts.
         """
         host = self._refilled(name)
         kept, left = [], _BATCH_REPORT_BYTES

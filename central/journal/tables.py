@@ -137,7 +137,7 @@ class Group:
     rejections: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (host, kind, reason)
     upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
     deletes: set[tuple[str, str, int]] = field(default_factory=set)
-    last_days: dict[tuple[str, str], int] = field(default_factory=dict)  # by (host, spool_id), where it is a new one
+    last_days: dict[tuple[str, str], int] = field(default_factory=dict)  # by (host, spool_id), if it is new
     counters: Counter[str] = field(default_factory=Counter)
     counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
@@ -266,7 +266,7 @@ def read_roll(journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 <
 
 
 def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
-    """Move a batch, by its place in its pack, to where no roll takes it; return it and how many of its rows counted."""
+    """Take a batch, by its place in its pack, out of what is rolled; return it and how many of its rows counted."""
     contents, payload = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (pack,)).fetchone()
     batches = msgspec.msgpack.decode(contents)
     at = sum(batch[-1] for batch in batches[:index])

@@ -139,7 +139,6 @@ def _lock(file: int, *, wait: bool = False) -> bool:
 
 def _boot() -> str:
     """Return the boot of this machine, eight hexadecimal digits; zeros if unknown."""
-    try:
+    with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
-    except OSError:
-        return "0" * 8
+    return "0" * 8

@@ -84,9 +84,8 @@ class Lease:
     def outwait(self, tell: Callable[[str, float], None], sleep_s: Callable[[float], None] = time.sleep) -> bool:
         """Take the lease; if another replica holds it, wait until that renews, releases or has been silent for long.
 
-        For a separate process, which has not watched before: `acquire` alone would never find a dead holder dead.
-        `tell` is called once before the wait, with the holder's name and how long it may take, s. Returns whether the
-        lease is held now; False if another holder is alive.
+        For a process that has not watched before, as `acquire` alone would never find a dead holder dead. `tell` is
+        called once before the wait, with the holder's name and the longest wait, s. False: another holder is alive.
         """
         first: tuple[int, _Holding] | None = None
         while not self.acquire():

@@ -89,7 +89,7 @@ class Folder:
         return self._regular(name).open("rb")
 
     def draft(self, name: str) -> Path:
-        """Return the path of a file to be written, next to that of `name`; its folder is made."""
+        """Return the path of a file to be written, next to that of `name`, in a folder that exists then."""
         path = self._root / name
         self._make(path.parent)
         return path.with_name(path.name + ".tmp")

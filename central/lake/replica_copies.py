@@ -2,7 +2,7 @@
 
 A batch (host, spool_id, sequence) may be in several journals: an agent went from one replica to another before it got
 its acknowledgement. Each day then counts from the origin (`Segment.origin`) that is first in name. Within an origin no
-batch is there twice, so one day's rows are the same whether that day is read alone or together with others.
+batch exists twice, so one day's rows are the same whether that day is read alone or together with others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def samples_once(connection: Any, paths: Mapping[str, list[str]]) -> ir.Table:
     labelled = [table.mutate(_origin=ibis.literal(origin)) for origin, table in tables.items()]
     union = ibis.union(*labelled).mutate(_day=day)
     # Read separately: an engine keeps what is used twice, and that would be all rows. The rows are compared only with
-    # the few batches that are there twice.
+    # the few batches with copies.
     batches = [
         connection.read_parquet(files).select(*BATCH, _day=day, _origin=ibis.literal(origin))
         for origin, files in sorted(paths.items())

@@ -12,8 +12,7 @@ RECENT_S = 3600.0
 def other_journals(lake: Lake, origin: str, now_unix_s: float | None = None) -> list[str]:
     """Return the other journals (`Segment.origin`) that rolled into the lake within the last hour, sorted.
 
-    A journal is one replica's; its name need not be. Only the segments of today and yesterday (UTC) are listed, none
-    opened. OSError: the lake cannot be listed.
+    A journal is one replica's; its name need not be. Lists only today's and yesterday's segments (UTC); raises OSError.
     """
     now_s = time.time() if now_unix_s is None else now_unix_s
     today = day_of(round(now_s * 1e9))

@@ -173,7 +173,7 @@ def main() -> None:
     except BrokenPipeError:
         _leave_reader()
     except SystemExit as error:
-        # This is how rich and typer end where the reader is gone.
+        # rich and typer end like this if the reader is gone.
         if isinstance(error.__context__, BrokenPipeError):
             _leave_reader()
         raise

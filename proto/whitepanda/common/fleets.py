@@ -55,7 +55,7 @@ class CentralAddress:
 def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
     """Return the central to ask: each setting is the first that is given of flag, environment, file of fleets.
 
-    `fleet`, by --fleet, precedes the environment; "" = the environment's, else the default.
+    `fleet` (--fleet) precedes the environment; "" = the environment's, else the default.
 
     Raises:
         ConfigError: a file of fleets is wrong.

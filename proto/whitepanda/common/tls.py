@@ -224,7 +224,7 @@ def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem
 def _unreadable(files: TlsFiles, what: str, prefix: str) -> _Problem | None:
     path, name = getattr(files, what), setting(prefix, what)
     if not path:
-        remedy = "`whitepanda pki` makes certificates, docs/operate.md tells how they reach hosts"
+        remedy = "`whitepanda pki` makes certificates, docs/operate.md says how they reach hosts"
         return _Problem(f"{name} is not set; {remedy}")
     try:
         data = Path(path).read_bytes()

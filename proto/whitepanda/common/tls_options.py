@@ -51,7 +51,7 @@ OPERATOR = Operator()
 
 
 def operator_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Operator` one by one, where it has the parameter `operator`."""
+    """Give a command the options of `Operator` one by one, in place of its parameter `operator`."""
     options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in dataclasses.fields(Operator)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Files that exist whole or not at all, also after a power cut."""
 
 import os
 import stat

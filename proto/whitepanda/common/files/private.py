@@ -14,17 +14,14 @@ _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 16, 4096
 
 @contextmanager
 def group_socket(path: Path) -> Iterator[None]:
-    """Restrict the unix socket that is bound at `path` inside to its folder's group, from the first moment on.
-
-    OSError: its mode cannot be set.
-    """
+    """Restrict the unix socket bound at `path` inside to its folder's group, from the first moment; raises OSError."""
     umask = os.umask(0o777 & ~_SOCKET_MODE)
     try:
         yield
     finally:
         os.umask(umask)
     path.chmod(_SOCKET_MODE)
-    with suppress(PermissionError):  # not root: then it has our own group, which is as well
+    with suppress(PermissionError):  # not root: then it has this process's group, which is as good
         os.chown(path, -1, path.parent.stat().st_gid)
 
 
