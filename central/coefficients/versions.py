@@ -10,7 +10,6 @@ builder that stalled publishes nothing after the one that took over.
 
 import bisect
 import contextlib
-import io
 import secrets
 from collections.abc import Callable
 from functools import cached_property
@@ -305,7 +304,7 @@ class VersionStore:
         name = self._name(number, manifest.files + file)
         data = self._objects.read(name)
         written = manifest.digests.get(file, "")
-        checksums.check_digest(self._objects.root, name, io.BytesIO(data), written, _REMEDY)
+        checksums.check_digest(self._objects.root, name, data, written, _REMEDY)
         return pq.read_table(pa.BufferReader(data))
 
     def _name(self, number: int, file: str) -> str:

@@ -1,8 +1,4 @@
-"""Backpressure: what streams have sent and the journal has not committed, and which streams wait until it is less.
-
-A stream that sends faster than the journal writes is not read, which slows its sender down; before that it is asked to
-slow down (SlowDown).
-"""
+"""Backpressure: a stream that sends faster than the journal commits is not read, after it was asked to slow down."""
 
 import asyncio
 from collections import deque
@@ -17,7 +13,7 @@ from central.validation.wire_columns import Layout
 from whitepanda.v1 import agent_pb2
 
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
-_PENDING_BYTES_PER_STREAM = 1 << 20  # or one larger message: so much of one host is in a commit at most
+_PENDING_BYTES_PER_STREAM = 1 << 20  # or one larger message: the most of one host in a commit
 _OWED_PER_STREAM = 1024  # batches whose acknowledgement the host has not read
 _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
@@ -33,11 +29,11 @@ class Flow:
     pending: int = 0
     pending_bytes: int = 0
     pace_ms: int = 0  # least time between its batches, by its quota
-    layout: Layout | None = None  # of the last batch, where all of it was good
+    layout: Layout | None = None  # of the last batch, if all of it was good
     noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
     relieved: asyncio.Event = field(default_factory=asyncio.Event)  # for its own limit; set while it is not waited for
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Set: the host does not read.
+    #: Set if the host does not read.
     unread: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def __post_init__(self) -> None:
@@ -78,12 +74,12 @@ class Backpressure:
         await self._wait_for_room()
 
     async def _wait_for_room(self) -> None:
-        """Wait until more may be read; the one that waits longest goes first, and lets the next go if there is room."""
+        """Wait until more may be read, in order of arrival; each lets the next one go if there is room."""
         queue = self._waiting.append
         while self._is_full():
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             queue(turn)
-            queue = self._waiting.appendleft  # a stream that finds the room taken after all keeps its place
+            queue = self._waiting.appendleft  # a stream that finds no room after all keeps its place
             try:
                 await turn
             except asyncio.CancelledError:
@@ -102,7 +98,7 @@ class Backpressure:
         self._send_pace(flow)
 
     def end(self, flow: Flow, size: int) -> None:
-        """Note that the batch is there, or will never be."""
+        """Note that the batch is on the disk, or will never be."""
         self.pending_bytes -= size
         flow.pending -= 1
         flow.pending_bytes -= size
@@ -125,14 +121,13 @@ class Backpressure:
                 return
 
     def _is_full(self) -> bool:
-        """Return whether nothing more is read for now."""
         return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
 
     def _send_pace(self, flow: Flow) -> None:
         """Send a stream its pace, if it changed; while commits fail it is to slow down too.
 
-        Agents wait between batches from half of what may be pending until it is a quarter: with one limit alone each
-        batch near it would bring its agent a message, and the next one the opposite.
+        Streams slow down at half of what may be pending, until it is a quarter: with one limit, each batch near it
+        would send its agent a message.
         """
         if self.pending >= self._many or self.pending_bytes >= _PENDING_BYTES // 2:
             self._is_busy = True

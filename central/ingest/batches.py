@@ -1,7 +1,7 @@
 """Batches: checked, handed to the journal, and acknowledged once they are on disk.
 
-A batch like its stream's last one differs in numbers only; those of all batches that came at once are checked
-together (`central.validation.wire_columns`).
+A batch like its stream's last one differs in numbers only; those of all batches that came now are checked together
+(`central.validation.wire_columns`).
 """
 
 import asyncio
@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+
+import msgspec
 
 from central.config import CentralConfig
 from central.ingest.backpressure import Backpressure, Flow
@@ -25,10 +27,9 @@ from central.validation.wire_columns import CHECKED, Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 
-_NO_REJECTIONS: dict[str, int] = {}
 _WARN_EVERY_S = 600.0  # of the same host and reason; all are counted
 _WARN_HOSTS = 100  # of one reason meanwhile
-_NAMELESS = ("no_spool", "bad_spool", "no_sequence")  # nothing to remember such a batch by, or to acknowledge
+_NAMELESS = ("no_spool", "bad_spool", "no_sequence")  # such a batch can be neither remembered nor acknowledged
 
 
 @dataclass(eq=False)
@@ -52,16 +53,8 @@ class Intake:
     _quick: list[tuple[Flow, Layout, int, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ingest = self.config.ingest
-        self._limits = Limits(
-            max_batch_rows=ingest.max_batch_rows,
-            max_vms_per_hour=self.config.quotas.max_vms_per_hour,
-            max_host_jobs=ingest.max_host_jobs,
-            max_cpi=ingest.max_cpi,
-            max_cpu_usage_cores=ingest.max_cpu_usage_cores,
-            max_future_s=ingest.max_future_s,
-            max_past_days=ingest.max_past_days,
-        )
+        limits = msgspec.convert(self.config.ingest, Limits, from_attributes=True)
+        self._limits = replace(limits, max_vms_per_hour=self.config.quotas.max_vms_per_hour)
         self._warn = LogLimit(log.get("ingest").warning, every_s=_WARN_EVERY_S, most_hosts=_WARN_HOSTS)
 
     def take_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes) -> None:
@@ -89,7 +82,7 @@ class Intake:
                 self._read_whole(flow, raw)
 
     def _read_whole(self, flow: Flow, raw: bytes) -> None:
-        """Have a batch read as if it were like no other."""
+        """Have a batch read that is not sound as a quick one."""
         if len(raw) <= LARGE:
             began_s = time.perf_counter()
             self.backpressure.end(flow, len(raw))
@@ -126,18 +119,16 @@ class Intake:
                 payload=raw[layout.body_at :],
                 rows=layout.rows,
                 accepted_rows=layout.rows,
-                rejected_rows=_NO_REJECTIONS,
+                rejected_rows=None,
                 kept=None,
                 done=partial(self._done_quick, flow, layout, sequence),
-                rejected_events=_NO_REJECTIONS,
             )
         )
 
     def _done_quick(self, flow: Flow, layout: Layout, sequence: int, is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
         self.backpressure.end(flow, layout.size)
-        flow.stream.acknowledge(
-            layout.spool_id, sequence, accepted_rows=layout.rows if is_new else 0, under_way=flow.pending
-        )
+        rows = layout.rows if is_new else 0
+        flow.stream.acknowledge(layout.spool_id, sequence, accepted_rows=rows, under_way=flow.pending)
 
     def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
         """Take any batch, from the message `raw`. Return what it says."""
@@ -212,7 +203,7 @@ class Intake:
         return replace(read, triggers=tuple(kept), rejected_reports=rejected)
 
     def _note_jobs(self, flow: Flow, jobs: frozenset[str]) -> None:
-        """Note the jobs of a batch: beside the stream's others, or in place of them where these would be too many."""
+        """Note the jobs of a batch: as well as the stream's others, or in place of them if these would be too many."""
         stream = flow.stream
         noted = flow.noted_jobs
         if noted is not None and noted[0] is jobs and noted[1] is stream.jobs:
@@ -224,17 +215,15 @@ class Intake:
         flow.noted_jobs = (jobs, stream.jobs)
 
     def _log_refused(self, host: str, read: ReadBatch) -> None:
-        """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
-        refused = [
-            *((reason, f"{count} of {read.rows} rows") for reason, count in read.rejected_rows.items()),
-            *((reason, f"{count} of {read.reports} reports") for reason, count in read.rejected_reports.items()),
-        ]
+        """Log what was refused; all of it is counted in the journal and reported to the agent."""
         if read.reason:
             detail = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
             self._warn("input refused", host=host, reason=read.reason, detail=detail)
-        for reason, what in refused:
-            detail = f"{what} of batch {read.sequence} refused"
-            self._warn("input refused", host=host, reason=reason, detail=detail)
+        rejected = (("rows", read.rows, read.rejected_rows), ("reports", read.reports, read.rejected_reports))
+        for what, total, counts in rejected:
+            for reason, count in counts.items():
+                detail = f"{count} of {total} {what} of batch {read.sequence} refused"
+                self._warn("input refused", host=host, reason=reason, detail=detail)
 
 
 def _rejected(read: ReadBatch) -> agent_pb2.RejectedBatch:

@@ -29,12 +29,21 @@ from whitepanda.v1 import agent_pb2
 
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
 
+#: The status of a refused stream by reason, RESOURCE_EXHAUSTED for the others.
+_CODES = {
+    "revoked": grpc.StatusCode.UNAUTHENTICATED,
+    "wrong_host": grpc.StatusCode.PERMISSION_DENIED,
+    "not_read": grpc.StatusCode.UNAVAILABLE,
+    **dict.fromkeys(("bad_hello", "malformed", "too_many_jobs"), grpc.StatusCode.INVALID_ARGUMENT),
+    **dict.fromkeys(("no_hello", "second_hello", "protocol_version"), grpc.StatusCode.FAILED_PRECONDITION),
+}
+
 SHOWN = 60  # characters of a client's text in a message
 _HELLO_TIMEOUT_S = 10.0
 _LAST_UNIX_NS = 2**63 - 1  # of a host's clock
 _CONNECTIONS = 10  # of a host in a minute are logged
-#: Between heartbeats of an agent without batches, the longest that agents accept: changes (jobs, a version) are sent at
-#: once, and pings find a dead agent.
+#: Between heartbeats of an agent without batches, the longest that agents accept: changes (jobs, a version) are sent
+#: immediately, and pings find a dead agent.
 HEARTBEAT_MS = 600_000
 _NO_HELLO = b""  # stands for a large batch in place of a Hello
 
@@ -75,36 +84,26 @@ class Handshake:
         if serial in self.revoked:
             raise self.refuse_revoked(names, serial)
         if hello.host not in names:
-            raise self.refuse(
-                grpc.StatusCode.PERMISSION_DENIED,
-                "wrong_host",
-                f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
-                f"({shown_names(names)}); issue a certificate for that name, or set agent.host "
-                "to the certificate's name",
-                host=someone(names),  # not the claimed one: one certificate could use up all lines of that reason
+            detail = (
+                f"host {hello.host[:SHOWN]!r} is not a name of its certificate ({shown_names(names)}); "
+                "issue a certificate for that name, or set agent.host to the certificate's name"
             )
+            # Not for the claimed host: one certificate could use up all log lines of that reason.
+            raise self.refuse("wrong_host", detail, host=someone(names))
         for what in ("platform", "agent_version", "boot_id"):
             value = getattr(hello, what)
             if value and not is_name(value):
-                raise self.refuse(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "bad_hello",
-                    f"{what} must be a text without control characters, of a name's length "
-                    f"({len(value)} characters, {value[:SHOWN]!r})",
-                    host=hello.host,
-                )
+                found = f"({len(value)} characters, {value[:SHOWN]!r})"
+                detail = f"{what} must be a text without control characters, of a name's length {found}"
+                raise self.refuse("bad_hello", detail, host=hello.host)
         self.check_jobs(len(hello.jobs), job_bytes(hello.jobs), hello.host)
         self.check_jobs(len(hello.held), job_bytes(held.job for held in hello.held), hello.host)
         version = agree(hello.protocol_version, hello.min_protocol_version)
         if version is None:
-            raise self.refuse(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "protocol_version",
-                f"host {hello.host!r} speaks protocol "
-                f"{version_span(hello.min_protocol_version, hello.protocol_version)}, "
-                f"central speaks {version_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}: upgrade the older side",
-                host=hello.host,
-            )
+            theirs = version_span(hello.min_protocol_version, hello.protocol_version)
+            ours = version_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)
+            detail = f"host {hello.host!r} speaks protocol {theirs}, central speaks {ours}: upgrade the older side"
+            raise self.refuse("protocol_version", detail, host=hello.host)
         stream = HostStream(
             host=hello.host,
             platform=hello.platform,
@@ -115,26 +114,17 @@ class Handshake:
             coefficient_version=hello.coefficient_version,
             held_tags={held.job: held.tag for held in hello.held if is_name(held.job)},
         )
+        said = ("host", "platform", "agent_version", "boot_id", "coefficient_version")
         record = HostRecord(
-            host=hello.host,
-            platform=hello.platform,
-            agent_version=hello.agent_version,
+            **{name: getattr(hello, name) for name in said},
             protocol_version=version,
-            boot_id=hello.boot_id,
             last_seen_unix_ns=now,
-            coefficient_version=hello.coefficient_version,
             clock_offset_ns=min(hello.sent_unix_ns, _LAST_UNIX_NS) - now,
             jobs=tuple(sorted(stream.jobs)),
         )
         self.journal.note_host(record)
-        self._inform(
-            "host connected",
-            host=hello.host,
-            reason="connected",
-            protocol=version,
-            agent=hello.agent_version,
-            certificate_serial=serial,
-        )
+        facts = {"protocol": version, "agent": hello.agent_version, "certificate_serial": serial}
+        self._inform("host connected", host=hello.host, reason="connected", **facts)
         return stream, record
 
     async def welcome(self, context: Context, stream: HostStream) -> None:
@@ -150,43 +140,34 @@ class Handshake:
         await context.write(agent_pb2.CentralMessage(welcome=welcome).SerializeToString())
 
     async def read_hello(self, context: Context, peer: Peer) -> agent_pb2.Hello:
-        """Read a stream's first message; RefusedError where it is not a Hello, comes too late, or is too large."""
-        names = peer.names
+        """Read a stream's first message; RefusedError if it is not a Hello, comes too late, or is too large."""
+        host = someone(peer.names)
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
         except TimeoutError:
             detail = f"no Hello within {_HELLO_TIMEOUT_S:.0f} s of connecting"
-            raise self.refuse(grpc.StatusCode.DEADLINE_EXCEEDED, "no_hello", detail, host=someone(names)) from None
+            raise self.refuse("no_hello", detail, host=host, code=grpc.StatusCode.DEADLINE_EXCEEDED) from None
         if raw is grpc.aio.EOF:
-            raise self.refuse(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "no_hello",
-                "the stream ended without a Hello, or gRPC dropped one that is too large uncompressed",
-                host=someone(names),
-            )
-        self.check_size(raw, someone(names))
+            detail = "the stream ended without a Hello, or gRPC dropped one that is too large uncompressed"
+            raise self.refuse("no_hello", detail, host=host)
+        self.check_size(raw, host)
         if len(raw) > LARGE:
-            nobody = Sender(someone(names), "", is_importer=False, limits=Limits(), now_unix_ns=0)
-            if await self.read_large(raw, nobody, peer) is not None:
+            sender = Sender(host, "", is_importer=False, limits=Limits(), now_unix_ns=0)
+            if await self.read_large(raw, sender, peer) is not None:
                 raw = _NO_HELLO
-        message = self.parse(raw, someone(names))
-        if message.WhichOneof("body") != "hello":
-            raise self.refuse(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "no_hello",
-                f"the first message must be a Hello, it was {message.WhichOneof('body') or 'empty'}",
-                host=someone(names),
-            )
+        message = self.parse(raw, host)
+        if (body := message.WhichOneof("body")) != "hello":
+            detail = f"the first message must be a Hello, it was {body or 'empty'}"
+            raise self.refuse("no_hello", detail, host=host)
         return message.hello
 
     def check_jobs(self, jobs: int, size: int, host: str) -> None:
         """End the stream (RefusedError) of a host that names too many or too long jobs (`too_many_jobs`)."""
         if detail := too_many_jobs(jobs, size, self.config.ingest.max_host_jobs):
-            detail = f"host {host!r}: {detail}"
-            raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "too_many_jobs", detail, host=host)
+            raise self.refuse("too_many_jobs", f"host {host!r}: {detail}", host=host)
 
     async def read_large(self, raw: bytes, sender: Sender, peer: Peer) -> ReadBatch | None:
-        """Return the batch that a large message is; None where it is another one, which the loop can read.
+        """Return the batch of a large message; None if it is another message, which the loop can read.
 
         RefusedError: it is malformed, names too many jobs, or could not be read.
         """
@@ -194,7 +175,7 @@ class Handshake:
             answer = await self.large.read(raw, sender, peer)
         except OSError as error:
             detail = f"a message of {len(raw)} bytes could not be read: {error}"
-            raise self.refuse(grpc.StatusCode.UNAVAILABLE, "not_read", detail, host=sender.host) from None
+            raise self.refuse("not_read", detail, host=sender.host) from None
         if answer.body == "malformed":
             raise self._malformed(raw, sender.host)
         self.check_jobs(answer.jobs, answer.job_bytes, sender.host)
@@ -203,7 +184,7 @@ class Handshake:
     def _malformed(self, raw: bytes, host: str) -> RefusedError:
         self.journal.reject(host, "malformed")
         detail = f"a message of {len(raw)} bytes is not a whitepanda.v1.AgentMessage"
-        return self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "malformed", detail, host=host)
+        return self.refuse("malformed", detail, host=host)
 
     def check_size(self, raw: bytes, host: str) -> None:
         """End the stream (RefusedError) of a host that sends a message above `ingest.max_message_bytes`; counted."""
@@ -211,10 +192,10 @@ class Handshake:
         if len(raw) > limit:
             self.journal.reject(host, "oversized")
             detail = f"a message of {len(raw)} bytes; ingest.max_message_bytes allows {limit}: send smaller batches"
-            raise self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "oversized", detail, host=host)
+            raise self.refuse("oversized", detail, host=host)
 
     def parse(self, raw: bytes, host: str) -> agent_pb2.AgentMessage:
-        """Return the message; what is none ends the stream (RefusedError) and is counted."""
+        """Return the message; one that is malformed or too large ends the stream (RefusedError) and is counted."""
         self.check_size(raw, host)
         try:
             return agent_pb2.AgentMessage.FromString(raw)
@@ -223,22 +204,21 @@ class Handshake:
 
     def refuse_revoked(self, names: frozenset[str], serial: str) -> RefusedError:
         """As `refuse`, for a revoked certificate."""
-        code = grpc.StatusCode.UNAUTHENTICATED
-        return self.refuse(code, "revoked", revoked_text(serial), host=someone(names))
+        return self.refuse("revoked", revoked_text(serial), host=someone(names))
 
-    def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
-        """Count and log a refusal, and return what is to be raised."""
+    def refuse(self, reason: str, detail: str, *, host: str, code: grpc.StatusCode | None = None) -> RefusedError:
+        """Count and log a refusal, and return the error to raise."""
         self.refused[reason] += 1
         self._warn("stream refused", host=host, reason=reason, detail=detail)
-        return RefusedError(code, detail)
+        return RefusedError(code or _CODES.get(reason, grpc.StatusCode.RESOURCE_EXHAUSTED), detail)
 
 
 @cache
 def _version() -> str:
-    """Return central's version; to look it up takes a millisecond, and ten thousand hosts may come at once."""
+    """Return central's version; a look-up takes a millisecond, and ten thousand hosts may come together."""
     return metadata.version("whitepanda")
 
 
 def someone(names: frozenset[str]) -> str:
-    """Return the speaker's name before a Hello has said it: the certificate's first one."""
+    """Return the speaker's name before its Hello: the certificate's first one."""
     return min(names, default="")

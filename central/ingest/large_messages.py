@@ -1,13 +1,12 @@
-"""Messages above 64 KiB are read in a process of their own: 4 MiB of tiny parts take the protobuf library a second.
+"""Messages above 64 KiB are read in a separate process: 4 MiB of tiny parts take the protobuf library a second.
 
-So central pays neither Python's lock nor the memory. Central starts the process at the first such message and hands it
-one at a time, each stream's next one after its last, and one of a certificate at a time; the answer has been checked
-and is small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream whose message it was reading.
+So central pays neither Python's lock nor the memory. It starts the process at the first such message and hands it one
+at a time; the checked answer is small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream
+whose message it was reading.
 """
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import resource
 import struct
@@ -23,12 +22,13 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from central import worker_process
+from central.ingest import gc_tuning
 from central.ingest.peers import Peer
 from central.validation.reader import ReadBatch, read_batch
 from central.validation.rows import Sender, job_bytes
 from whitepanda.v1 import agent_pb2
 
-LARGE = 64 << 10  # bytes; the library reads so many in a millisecond, whatever they are
+LARGE = 64 << 10  # bytes; the library reads this many in a millisecond, whatever they are
 
 _NICE = 5  # than central
 _MEMORY_BYTES = 1 << 30  # of the process; the worst 4 MiB take half of it
@@ -39,11 +39,10 @@ _NO_MEMORY = "alloc failed"  # in the protobuf library's DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a large message is: `body` as in AgentMessage, "malformed" where it is none; `batch` where it is one.
+    """What a large message is: `body` as in AgentMessage, "malformed", or "not_read" as memory was short; the `batch`.
 
-    "not_read": memory was short, so nothing is known of it. `jobs` is the longest list of a Hello's or heartbeat's
-    jobs, `job_bytes` the most bytes of names in one; central itself reads those that are short enough. `took_s` is the
-    reading time, without the wait for its turn.
+    `jobs` is the longest list of a Hello's or heartbeat's jobs, `job_bytes` the most bytes of names in one; central
+    itself reads those that are short enough. `took_s` is the reading time, without the wait for its turn.
     """
 
     body: str
@@ -54,7 +53,7 @@ class Answer:
 
 
 def read(raw: bytes, sender: Sender) -> Answer:
-    """Read a message; MemoryError where memory is short."""
+    """Read a message; MemoryError if memory is short."""
     try:
         message = agent_pb2.AgentMessage.FromString(raw)
     except DecodeError as error:
@@ -64,7 +63,7 @@ def read(raw: bytes, sender: Sender) -> Answer:
     body = message.WhichOneof("body") or ""
     if body == "batch":
         return Answer(body, batch=read_batch(message.batch, raw, sender))
-    # Empty where the message is another one.
+    # Empty if the message is another one.
     lists = (message.hello.jobs, [held.job for held in message.hello.held], message.heartbeat.jobs)
     return Answer(body, max(map(len, lists)), max(map(job_bytes, lists)))
 
@@ -80,13 +79,13 @@ class LargeMessages:
     async def read(self, raw: bytes, sender: Sender, peer: Peer) -> Answer:
         """Do as `read` does, in the process.
 
-        One message of a peer is read at a time, so those of others wait for one of it at most. It owes for the time
-        that its messages take; importers do not. OSError: the process cannot be started, died, or its memory was short.
+        One message of a peer is read at a time, so others wait for one of it at most; it owes for the time, unless it
+        is an importer. OSError: the process cannot be started, died, or its memory was short.
         """
         loop = asyncio.get_running_loop()
         async with peer.reads_large:
             answer = None
-            while answer is None:  # while this one waited the process died of another message
+            while answer is None:  # the process died of another message while this one waited
                 answer = await loop.run_in_executor(self._thread, self._exchange, self._running(), raw, sender)
         if not sender.is_importer:
             peer.owe_for(answer.took_s)
@@ -142,11 +141,10 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
-    """Read so many bytes; EOFError where there are fewer."""
+    """Read exactly `size` bytes; EOFError if there are fewer."""
     found = bytearray()
     while len(found) < size:
-        some = os.read(pipe.fileno(), min(size - len(found), 1 << 20))
-        if not some:
+        if not (some := os.read(pipe.fileno(), min(size - len(found), 1 << 20))):
             raise EOFError
         found += some
     return bytes(found)
@@ -158,7 +156,6 @@ def main() -> None:
         return
     worker_process.bound_memory(_MEMORY_BYTES)
     statm = Path("/proc/self/statm")
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     with contextlib.suppress(EOFError):
         while True:
             order, size = _HEAD.unpack(_read_exactly(sys.stdin.buffer, _HEAD.size))
@@ -174,8 +171,8 @@ def main() -> None:
             sys.stdout.buffer.write(_HEAD.pack(len(said), 0) + said)
             sys.stdout.buffer.flush()
             del answer, said
-            if trim is not None and int(statm.read_text().split()[1]) * resource.getpagesize() > _TRIMMED_BYTES:
-                trim(0)
+            if int(statm.read_text().split()[1]) * resource.getpagesize() > _TRIMMED_BYTES:
+                gc_tuning.trim()
 
 
 if __name__ == "__main__":

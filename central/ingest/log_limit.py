@@ -20,9 +20,9 @@ class _Lines:
 class LogLimit:
     """Writes the first `most_lines` of a host and reason in `every_s`, and counts the others. Single-threaded.
 
-    The host's next line has `left_out`: how many there were since its last one. `of_other_hosts_left_out` are those
-    of hosts that had no line of that reason since. Memory is bounded: `most_hosts` have lines of a reason in an
-    interval, and reasons are central's own words. `write` is a logger's method such as `warning`.
+    The host's next line has their number since its last one (`left_out`), and the number for hosts without a line
+    since (`of_other_hosts_left_out`). Memory is bounded: `most_hosts` have lines of a reason in an interval.
+    `write` is a logger's method such as `warning`.
     """
 
     write: Callable[..., Any]
@@ -49,12 +49,9 @@ class LogLimit:
         self.write(event, host=host, reason=reason, **fields, **counts)
 
     def _lines(self, reason: str) -> _Lines:
-        """Return the reason's lines of this interval."""
         now_s = self.clock_s()
-        lines = self._by_reason.get(reason)
-        if lines is None:
-            lines = self._by_reason[reason] = _Lines(now_s)
-        elif now_s - lines.since_s >= self.every_s:
+        lines = self._by_reason.setdefault(reason, _Lines(now_s))
+        if now_s - lines.since_s >= self.every_s:
             lines.since_s = now_s
             lines.others += sum(lines.before.values())
             lines.before = {

@@ -1,7 +1,7 @@
 """What one certificate costs central: how many streams it has open, and how long it waits for the work it caused.
 
-Each certificate owes time. Work for it (a Hello, a message to be read, many reports) adds to that, time itself takes
-from it, and while it owes more than a little, none of its streams is read. Waiting for others is not its debt.
+Each certificate owes time for its work (a Hello, a message to be read, many reports), which passing time pays. While it
+owes more than a little, its streams are not read. Waiting for others is not owed.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 Certificate = tuple[frozenset[str], str]  # its names and its serial
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
-_GREETS_AT_ONCE = 4  # streams whose Hello is read: what has come of it is held meanwhile
-_WAITING_STREAMS = 256  # beyond those allowed, for their turn to be refused; further ones are refused at once
+_GREETS_AT_ONCE = 4  # streams whose Hello is read: their bytes are held meanwhile
+_WAITING_STREAMS = 256  # beyond those allowed, for their turn to be refused; further ones are refused immediately
 _FREE_S = 0.1  # that may be owed without waiting
-_TIMES = 4  # what is owed for it, of the time that it took: one peer has a quarter of the loop at most
-_HELLO_S = 0.02  # owed for a Hello, beside the time that it took
-_JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
+_TIMES = 4  # owed for each second that a message took: one peer has a quarter of the loop at most
+_HELLO_S = 0.02  # owed for a Hello, as well as the time that it took
+JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
 _REPORT_BYTES_PER_S = 256 << 10  # of events and reports of contention; agents send some hundred a second
 _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
@@ -31,7 +31,7 @@ class Peer:
     """
 
     names: frozenset[str]
-    revoked: str  # its serial, "" where it is not
+    revoked: str  # its serial, or ""
     clock_s: Callable[[], float]
     serials: set[str] = field(default_factory=set)  # of the certificates that came with these names
     open: int = 0  # streams, or calls of the fleet API
@@ -58,12 +58,8 @@ class Peer:
         """Add what a Hello costs before it is read."""
         self.owe(_HELLO_S)
 
-    def owe_for_jobs(self, jobs: int) -> None:
-        """Add what it costs to look up the jobs of a Hello."""
-        self.owe(jobs * _JOB_S)
-
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
-        """Add the cost of a message that took so long to be read and brought so many bytes of reports."""
+        """Add the cost of a message that took `took_s` to be read and had `report_bytes` of reports."""
         owed_s = _TIMES * took_s
         if report_bytes > _LARGE_REPORTS:
             owed_s += report_bytes / _REPORT_BYTES_PER_S
@@ -71,7 +67,7 @@ class Peer:
             self.owe(owed_s)
 
     def wait_s(self) -> float:
-        """Return how long its streams are not to be read, 0 where they may be."""
+        """Return how long its streams must not be read, s; 0 if they may be read."""
         if self.until_s and self.until_s <= (now_s := self.clock_s()):
             self.until_s = 0.0
         return max(0.0, self.until_s - _FREE_S - now_s) if self.until_s else 0.0
@@ -85,20 +81,17 @@ class Peer:
 class Peers:
     """All certificates that have streams open or owe something.
 
-    A revoked one counts by itself, so that it takes no place of the one issued after it. What the same names had
-    open or owed before is left behind as well. `revoked` has serials, `clock_s` never goes back.
+    A revoked one is counted separately: what it has open, or owes, is not charged to the one issued after it. `revoked`
+    has serials, `clock_s` never goes back.
     """
 
     def __init__(self, revoked: Container[str] = (), clock_s: Callable[[], float] = time.monotonic) -> None:
         self._revoked = revoked
         self._clock_s = clock_s
-        self._peers: dict[Certificate, Peer] = {}  # with a serial only where that is revoked
-
-    def __len__(self) -> int:
-        return len(self._peers)
+        self._peers: dict[Certificate, Peer] = {}  # with a serial only if that is revoked
 
     def enter(self, certificate: Certificate) -> Peer:
-        """Count a stream that begins, which must `leave`, and return whose it is."""
+        """Count a stream that begins, and return its peer, which must `leave`."""
         peer = self.of(certificate)
         peer.open += 1
         return peer
@@ -114,7 +107,7 @@ class Peers:
         return peer
 
     def leave(self, peer: Peer) -> None:
-        """Count a stream that ended. Who owes something stays known until its next stream ends."""
+        """Count a stream that ended. A peer that owes something stays known until its next stream ends."""
         peer.open -= 1
         name = peer.names, peer.revoked
         if not peer.open and peer.until_s <= self._clock_s() and self._peers.get(name) is peer:

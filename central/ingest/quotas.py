@@ -1,8 +1,8 @@
 """What one host may send: a budget each of rows, bytes, VMs, ranges of numbers and reports of contention.
 
-A budget is a token bucket: it holds what its setting allows in its time, and refills evenly over that time. A host that
-was quiet for so long has a full one. A batch is taken while something is left, so a budget is exceeded by one batch at
-most. Beyond it a batch is refused for now: it is not acknowledged, so the agent keeps it and sends it again later.
+A budget is a token bucket: it holds what its setting allows in its time, and refills evenly over that time. A batch is
+taken while something is left, so a budget is exceeded by one batch at most. Beyond it a batch is refused for now: it is
+not acknowledged, so the agent keeps it and sends it again later.
 """
 
 import math
@@ -26,8 +26,8 @@ _OVER_S = 300.0  # an agent that was refused comes again within its reconnect_ma
 _PERIOD_S = 30.0  # of one count of refusals, so the five minutes may be this much longer
 _REFILL_S = 0.05  # budgets are refilled no more often: it would be half of what a batch costs here
 _SWEEP_S = 3600.0
-_BATCH_ROWS = 10  # a batch costs about as much as so many rows, even an empty one
-_BATCH_REPORT_BYTES = 1 << 20  # at a time; an agent has 100 reports in a batch at most, of 4.5 KiB
+_BATCH_ROWS = 10  # a batch costs at least as much as this many rows
+_BATCH_REPORT_BYTES = 1 << 20  # of one batch; an agent has 100 reports in a batch at most, of 4.5 KiB
 _REPORT_BYTES = 1024  # a small report costs about as much on the disk
 _SPOOLS = 8  # remembered per host; an agent has two, on its disk and in its memory
 _SLOW_BELOW, _FAST_ABOVE = 0.6, 0.8  # shares of the rows' budget that are left
@@ -37,7 +37,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class OverQuotaError(Exception):
-    """A host has used up a budget; `reason` is the word in metrics, the text says how much it is and the remedy."""
+    """A host has used up a budget; `reason` is its label in metrics, the text gives the budget and the remedy."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -62,7 +62,7 @@ class _Host:
     refused: dict[tuple[int, str], int] = field(default_factory=dict)  # by the period that it was in, and reason
 
     def note_refused(self, reason: str, count: int = 1) -> None:
-        """Count what was refused or dropped; forget what is too old to be shown."""
+        """Count what was refused or dropped; forget counts too old to be shown."""
         self.refused_s = self.at_s
         self.refused = {key: number for key, number in self.refused.items() if _is_shown(key[0], self.at_s)}
         key = (int(self.at_s // _PERIOD_S), reason)
@@ -76,7 +76,7 @@ def _is_shown(period: int, now_s: float) -> bool:
 class Quotas:
     """Holds each host's budgets, in memory: a restart fills them. Belongs to the loop.
 
-    Only hosts named by a certificate get here. One that was quiet for a day is forgotten: its budgets would be full.
+    A host that was quiet for a day is forgotten: its budgets would be full.
     """
 
     def __init__(self, section: QuotaSection | None = None, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -88,10 +88,6 @@ class Quotas:
         self._report_bytes = section.max_report_mib_per_day * _MIB
         self._hosts: dict[str, _Host] = {}
         self._swept_s = clock_s()
-
-    def __len__(self) -> int:
-        """Return how many hosts have a budget in memory."""
-        return len(self._hosts)
 
     def refused(self) -> dict[str, Counter[str]]:
         """Return how much was refused or dropped in the last five minutes, by host and budget."""
@@ -110,9 +106,9 @@ class Quotas:
     ) -> int:
         """Charge a host for a batch: `rows` with its events and reports, in a message of `size` bytes.
 
-        `tasks` are the (VM, job) of the batch; they may be left out where they are those of the host's last batch.
-        Returns the least time between batches that the host is to be asked for, in milliseconds, 0 for none: a host
-        that keeps to it never uses up its rows. OverQuotaError: a budget is used up; nothing is charged.
+        `tasks` are the (VM, job) of the batch, or empty if they are those of the host's last batch. Returns the least
+        time between batches to ask the host for, in milliseconds, 0 for none: a host that keeps to it never uses up its
+        rows. OverQuotaError: a budget is used up; nothing is charged.
         """
         host = self._refilled(name)
         if host.rows <= 0:
@@ -146,7 +142,7 @@ class Quotas:
     def take_reports(self, name: str, reports: Sequence[TriggerRow]) -> tuple[list[TriggerRow], int]:
         """Charge a host for a batch's reports of contention; returns those to keep, and how many are dropped.
 
-        Of one batch about a mebibyte is kept: writing more at once would hold up other hosts.
+        About a mebibyte of a batch is kept: writing more would hold up other hosts.
         """
         host = self._refilled(name)
         kept, left = [], _BATCH_REPORT_BYTES
@@ -161,7 +157,6 @@ class Quotas:
         return kept, len(reports) - len(kept)
 
     def _refilled(self, name: str) -> _Host:
-        """Return a host with its budgets as they are now."""
         now_s = self._clock_s()
         host = self._hosts.get(name)
         if host is None:
@@ -172,20 +167,19 @@ class Quotas:
             self._hosts[name] = host
             return host
         passed_s = now_s - host.at_s
-        if passed_s < _REFILL_S:
-            return host
-        host.at_s = now_s
-        host.rows = min(self._rows, host.rows + self._rows * passed_s / 60.0)
-        days = passed_s / _DAY_S
-        host.bytes = min(self._bytes, host.bytes + self._bytes * days)
-        host.ranges = min(self._ranges, host.ranges + self._ranges * days)
-        host.report_bytes = min(self._report_bytes, host.report_bytes + self._report_bytes * days)
+        if passed_s >= _REFILL_S:
+            host.at_s = now_s
+            host.rows = min(self._rows, host.rows + self._rows * passed_s / 60.0)
+            days = passed_s / _DAY_S
+            host.bytes = min(self._bytes, host.bytes + self._bytes * days)
+            host.ranges = min(self._ranges, host.ranges + self._ranges * days)
+            host.report_bytes = min(self._report_bytes, host.report_bytes + self._report_bytes * days)
         return host
 
     def _take_tasks(self, host: _Host, tasks: Iterable[tuple[str, str]]) -> None:
         """Note the VMs of a batch; one that changes its job counts twice.
 
-        A batch with more of them than the budget holds is not charged: `central.validation.rows` refuses it whole.
+        A batch with more of them than the budget is not charged: `central.validation.rows` refuses it whole.
         """
         hashes = {hash(task) for task in tasks}
         if len(hashes) > self._section.max_vms_per_hour:
@@ -201,6 +195,5 @@ class Quotas:
     @staticmethod
     def _over(host: _Host, reason: str, detail: str) -> OverQuotaError:
         host.note_refused(reason)
-        return OverQuotaError(
-            reason, f"over quota: quotas.{detail} of one host; it may send again later. Raise it where that is too few"
-        )
+        remedy = "it may send again later. Raise it if that is too few"
+        return OverQuotaError(reason, f"over quota: quotas.{detail} of one host; {remedy}")

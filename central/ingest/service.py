@@ -22,7 +22,7 @@ from central.ingest.batches import Intake
 from central.ingest.handshake import Context, Handshake, RefusedError, someone
 from central.ingest.large_messages import LARGE, LargeMessages
 from central.ingest.log_limit import LogLimit
-from central.ingest.peers import Peer, Peers
+from central.ingest.peers import JOB_S, Peer, Peers
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import Journal
@@ -33,7 +33,7 @@ from whitepanda.common.tls import peer_certificate
 from whitepanda.v1 import agent_pb2
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
-_LOOKS = 10  # in `ingest.unread_s`, for hosts that do not read
+_CHECKS = 10  # in `ingest.unread_s`, for hosts that do not read
 _MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 64 bits
 
 
@@ -90,7 +90,7 @@ class Ingest:
     async def watch(self) -> None:
         """End the streams of hosts that do not read, until cancelled."""
         while True:
-            await asyncio.sleep(self._config.ingest.unread_s / _LOOKS)
+            await asyncio.sleep(self._config.ingest.unread_s / _CHECKS)
             self.drop_unread()
 
     def drop_unread(self) -> None:
@@ -108,8 +108,10 @@ class Ingest:
         self._open += is_counted
         try:
             if (refused := await self._refused(context, peer)) is not None:
-                await self._abort(context, *refused)
-        except grpc.aio.InternalError:  # the connection ended during a write; gRPC would log a traceback
+                async with asyncio.timeout(_DRAIN_S):
+                    await context.abort(*refused)
+        # The client has not read what was sent, or the connection ended during a write (gRPC would log a traceback).
+        except (TimeoutError, grpc.aio.InternalError):
             raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)
@@ -118,8 +120,7 @@ class Ingest:
     async def _refused(self, context: Context, peer: Peer) -> tuple[grpc.StatusCode, str] | None:
         """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
 
-        Only these: the exception's frames hold the stream's last message and the task that holds the exception, and
-        gRPC keeps them alive. Cycles are collected once an hour.
+        Not the exception: gRPC would keep alive its frames, with the stream's last message, in a cycle with the task.
         """
         try:
             await self._serve(context, peer)
@@ -132,7 +133,7 @@ class Ingest:
         await self._let_in(peer)
         async with peer.greets:
             hello = await self._handshake.read_hello(context, peer)
-        peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
+        peer.owe(JOB_S * (len(hello.jobs) + len(hello.held)))
         began_s = time.perf_counter()
         stream, record = self._handshake.admit(context, peer.names, hello)
         peer.owe_for(time.perf_counter() - began_s)
@@ -146,20 +147,19 @@ class Ingest:
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(flow, context))
-        receiver = asyncio.create_task(self._receive_within_quota(flow, context))
+        receiver = asyncio.create_task(self._receive(flow, context))
         try:
             await asyncio.wait((sender, receiver, flow.unread), return_when=asyncio.FIRST_COMPLETED)
             if flow.unread.done():
                 raise self._unread(stream)
             if receiver.done() and not sender.done():
                 if is_plain := receiver.exception() is None:
-                    # The agent has said its last word; it still gets its acknowledgements.
+                    # The agent sends nothing more; it still gets its acknowledgements.
                     await flow.idle.wait()
                 stream.close("ended by the agent" if is_plain else "refused")
                 # gRPC takes no status while a message is being written: the refused one would wait indefinitely.
-                await asyncio.wait(
-                    (sender, flow.unread), timeout=None if is_plain else _DRAIN_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                patience_s = None if is_plain else _DRAIN_S
+                await asyncio.wait((sender, flow.unread), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 if is_plain and flow.unread.done():
                     raise self._unread(stream)
             self._raise_end(stream, sender, receiver)
@@ -174,7 +174,7 @@ class Ingest:
         """Wait until the certificate's last opened stream may be read; raises RefusedError if it may not."""
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
-        allowed, code = self._config.ingest.max_streams, grpc.StatusCode.RESOURCE_EXHAUSTED
+        allowed = self._config.ingest.max_streams
         is_extra = peer.open > peer.allowed
         is_full = self._open > allowed
         if peer.may_wait:  # also to be refused: a client that opens streams without end waits for each
@@ -184,18 +184,10 @@ class Ingest:
             raise self._handshake.refuse_revoked(peer.names, peer.revoked)
         if is_extra:
             detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
-            raise self._handshake.refuse(code, "too_many_streams", detail, host=someone(peer.names))
+            raise self._handshake.refuse("too_many_streams", detail, host=someone(peer.names))
         if is_full:
             detail = f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
-            raise self._handshake.refuse(code, "max_streams", detail, host=someone(peer.names))
-
-    async def _abort(self, context: Context, code: grpc.StatusCode, detail: str) -> None:
-        """End a stream with a status; without one if the client has not read what was sent before."""
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                await context.abort(code, detail)
-        except TimeoutError:
-            raise asyncio.CancelledError from None
+            raise self._handshake.refuse("max_streams", detail, host=someone(peer.names))
 
     def _raise_end(self, stream: HostStream, sender: asyncio.Task[None], receiver: asyncio.Task[None]) -> None:
         """Raise what the stream ends with, unless that is a plain end."""
@@ -209,9 +201,9 @@ class Ingest:
     def _unread(self, stream: HostStream) -> RefusedError:
         allowed_s = self._config.ingest.unread_s
         detail = f"host {stream.host!r} has not read for {allowed_s:g} s (ingest.unread_s) what central says"
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        stream.close(detail, code)
-        return self._handshake.refuse(code, "unread", detail, host=stream.host)
+        refusal = self._handshake.refuse("unread", detail, host=stream.host)
+        stream.close(detail, refusal.code)
+        return refusal
 
     async def _send(self, flow: Flow, context: Context) -> None:
         """Write what is queued, until the stream is closed and everything is written."""
@@ -227,42 +219,38 @@ class Ingest:
             if is_last:
                 return
 
-    async def _receive_within_quota(self, flow: Flow, context: Context) -> None:
-        try:
-            await self._receive(flow, context)
-        except OverQuotaError as error:
-            await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise self._handshake.refuse(code, error.reason, str(error), host=flow.stream.host) from None
-
     async def _receive(self, flow: Flow, context: Context) -> None:
         peer = flow.peer
-        while True:
-            if peer.until_s:
-                await peer.wait()
-            if self.backpressure.is_full_for(flow):
-                await self.backpressure.wait(flow)
-            raw = await context.read()
-            if raw is grpc.aio.EOF:
-                return
-            if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
-                # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
-                raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
-            if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
-                self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
-                self._intake.take_quick(flow, flow.layout, sequence, raw)
-                continue
-            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
-            began_s = time.perf_counter()
-            if read is None:
-                read = self._take(flow, raw)
-            else:
-                self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
-                self._intake.take_read(flow, read, len(raw))
-            peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
+        try:
+            while True:
+                if peer.until_s:
+                    await peer.wait()
+                if self.backpressure.is_full_for(flow):
+                    await self.backpressure.wait(flow)
+                raw = await context.read()
+                if raw is grpc.aio.EOF:
+                    return
+                if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
+                    # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
+                    raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
+                if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
+                    self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
+                    self._intake.take_quick(flow, flow.layout, sequence, raw)
+                    continue
+                read = await self._read_large(flow, raw) if len(raw) > LARGE else None
+                began_s = time.perf_counter()
+                if read is None:
+                    read = self._take(flow, raw)
+                else:
+                    self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
+                    self._intake.take_read(flow, read, len(raw))
+                peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
+        except OverQuotaError as error:
+            await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
+            raise self._handshake.refuse(error.reason, str(error), host=flow.stream.host) from None
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
-        """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
+        """Return the batch of a large message; None if it is another message, with a bounded number of jobs."""
         self._handshake.check_size(raw, flow.stream.host)
         self.backpressure.begin(flow, len(raw))
         try:
@@ -271,7 +259,7 @@ class Ingest:
             self.backpressure.end(flow, len(raw))
 
     def _take(self, flow: Flow, raw: bytes) -> ReadBatch | None:
-        """Take a message that the loop itself reads; return it where it is a batch."""
+        """Take a message that the loop itself reads; return it if it is a batch."""
         message = self._handshake.parse(raw, flow.stream.host)
         body = message.WhichOneof("body")
         if body == "batch":
@@ -286,16 +274,14 @@ class Ingest:
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
             detail = "a second Hello on one stream; connect anew to change what it says"
-            raise self._handshake.refuse(
-                grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
-            )
+            raise self._handshake.refuse("second_hello", detail, host=flow.stream.host)
         # Anything else is a message of a newer protocol version that this one need not understand.
         return None
 
     def _charge(
         self, flow: Flow, rows: int, size: int, spool_id: str, sequence: int, tasks: Collection[tuple[str, str]] = ()
     ) -> None:
-        """Charge the host's quota for a batch; raises OverQuotaError where it is used up."""
+        """Charge the host's quota for a batch; raises OverQuotaError if it is used up."""
         stream = flow.stream
         if not stream.is_importer:
             flow.pace_ms = self.quotas.take(
@@ -309,12 +295,7 @@ class Ingest:
         self._registry.update(
             stream, jobs=filter(is_name, heartbeat.jobs), coefficient_version=heartbeat.coefficient_version or None
         )
-        flow.record = replace(
-            flow.record,
-            last_seen_unix_ns=self._clock(),
-            spooled_batches=stream.spooled_batches,
-            dropped_batches=stream.dropped_batches,
-            coefficient_version=stream.coefficient_version,
-            jobs=tuple(sorted(stream.jobs)),
-        )
+        said = {name: getattr(stream, name) for name in ("spooled_batches", "dropped_batches", "coefficient_version")}
+        jobs = tuple(sorted(stream.jobs))
+        flow.record = replace(flow.record, last_seen_unix_ns=self._clock(), jobs=jobs, **said)
         self._journal.note_host(flow.record)

@@ -21,8 +21,8 @@ from whitepanda.v1 import agent_pb2
 MAX_QUEUED_MESSAGES = 64
 MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
 _ACK_WAITS_S = 0.02  # for other batches of the stream
-_MANY = 8  # batches of one stream under way, from which on its acknowledgements wait longer
-_LATE_S, _CHECK_S = 0.3, 0.1  # those that none follows leave after so long, and are checked so often
+_MANY = 8  # with this many batches of one stream under way its acknowledgements wait longer
+_LATE_S, _CHECK_S = 0.3, 0.1  # acknowledgements that none follows leave after this time, and are checked this often
 _MANY_ACKS_WAIT_S = 0.2  # two or three commits of an overloaded central
 
 
@@ -57,7 +57,7 @@ class HostStream:
     """One agent's open stream. `jobs` and `coefficient_version` are what the agent last sent.
 
     `held_tags` are the tags, by job, of the rows that it held when it connected. `late` wakes it for acknowledgements
-    that none follows; `clock_s` measures how long they wait.
+    that none follows; `clock_s` measures their wait.
     """
 
     host: str
@@ -85,7 +85,7 @@ class HostStream:
     _acks_since_s: float = math.inf  # since when the oldest acknowledgement waits; inf: none does
 
     def send(self, message: agent_pb2.CentralMessage) -> bool:
-        """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
+        """Queue a message. False if the stream is closed or the host has not read the last ones: try again later."""
         size = message.ByteSize()
         is_full = self._messages and self._queued_bytes + size > MAX_QUEUED_BYTES
         if self.closed or is_full or len(self._messages) >= MAX_QUEUED_MESSAGES:
@@ -107,10 +107,9 @@ class HostStream:
     ) -> None:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
-        Sequence 0 is not a batch's number: it is reported as rejected but not put into the ranges. While other batches
-        of the stream are `under_way` to the disk it waits 0.02 s (0.2 s if they are many) and leaves with their next: a
-        message of its own costs more than all else that is done for a batch. If none follows it leaves after 0.4 s at
-        most.
+        Sequence 0, of a batch without a number, is only reported as rejected. While other batches of the stream are
+        `under_way` to the disk it waits 0.02 s (0.2 s if they are many) for theirs, and 0.4 s at most if none follows:
+        a separate message costs more than everything else that is done for a batch.
         """
         if self.closed:
             return
@@ -142,7 +141,7 @@ class HostStream:
         return math.isinf(self._acks_since_s)
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
-        """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
+        """Have the stream end with this reason, after the queued messages; nothing more can be queued."""
         if not self.closed:
             self.closed = True
             self.close_reason = reason
@@ -157,20 +156,16 @@ class HostStream:
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
-        self._acks_since_s = math.inf
-        messages = []
+        messages, self._acks_since_s = [], math.inf
         self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}
         for spool_id, pending in acks.items():
-            ack = agent_pb2.Ack(spool_id=spool_id)
+            ack = agent_pb2.Ack(spool_id=spool_id, accepted_rows=pending.accepted_rows)
             for first, last in merged(pending.sequences):
                 ack.ranges.add(first=first, last=last)
-            ack.accepted_rows = pending.accepted_rows
             if pending.rejected_rows:
-                ack.rejected_rows.extend(
-                    agent_pb2.RejectedRows(reason=reason, count=count)
-                    for reason, count in sorted(pending.rejected_rows.items())
-                )
+                for reason, count in sorted(pending.rejected_rows.items()):
+                    ack.rejected_rows.add(reason=reason, count=count)
             if pending.rejected_batches:
                 ack.rejected_batches.extend(pending.rejected_batches)
             messages.append(agent_pb2.CentralMessage(ack=ack))
@@ -182,9 +177,9 @@ class HostStream:
 class StreamRegistry:
     """All open streams, one per host.
 
-    Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or
-    coefficient version changed; never with one that left. Their exceptions propagate. `ended` and `refused` count since
-    the start: streams that ended, and streams and TLS handshakes that were refused, by reason.
+    Callables in `on_change` are called, on the loop, with an open stream that has just connected, or whose jobs or
+    coefficient version changed. Their exceptions propagate. `ended` and `refused` count since the start: streams that
+    ended, and streams and TLS handshakes that were refused, by reason.
     """
 
     def __init__(self) -> None:
@@ -203,7 +198,7 @@ class StreamRegistry:
         return list(self._streams.values())
 
     def get(self, host: str) -> HostStream | None:
-        """Return the host's stream, or None where it is not connected."""
+        """Return the host's stream, or None if it is not connected."""
         return self._streams.get(host)
 
     def add(self, stream: HostStream) -> HostStream | None:
@@ -233,7 +228,7 @@ class StreamRegistry:
     def update(
         self, stream: HostStream, *, jobs: Iterable[str] | None = None, coefficient_version: int | None = None
     ) -> None:
-        """Note what the agent sent; `on_change` is called where it differs from before."""
+        """Note what the agent sent; `on_change` is called if it differs from before."""
         before = (stream.jobs, stream.coefficient_version)
         if jobs is not None:
             stream.jobs = frozenset(jobs)

@@ -1,7 +1,7 @@
 """Clients whose certificate is refused: gRPC ends such a handshake in its C core, which only logs to standard error.
 
-So central reads the core's lines there: of each refused handshake they give the reason, though not the client. They are
-recognised by their form and go no further; everything else is passed on to the original standard error.
+So central reads the core's lines there, which give the reason of each refused handshake, though not the client. They
+are recognised by their form and dropped; everything else is passed on to the original standard error.
 """
 
 import os
@@ -31,7 +31,7 @@ REASONS = (
 
 
 def reason_of(why: str) -> tuple[str, str]:
-    """Return the reason's name and the remedy for what gRPC's core says of a handshake."""
+    """Return the reason's name and the remedy for the core's text on a handshake."""
     return next((name, remedy) for name, text, remedy in REASONS if text in why)
 
 
@@ -63,9 +63,9 @@ class Refusals:
 
 @contextmanager
 def reading_standard_error(on_refusal: Callable[[str], None]) -> Iterator[None]:
-    """Read this process's standard error meanwhile; `on_refusal` is called in a thread with what the core says.
+    """Read this process's standard error meanwhile; `on_refusal` is called in a thread with the core's text.
 
-    Python's own sys.stderr bypasses it, straight to the original.
+    Python's own sys.stderr goes straight to the original.
     """
     sys.stderr.flush()
     outside = os.dup(2)

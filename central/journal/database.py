@@ -5,7 +5,7 @@ import fcntl
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,14 +31,14 @@ CREATE TABLE hosts (
     clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
--- The batches of a commit side by side in one row: a row each costs a turn of Python's lock per row and half a page.
+-- All batches of a commit in one row: a row each costs a turn of Python's lock and half a page.
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: segments are named after it
     batches INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
     contents BLOB NOT NULL,  -- MessagePack: of each batch (host, platform, spool_id, sequence, rows, kept, bytes)
     payload BLOB NOT NULL    -- the agents' CpiBatches as they came, one after the other
 );
--- What changes with every batch of a host, in rows of its own, many to a page.
+-- What changes with every batch of a host: short rows, many to a page.
 CREATE TABLE seen (
     host TEXT PRIMARY KEY, accepted_rows INTEGER NOT NULL, last_seen_unix_ns INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -57,8 +57,8 @@ CREATE TABLE triggers (
     machine TEXT NOT NULL, unix_ns INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's Trigger as it came
 );
--- When a batch of a spool came last, so that `received` can forget it. Of importers, whose rows may be of any age, the
--- day never comes.
+-- When the last batch of a spool came, so that `received` can forget it; for importers, whose rows may have any age,
+-- a day that never comes.
 CREATE TABLE spools (
     host TEXT NOT NULL, spool_id TEXT NOT NULL, last_day INTEGER NOT NULL, PRIMARY KEY (host, spool_id)
 ) WITHOUT ROWID;
@@ -74,39 +74,36 @@ CREATE TABLE set_aside (
 
 PAGE_BYTES = 16384  # of new journals
 _BUSY_TIMEOUT_S = 10.0
-_LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
-_LOG_PAGES = 256  # a commit that finds so many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
+_LOG_BYTES = 64 << 20  # kept of the log's file if there is no reserve
+_LOG_PAGES = 256  # a commit that finds this many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
 _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
 
 
 def hold(folder: Path) -> IO[str]:
-    """Lock the folder's journal for this process, and return the locked file; UnavailableError where that cannot be."""
+    """Lock the folder's journal for this process, and return the locked file; UnavailableError if that fails."""
     path = folder / "journal.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = path.open("a+")
     except OSError as error:
-        raise UnavailableError(
-            f"central.state_dir {folder} is not writable: {error.strerror}; create it for the user that central runs as"
-        ) from error
+        remedy = "create it for the user that central runs as"
+        raise UnavailableError(f"central.state_dir {folder} is not writable: {error.strerror}; {remedy}") from error
     until = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if time.monotonic() < until:
-                time.sleep(0.02)
-                continue
-            file.close()
-            raise UnavailableError(
-                f"another central holds the journal in {folder} ({path} is locked); stop it, or set "
-                "another central.state_dir"
-            ) from error
-        return file
+            if time.monotonic() >= until:
+                file.close()
+                problem = f"another central holds the journal in {folder} ({path} is locked)"
+                raise UnavailableError(f"{problem}; stop it, or set another central.state_dir") from error
+            time.sleep(0.02)
+        else:
+            return file
 
 
 def open_database(path: Path, reserve_bytes: int) -> sqlite3.Connection:
-    """Open or make the journal's file, and check it; sqlite3.Error where it is damaged or cannot be read or written."""
+    """Open or make the journal's file, and check it; sqlite3.Error if it is damaged or cannot be read or written."""
     is_new = not path.exists()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S)
     set_pragmas(connection)
@@ -126,7 +123,7 @@ def open_database(path: Path, reserve_bytes: int) -> sqlite3.Connection:
 
 def set_pragmas(connection: sqlite3.Connection) -> None:
     """Set how the file is laid out and made durable."""
-    # Packs are some 100 KB: with larger pages there are fewer to be summed, written and moved. Of new journals.
+    # For new journals. Packs are some 100 KB: with larger pages there are fewer to sum, write and move.
     connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # the file can be made shorter
     # Debian's SQLite overwrites what is deleted: that would take as much room in the log as the rows had.
@@ -137,37 +134,24 @@ def set_pragmas(connection: sqlite3.Connection) -> None:
 
 
 def journal_id(connection: sqlite3.Connection, path: Path) -> str:
-    """Return the journal's incarnation, named now if new; UnavailableError where another version of central made it."""
+    """Return the journal's incarnation, named now if new; UnavailableError if another version of central made it."""
     meta = dict(connection.execute("SELECT key, value FROM meta"))
     if not meta:
         meta = {"schema": _SCHEMA_VERSION, "journal": secrets.token_hex(4)}
         transaction(connection, lambda _: connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items()))
     if meta.get("schema") != _SCHEMA_VERSION:
-        raise UnavailableError(
-            f"journal {path} has schema {meta.get('schema')}, this central knows {_SCHEMA_VERSION}: "
-            "run the version of whitepanda that made it"
-        )
+        problem = f"journal {path} has schema {meta.get('schema')}, this central knows {_SCHEMA_VERSION}"
+        raise UnavailableError(f"{problem}: run the version of whitepanda that made it")
     return str(meta["journal"])
 
 
 def transaction(connection: sqlite3.Connection, run: Callable[[sqlite3.Connection], Any]) -> Any:
     """Return what `run` returns, once that is committed; on an error nothing of it stays."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
-        result = run(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return result
+    with connection:  # commits, or rolls back
+        return run(connection)
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a read-only connection of the caller's own, in any thread or process."""
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-    try:
-        yield connection
-    finally:
-        connection.close()
+def reading(path: Path) -> contextlib.closing[sqlite3.Connection]:
+    """Return a new read-only connection, for any thread or process; leaving its block closes it."""
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S))

@@ -16,7 +16,7 @@ from central.own_threads import in_own_thread
 from whitepanda.common import log
 
 _POLL_S = 0.25  # how often the loop checks how much there is
-_TRIES = 3  # of a batch by itself, before it is set aside
+_TRIES = 3  # of a single batch, before it is set aside
 
 
 class Roller:
@@ -38,7 +38,7 @@ class Roller:
         self._log = log.get("rolls")
 
     async def run(self) -> None:
-        """Roll indefinitely: what an earlier process left unfinished at once, then by interval or number of rows."""
+        """Roll indefinitely: first what an earlier process left unfinished, then by interval or number of rows."""
         self._lake.remove_unfinished(self._journal.origin)
         due = time.monotonic()
         while True:
@@ -55,8 +55,8 @@ class Roller:
 
         Raises:
             OSError: the lake cannot be written. The rows stay in the journal; the next roll is the same one again.
-            sqlite3.OperationalError: the journal cannot be read or written; else as above.
-            RollFaultError: the same, but the next one is careful; a batch that fails alone three times is set aside.
+            sqlite3.OperationalError: the journal cannot be read or written; otherwise as above.
+            RollFaultError: as above, but the next roll is careful; a batch that fails alone three times is set aside.
         """
         total = 0
         while (roll := await self._journal.begin_roll(self._config.roll_rows)) is not None:
@@ -81,7 +81,7 @@ class Roller:
         self._suspects.update(one.pack for one in unfit)
         unfit = [one for one in unfit if one.place != WHOLE_PACK]
         self._faults.update((one.pack, one.place) for one in unfit)
-        # From the back: each moves those of its pack that come after it.
+        # The last first: each moves the later ones of its pack.
         gone = [one for one in sorted(unfit, reverse=True) if self._faults[one.pack, one.place] >= _TRIES]
         for one in gone:
             batch, rows = await self._journal.set_aside(one.pack, one.place, one.what)
@@ -113,5 +113,5 @@ class Roller:
         }
         path = self._journal.path
         if self._worker is not None:
-            return self._worker.write(path, roll, provenance, careful=self._is_careful, suspects=self._suspects)
+            return self._worker.write(path, roll, provenance, self._suspects if self._is_careful else None)
         return write_roll(self._lake, path, roll, provenance)

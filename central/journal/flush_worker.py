@@ -1,14 +1,12 @@
-"""Segments are written in a process of their own: in central's it would hold up the loop that acknowledges.
+"""Segments are written in a separate process: in central's it would hold up the loop that acknowledges.
 
 Central starts it at the first roll and hands it one roll at a time, a line of JSON each way. The process only reads the
-journal and writes to the lake; what begins and finishes a roll stays with the journal's writer, so the process may be
-killed at any point like central itself.
+journal and writes to the lake; the journal's writer begins and finishes rolls, so the process may be killed at any
+point. Its memory is bounded, and a roll is read in pieces. If it fails because of its rows, or dies, the next attempt
+is careful: it first tries the batches, reporting which, and takes small pieces.
 
-Its memory is bounded, and a roll is read piece by piece. Where it fails because of its rows, or dies, it is asked to be
-careful: it then tries the batches first, reporting which, and takes small pieces.
-
-Two processes must never write the same segment. So it dies with central, and until it is dead it holds the journal's
-lock, which it inherits: the next central does not begin before.
+Two processes must never write the same segment. So it dies with central, and until then it holds the journal's lock,
+which it inherits: the next central does not begin before.
 """
 
 import json
@@ -19,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator
+from dataclasses import astuple
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -36,19 +35,18 @@ _NICE = 5  # relative to central: rolls have to keep up with it, but agents wait
 _PIECE_ROWS = 50_000  # in memory at a time, and so the most rows of a segment's row group
 _PIECE_BYTES = 16 << 20  # of batches in memory at a time
 _TEXT_BYTES = 96 << 20  # of rows' texts at a time
-_CAREFUL = 16  # times less of each
+_CAREFUL = 16  # times less of each, in a careful attempt
 _MEMORY_BYTES = 1 << 30  # of the process
-_SPARED = 4  # this part of it is not for a batch by itself: writing it beside others takes more
+_SPARED = 4  # this part of it is not for a single batch: writing it together with others takes more
 _SPACE_BYTES = 32 << 20  # with less free memory than this it is not the batch's fault that it cannot be written
 _WHY = 300  # characters
 
-
-#: In place of a batch's: it is not known which one of the pack it is.
+#: In place of a batch's: it is not known which batch of the pack it is.
 WHOLE_PACK = -1
 
 
 class Unfit(NamedTuple):
-    """A batch that could not be written, by its pack in the journal and its place in it; or `WHOLE_PACK`."""
+    """A batch that could not be written: its pack in the journal and its place in it, or `WHOLE_PACK`."""
 
     pack: int
     place: int
@@ -56,7 +54,7 @@ class Unfit(NamedTuple):
 
 
 class RollFaultError(OSError):
-    """A roll failed: memory was short, or the process died of its rows. `unfit`: the batches at fault, where known."""
+    """A roll failed: memory was short, or the process died of its rows. `unfit`: the batches at fault, if known."""
 
     def __init__(self, text: str, unfit: list[Unfit] | None = None) -> None:
         super().__init__(text)
@@ -78,7 +76,7 @@ def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str]
 
 
 def _find_unfit(journal: Path, roll: Roll, suspects: Collection[int]) -> list[Unfit]:
-    """Try the packs of a roll, and each batch by itself of those that fail and of `suspects`; report each attempt."""
+    """Try the packs of a roll, and each single batch of those that fail and of `suspects`; report each attempt."""
     unfit = []
     for pack, found in groupby(read_batches(journal, roll), itemgetter(0)):
         batches = [batch for _, _, batch, _ in found]
@@ -94,7 +92,7 @@ def _find_unfit(journal: Path, roll: Roll, suspects: Collection[int]) -> list[Un
 
 
 def _fault_of(batches: list[StoredBatch], at: Unfit) -> str:
-    """Return why batches cannot be written; "" where they can. Raises an OSError: that is the machine's."""
+    """Return why batches cannot be written; "" if they can. OSError: it is the machine's fault."""
     _say({"at": at})
     try:
         for table in samples_tables(batches, _TEXT_BYTES // _CAREFUL):
@@ -110,7 +108,6 @@ def _fault_of(batches: list[StoredBatch], at: Unfit) -> str:
 
 
 def _words(error: Exception) -> str:
-    """Return an error's kind and text in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_WHY]
 
 
@@ -138,17 +135,11 @@ class RollWorker:
         )
 
     def write(
-        self,
-        journal: Path,
-        roll: Roll,
-        provenance: dict[str, str],
-        *,
-        careful: bool = False,
-        suspects: Collection[int] = (),
+        self, journal: Path, roll: Roll, provenance: dict[str, str], suspects: Collection[int] | None = None
     ) -> int:
-        """Do as `write_roll` does, in the process. For any thread, after `start`.
+        """Do as `write_roll` does, in the process; carefully if there are `suspects`. For any thread, after `start`.
 
-        With `careful` each batch of packs in `suspects` is tried by itself.
+        Each single batch of the packs in `suspects`, which may be empty, is tried first.
 
         Raises:
             OSError: as `write_roll`, or the process does not run.
@@ -158,13 +149,8 @@ class RollWorker:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise OSError("the process that writes segments does not run")
-        order = {
-            "journal": str(journal),
-            "roll": [roll.stem, roll.first, roll.last],
-            "provenance": provenance,
-            "careful": careful,
-            "suspects": list(suspects),
-        }
+        order: dict[str, Any] = {"journal": str(journal), "roll": astuple(roll), "provenance": provenance}
+        order["suspects"] = None if suspects is None else list(suspects)
         with self._busy:
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
@@ -172,10 +158,10 @@ class RollWorker:
             answer: dict[str, Any] = {}
             while not answer and (line := process.stdout.readline()):
                 said = json.loads(line)
-                if "at" not in said:
-                    answer = said
-                else:
+                if "at" in said:
                     at = Unfit(*said["at"]) if said["at"] else None
+                else:
+                    answer = said
         if not answer:
             died = f"the process that writes segments ended with status {process.wait()}"
             unfit = [at._replace(what=f"{at.what}: {died}")] if at else []
@@ -189,7 +175,7 @@ class RollWorker:
         raise (OSError if answer["kind"] == "lake" else sqlite3.OperationalError)(answer["error"])
 
     def close(self) -> None:
-        """End it at once: its roll will be repeated."""
+        """End it immediately: its roll will be repeated."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -210,10 +196,8 @@ def main() -> None:
         try:
             lake = lake or Lake(sys.argv[2], copies=Path(sys.argv[3]))
             answer = _answer(lake, order)
-        except OSError as error:
-            answer = {"kind": "lake", "error": str(error)}
-        except sqlite3.OperationalError as error:
-            answer = {"kind": "journal", "error": str(error)}
+        except (OSError, sqlite3.OperationalError) as error:
+            answer = {"kind": "lake" if isinstance(error, OSError) else "journal", "error": str(error)}
         except Exception as error:  # noqa: BLE001 - central logs it, once
             answer = {"kind": "fault", "error": _words(error), "unfit": []}
         _say(answer)
@@ -221,7 +205,8 @@ def main() -> None:
 
 def _answer(lake: Lake, order: dict[str, Any]) -> dict[str, Any]:
     journal, roll = Path(order["journal"]), Roll(*order["roll"])
-    if order["careful"]:
+    careful = order["suspects"] is not None
+    if careful:
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (soft - soft // _SPARED, hard))
         try:
@@ -230,7 +215,7 @@ def _answer(lake: Lake, order: dict[str, Any]) -> dict[str, Any]:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         if unfit:
             return {"kind": "fault", "error": unfit[0].what, "unfit": unfit}
-    return {"rows": write_roll(lake, journal, roll, order["provenance"], careful=order["careful"])}
+    return {"rows": write_roll(lake, journal, roll, order["provenance"], careful=careful)}
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ class AckTimes:
         self.sum_s = 0.0
 
     def take(self, received_unix_ns: Sequence[int], now_unix_ns: int) -> None:
-        """Count batches that are acknowledged now; where the clock was set back meanwhile, as 0 s."""
+        """Count batches that are acknowledged now; as 0 s if the clock was set back meanwhile."""
         ages_ns = np.maximum(now_unix_ns - np.array(received_unix_ns, dtype=np.int64), 0)
         buckets = np.searchsorted(_BOUNDS_NS, ages_ns)
         for bucket, count in enumerate(np.bincount(buckets, minlength=len(self.counts)).tolist()):

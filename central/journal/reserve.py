@@ -1,24 +1,24 @@
 """The journal's reserve: disk space that is held while all is well, so that a full disk can be drained.
 
-A roll is noted in the journal before and after its files are written, and its rows are deleted, which takes space. On a
-full disk the reserve is drawn for that. Batches wait until it is held again: else they would fill it.
-
-The file's size is the state, also for the next process: an empty file means that the reserve is drawn.
+To note a roll in the journal and to delete its rows takes space. On a full disk the reserve is drawn for that, and
+batches wait until it is held again: else they would fill it. The file's size is the state, also for the next process:
+an empty file means that the reserve is drawn.
 """
 
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
 from central.journal.database import PAGE_BYTES, transaction
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it
+_PARTS, _LEAST_PARTS = 16, 11  # if there is no room for all of it, this many parts are held
 _MESSAGES = 8  # of the largest size fit: the journal keeps its log below half of the reserve
 _FREE_PAGES = "PRAGMA freelist_count"
-_DISK_SHARE = 10  # the reserve is at most the tenth part of the disk
+_DISK_SHARE = 10  # the reserve is at most a tenth of the disk
 
 
 class Reserve:
@@ -42,7 +42,7 @@ class Reserve:
 
     @property
     def is_held(self) -> bool:
-        """Whether there is anything that could be drawn."""
+        """Whether it can be drawn."""
         return self._held > 0
 
     @property
@@ -51,8 +51,8 @@ class Reserve:
         return self._held == 0
 
     def prepare(self) -> None:
-        """Draw it where the disk is almost full: opening the journal needs some space, too."""
-        # A smaller one of another setting may be all that there is room for: it is not given up for a larger one.
+        """Draw it if the disk is almost full: opening the journal needs some space, too."""
+        # A smaller one, of another setting, is not given up for a larger one that may not fit.
         if self.is_held and free_bytes(self._path.parent) < min(self.size_bytes, self._held) // 4:
             self.draw()
 
@@ -69,20 +69,18 @@ class Reserve:
         return True
 
     def take(self) -> bool:
-        """Hold it again, most of it at least. Returns whether it is held, or none is wanted."""
+        """Hold it again, or most of it. Returns whether it is held, or none is wanted."""
         if self._held >= self.size_bytes or not self.size_bytes:
             return True
         for part in range(_PARTS, _LEAST_PARTS - 1, -1):
             wanted = self.size_bytes * part // _PARTS
-            if wanted <= self._held:
-                break
-            if self._allocate(wanted):
-                self._held = wanted
+            if wanted <= self._held or self._allocate(wanted):
+                self._held = max(self._held, wanted)
                 break
         return self.is_held
 
     def shrink(self, connection: sqlite3.Connection) -> bool:
-        """Where the disk has little room, have the journal give back free pages. True: to be called again."""
+        """If the disk has little room, have the journal give back free pages. True: call again."""
         free_pages = connection.execute(_FREE_PAGES).fetchone()[0]
         if not free_pages or free_bytes(self._path.parent) >= 2 * self.size_bytes:
             return False
@@ -92,7 +90,7 @@ class Reserve:
         return bool(connection.execute(_FREE_PAGES).fetchone()[0] < free_pages)
 
     def give_up(self) -> None:
-        """Delete it: there is none then."""
+        """Delete it."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
         self._held = -1
@@ -121,26 +119,22 @@ def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
     if not mib:
         return 0
     wanted = max(mib << 20, _MESSAGES * max_message_bytes)
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return wanted
-    return min(wanted, disk.f_blocks * disk.f_frsize // _DISK_SHARE or wanted)
+    with contextlib.suppress(OSError):
+        return min(wanted, shutil.disk_usage(folder).total // _DISK_SHARE or wanted)
+    return wanted
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the space that is left on a folder's disk for users other than root; 0 where that is not known."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return 0
-    return disk.f_bavail * disk.f_frsize
+    """Return the space that is left on a folder's disk for users other than root; 0 if unknown."""
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return 0
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
     """Return whether an error means that the disk of a folder is full, or a quota used up.
 
-    SQLite has a code of its own only for a full disk, and none where it cannot enlarge its shared memory.
+    SQLite has a code for a full disk only, not for shared memory that it cannot enlarge.
     """
     if isinstance(error, OSError):
         return error.errno in _FULL

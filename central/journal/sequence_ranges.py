@@ -1,12 +1,12 @@
 """Sets of sequence numbers as merged ranges: they stay compact, as a spool numbers its batches almost without gaps."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class RangeChange(NamedTuple):
-    """How adding one number changed the ranges: `first..last` is there now, ranges that start at `removed` are not."""
+    """How adding one number changed the ranges: `first..last` is new, ranges that start at `removed` are gone."""
 
     first: int
     last: int
@@ -16,7 +16,7 @@ class RangeChange(NamedTuple):
 class SequenceRanges:
     """A set of integers as disjoint ranges, both ends included, that never touch.
 
-    `last_day` is the day of the spool's last batch, since 1970; -1 where that is unknown.
+    `last_day` is the day of the spool's last batch, since 1970; -1 if unknown.
     """
 
     __slots__ = ("_firsts", "_lasts", "last_day")
@@ -34,36 +34,21 @@ class SequenceRanges:
                 self._firsts.append(first)
                 self._lasts.append(last)
 
-    def __contains__(self, number: int) -> bool:
-        at = bisect_right(self._firsts, number) - 1
-        return at >= 0 and number <= self._lasts[at]
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self._firsts, self._lasts, strict=True))
-
-    def __len__(self) -> int:
-        return len(self._firsts)
-
     def add(self, number: int) -> RangeChange | None:
-        """Add one number. None where it was there already."""
-        at = bisect_right(self._firsts, number) - 1
-        if at >= 0 and number <= self._lasts[at]:
+        """Add one number; None if it is known already."""
+        after = bisect_right(self._firsts, number)  # the place of the next range
+        if after and number <= self._lasts[after - 1]:
             return None
-        joins_before = at >= 0 and self._lasts[at] == number - 1
-        joins_after = at + 1 < len(self._firsts) and self._firsts[at + 1] == number + 1
-        if joins_before and joins_after:
-            removed = self._firsts.pop(at + 1)
-            del self._lasts[at]
-            return RangeChange(self._firsts[at], self._lasts[at], (removed,))
-        if joins_before:
-            self._lasts[at] = number
-            return RangeChange(self._firsts[at], number)
-        if joins_after:
-            self._firsts[at + 1] = number
-            return RangeChange(number, self._lasts[at + 1], (number + 1,))
-        self._firsts.insert(at + 1, number)
-        self._lasts.insert(at + 1, number)
-        return RangeChange(number, number)
+        last = number
+        removed: tuple[int, ...] = ()
+        if after < len(self._firsts) and self._firsts[after] == number + 1:
+            removed, last = (self._firsts.pop(after),), self._lasts.pop(after)
+        if after and self._lasts[after - 1] == number - 1:
+            self._lasts[after - 1] = last
+            return RangeChange(self._firsts[after - 1], last, removed)
+        self._firsts.insert(after, number)
+        self._lasts.insert(after, last)
+        return RangeChange(number, last, removed)
 
 
 def merged(numbers: Iterable[int]) -> list[tuple[int, int]]:

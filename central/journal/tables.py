@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,13 @@ from central.validation.events import EventRow
 from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 
-#: Why such a batch is counted as refused.
-_SET_ASIDE = "set_aside"
-
-HOST_COLUMNS = (
-    "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, spooled_batches, "
-    "dropped_batches, coefficient_version, clock_offset_ns, jobs"
-)
-
-#: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows.
+#: In place of the stem of a roll whose files are on disk: only its rows are left to be deleted.
 _WRITTEN = ""
 FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
 FORGOTTEN_RANGES = 1000  # the same
-_ROLL_BYTES = 64 << 20  # a roll may have so many, and more where it may have very many rows
+_ROLL_BYTES = 64 << 20  # of a roll, or more if it may have very many rows
 _ROLL_ROW_BYTES = 512  # for each of them: about twice what a row has
-_PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
+_PACK_BYTES = 4 << 20  # only the last batch of a pack may exceed this
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
 
@@ -80,9 +72,8 @@ class JournalStats:
 
     def count(self, group: "Group") -> None:
         """Add what a transaction has committed."""
-        self.accepted_batches += group.counters["accepted_batches"]
-        self.accepted_rows += group.counters["accepted_rows"]
-        self.duplicate_batches += group.counters["duplicate_batches"]
+        for name, count in group.counters.items():  # accepted_batches, accepted_rows, duplicate_batches
+            setattr(self, name, getattr(self, name) + count)
         self.accepted_events += len(group.events)
         self.journal_batches += len(group.new)
         self.journal_rows += sum(item.accepted_rows for item in group.new)
@@ -90,11 +81,11 @@ class JournalStats:
             self.rejected(kind)[reason] += count
 
 
-@dataclass(slots=True)  # not frozen: setting so many fields would take twice as long
+@dataclass(slots=True)  # not frozen: setting this many fields would take twice as long
 class Submission:
     """A checked batch, or one refused for good (`refused` is the reason), on its way into the journal.
 
-    `done` is called on the loop once it is on disk; True where the batch was new, False where it was a duplicate.
+    `done` is called on the loop once it is on disk, with True for a new batch and False for a duplicate.
     """
 
     host: str
@@ -105,19 +96,19 @@ class Submission:
     payload: bytes
     rows: int
     accepted_rows: int
-    rejected_rows: dict[str, int]
+    rejected_rows: dict[str, int] | None
     kept: bytes | None
     done: Callable[[bool], None]
     refused: str = ""
     events: tuple[EventRow, ...] = ()
-    rejected_events: dict[str, int] = field(default_factory=dict)
+    rejected_events: dict[str, int] | None = None
     triggers: tuple[TriggerRow, ...] = ()
     is_importer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Packs `first..last` of the journal, on their way into the lake's files named `stem`."""
+    """Packs `first..last` of the journal, to be written into the lake's files named `stem`."""
 
     stem: str
     first: int
@@ -146,87 +137,72 @@ class Group:
     rejections: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (host, kind, reason)
     upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
     deletes: set[tuple[str, str, int]] = field(default_factory=set)
-    last_days: dict[tuple[str, str], int] = field(default_factory=dict)  # by (host, spool_id), where it is a new one
+    last_days: dict[tuple[str, str], int] = field(default_factory=dict)  # by (host, spool_id), if it is new
     counters: Counter[str] = field(default_factory=Counter)
     counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
 
-def write_group(
-    connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int = 5_000
-) -> None:
+_EVENT, _TRIGGER = (", ".join(each.name for each in fields(kind)) for kind in (EventRow, TriggerRow))
+#: The columns of `hosts`, in their order.
+_HOST = [each.name for each in fields(HostRecord) if each.name != "accepted_rows"]
+#: What a row changes in the row with the same key, by table.
+_UPSERTS = {
+    "received": "last = excluded.last",
+    "spools": "last_day = max(last_day, excluded.last_day)",
+    "rejections": "count = count + excluded.count",
+    "counters": "value = value + excluded.value",
+    "hosts": ", ".join(f"{name} = excluded.{name}" for name in _HOST[1:]),
+    "seen": "accepted_rows = accepted_rows + excluded.accepted_rows, last_seen_unix_ns = excluded.last_seen_unix_ns",
+}
+
+
+def write_group(connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int) -> None:
     """Write what a group changes, within the transaction that the caller began.
 
-    Of events the last `max_events` are kept (with about a hundredth more until the next check), and of them
-    `max_events_per_host` of each host.
+    The last `max_events` events are kept (about a hundredth more until the next check), `max_events_per_host` of each
+    host.
     """
     if group.events:
-        connection.executemany(
-            "INSERT INTO events (host, received_unix_ns, unix_ns, vm, name, behaviour, before, payload)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [astuple(event) for event in group.events],
-        )
+        _insert(connection, f"events ({_EVENT})", [astuple(event) for event in group.events])
         _forget_events(connection, group, max_events, max_events_per_host)
-    _write_triggers(connection, group, max_events)
-    _insert_many(connection, "packs (batches, accepted_rows, contents, payload)", 4, _packs(group.new))
+    if group.triggers:
+        _insert(connection, f"triggers ({_TRIGGER})", [astuple(trigger) for trigger in group.triggers])
+        # Until incident history has them. If it is away for long, the oldest are dropped, counted.
+        dropped = "DELETE FROM triggers WHERE id <= (SELECT max(id) FROM triggers) - ?"
+        if gone := connection.execute(dropped, (max_events,)).rowcount:
+            group.rejections["", "event", "trigger_backlog_full"] += gone
+    _insert(connection, "packs (batches, accepted_rows, contents, payload)", _packs(group.new))
     connection.executemany("DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes)
-    upserts = [(*key, last) for key, last in group.upserts.items()]
-    _insert_many(connection, "received", 4, upserts, "UPDATE SET last = excluded.last")
-    days = [(*key, day) for key, day in group.last_days.items()]
-    _insert_many(connection, "spools", 3, days, "UPDATE SET last_day = max(last_day, excluded.last_day)")
-    counts = [(*key, count) for key, count in group.rejections.items()]
-    _insert_many(connection, "rejections", 4, counts, "UPDATE SET count = count + excluded.count")
-    counters = list(group.counters.items())
-    _insert_many(connection, "counters", 2, counters, "UPDATE SET value = value + excluded.value")
-    hosts = [_host_values(record) for record in group.hosts.values()]
-    settings = ", ".join(f"{name} = excluded.{name}" for name in HOST_COLUMNS.split(", ")[1:])
-    _insert_many(connection, f"hosts ({HOST_COLUMNS})", 11, hosts, f"UPDATE SET {settings}")
-    seen = [(host, rows, seen) for host, (rows, seen) in group.seen.items()]
-    change = "accepted_rows = accepted_rows + excluded.accepted_rows, last_seen_unix_ns = excluded.last_seen_unix_ns"
-    _insert_many(connection, "seen", 3, seen, f"UPDATE SET {change}")
+    _insert(connection, "received", [(*key, last) for key, last in group.upserts.items()])
+    _insert(connection, "spools", [(*key, day) for key, day in group.last_days.items()])
+    _insert(connection, "rejections", [(*key, count) for key, count in group.rejections.items()])
+    _insert(connection, "counters", list(group.counters.items()))
+    _insert(connection, "hosts", [_host_values(record) for record in group.hosts.values()])
+    _insert(connection, "seen", [(host, *values) for host, values in group.seen.items()])
 
 
 def _forget_events(connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int) -> None:
     """Delete the oldest events: of hosts that have too many, counted, then of all."""
+    oldest = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE host = ? ORDER BY id LIMIT ?)"
     for host in {event.host for event in group.events}:
         count = connection.execute("SELECT count(*) FROM events WHERE host = ?", (host,)).fetchone()[0]
-        if count > max_events_per_host:
-            connection.execute(
-                "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE host = ? ORDER BY id LIMIT ?)",
-                (host, count - max_events_per_host),
-            )
-            group.rejections[host, "event", "over_quota_events"] += count - max_events_per_host
-    # Not by id: a host whose own oldest went would still use up the ids. To count takes a millisecond, so seldom.
+        if (excess := count - max_events_per_host) > 0:
+            connection.execute(oldest, (host, excess))
+            group.rejections[host, "event", "over_quota_events"] += excess
+    # Not by id: deleted events use up ids, too. Counting takes a millisecond, so seldom.
     step = max(1, min(1000, max_events // 100))
     last = connection.execute("SELECT max(id) FROM events").fetchone()[0]
     if last // step != (last - len(group.events)) // step:
-        count = connection.execute("SELECT count(*) FROM events").fetchone()[0]
-        connection.execute(
-            "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)", (max(0, count - max_events),)
-        )
+        excess = max(0, connection.execute("SELECT count(*) FROM events").fetchone()[0] - max_events)
+        connection.execute("DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)", (excess,))
 
 
-def _write_triggers(connection: sqlite3.Connection, group: Group, max_waiting: int) -> None:
-    """Keep reports until incident history has them; should it be away for so long, the oldest go, counted."""
-    if not group.triggers:
+def _insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows, or change those in `_UPSERTS`, many with one statement: each hands Python's lock round once."""
+    if not rows:
         return
-    connection.executemany(
-        "INSERT INTO triggers (host, spool_id, sequence, number, machine, unix_ns, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [astuple(trigger) for trigger in group.triggers],
-    )
-    gone = connection.execute(
-        "DELETE FROM triggers WHERE id <= (SELECT max(id) FROM triggers) - ?", (max_waiting,)
-    ).rowcount
-    if gone:
-        group.rejections["", "event", "trigger_backlog_full"] += gone
-
-
-def _insert_many(
-    connection: sqlite3.Connection, table: str, width: int, rows: list[tuple[Any, ...]], on_conflict: str = ""
-) -> None:
-    """Insert rows of `width` values, many with one statement: each statement hands Python's lock round once."""
-    conflict = f" ON CONFLICT DO {on_conflict}" if on_conflict else ""
-    one = f"({', '.join('?' * width)})"
+    conflict = f" ON CONFLICT DO UPDATE SET {_UPSERTS[table]}" if table in _UPSERTS else ""
+    one = f"({', '.join('?' * len(rows[0]))})"
     at = 0
     for size in _ROWS_AT_ONCE:
         statement = f"INSERT INTO {table} VALUES {', '.join([one] * size)}{conflict}"  # noqa: S608 - all constants
@@ -246,14 +222,8 @@ def _packs(batches: list[Submission]) -> list[tuple[int, int, bytes, bytes]]:
             at += 1
         some = batches[first:at]
         contents = [(b.host, b.platform, b.spool_id, b.sequence, b.rows, b.kept, len(b.payload)) for b in some]
-        packs.append(
-            (
-                len(some),
-                sum(b.accepted_rows for b in some),
-                msgspec.msgpack.encode(contents),
-                b"".join([b.payload for b in some]),
-            )
-        )
+        payload = b"".join([b.payload for b in some])
+        packs.append((len(some), sum(b.accepted_rows for b in some), msgspec.msgpack.encode(contents), payload))
     return packs
 
 
@@ -261,7 +231,7 @@ def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]
     """Yield the batches of a pack, each with the number of rows that count."""
     at = 0
     for host, platform, spool_id, sequence, rows, kept, size in msgspec.msgpack.decode(contents):
-        mask = unpack_kept(kept, rows)
+        mask = None if kept is None else np.unpackbits(np.frombuffer(kept, np.uint8), count=rows).astype(np.bool_)
         batch = StoredBatch(host, platform, spool_id, sequence, payload[at : at + size], mask)
         yield batch, rows if mask is None else int(np.count_nonzero(mask))
         at += size
@@ -270,7 +240,7 @@ def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]
 def read_batches(journal: Path, roll: Roll) -> Iterator[tuple[int, int, StoredBatch, int]]:
     """Yield the batches of a roll, in order: each with its pack, its place in it, and how many of its rows count.
 
-    For any thread or process. It holds the journal's log back no longer than it takes to read a pack.
+    For any thread or process. The journal's log is held back only while a pack is read.
     """
     with reading(journal) as connection:
         for number in range(roll.first, roll.last + 1):
@@ -296,17 +266,15 @@ def read_roll(journal: Path, roll: Roll, piece_rows: int, piece_bytes: int = 1 <
 
 
 def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
-    """Move a batch, by its place in its pack, to where no roll takes it; return it and how many of its rows counted."""
+    """Take a batch, by its place in its pack, out of what is rolled; return it and how many of its rows counted."""
     contents, payload = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (pack,)).fetchone()
     batches = msgspec.msgpack.decode(contents)
     at = sum(batch[-1] for batch in batches[:index])
     gone, accepted = next(islice(unpack(contents, payload), index, None))
     host, platform, spool_id, sequence, rows, kept, size = batches.pop(index)
-    connection.execute(
-        "INSERT INTO set_aside (host, platform, spool_id, sequence, rows, kept, why, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (host, platform, spool_id, sequence, rows, kept, why, gone.payload),
-    )
+    columns = "host, platform, spool_id, sequence, rows, kept, why, payload"
+    values = (host, platform, spool_id, sequence, rows, kept, why, gone.payload)
+    _insert(connection, f"set_aside ({columns})", [values])
     if batches:
         rest = (msgspec.msgpack.encode(batches), payload[:at] + payload[at + size :])
         connection.execute(
@@ -316,20 +284,14 @@ def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -
         )
     else:
         connection.execute("DELETE FROM packs WHERE id = ?", (pack,))
-    change = "UPDATE SET count = count + excluded.count"
-    _insert_many(connection, "rejections", 4, [(host, "batch", _SET_ASIDE, 1)], change)
+    _insert(connection, "rejections", [(host, "batch", "set_aside", 1)])
     return gone, accepted
 
 
 def _host_values(record: HostRecord) -> tuple[Any, ...]:
-    counts = (record.spooled_batches, record.dropped_batches, record.coefficient_version)
-    return (
-        *(record.host, record.platform, record.agent_version, record.protocol_version, record.boot_id),
-        record.last_seen_unix_ns,
-        *(min(count, 2**63 - 1) for count in counts),
-        max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
-        msgspec.json.encode(record.jobs).decode(),
-    )
+    values = (getattr(record, name) for name in _HOST[:-1])
+    bounded = (max(-(2**63), min(value, 2**63 - 1)) if isinstance(value, int) else value for value in values)
+    return (*bounded, msgspec.json.encode(record.jobs).decode())
 
 
 def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, max_rows: int) -> Roll | None:
@@ -337,8 +299,7 @@ def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, ma
 
     An unfinished roll comes first. `replica` and `journal_id` are for `segment_stem`.
     """
-    unfinished = connection.execute("SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1").fetchone()
-    if unfinished:
+    if unfinished := connection.execute("SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1").fetchone():
         return Roll(*unfinished)
     first = last = rows = size = 0
     most_bytes = max(_ROLL_BYTES, _ROLL_ROW_BYTES * max_rows)
@@ -356,14 +317,10 @@ def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, ma
 
 def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
     """Note that a roll's files are on disk: it is not repeated. Return how many batches have left."""
-    gone = connection.execute(
-        "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?", (roll.first, roll.last)
-    ).fetchone()[0]
+    batches = "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?"
+    gone = connection.execute(batches, (roll.first, roll.last)).fetchone()[0]
     connection.execute("UPDATE rolls SET stem = ? WHERE stem = ?", (_WRITTEN, roll.stem))
-    connection.execute(
-        "INSERT INTO counters VALUES ('rolled_rows', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        (rows,),
-    )
+    _insert(connection, "counters", [("rolled_rows", rows)])
     return int(gone)
 
 
@@ -373,17 +330,17 @@ def forget_some(connection: sqlite3.Connection, most_bytes: int = FORGOTTEN_BYTE
     if found is None:
         return False
     first, last = found
-    size = 0
-    sizes = connection.execute(
-        "SELECT id, length(payload) FROM packs WHERE id BETWEEN ? AND ? ORDER BY id", (first, last)
-    )
-    for number, bytes_of_it in sizes:
+    size, until = 0, last
+    sizes = "SELECT id, length(payload) FROM packs WHERE id BETWEEN ? AND ? ORDER BY id"
+    for number, bytes_of_it in connection.execute(sizes, (first, last)):
         size += bytes_of_it
-        if size >= most_bytes and number < last:
-            connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, number))
-            connection.execute("UPDATE rolls SET first = ? WHERE stem = ?", (number + 1, _WRITTEN))
-            return True
-    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, last))
+        if size >= most_bytes:
+            until = number
+            break
+    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, until))
+    if until < last:
+        connection.execute("UPDATE rolls SET first = ? WHERE stem = ?", (until + 1, _WRITTEN))
+        return True
     connection.execute("DELETE FROM rolls WHERE stem = ?", (_WRITTEN,))
     return False
 
@@ -395,9 +352,8 @@ def forget_spools(
 
     Return the (host, spool_id) whose ranges were deleted; some ranges of the last one may be left.
     """
-    silent = connection.execute(
-        "SELECT host, spool_id FROM spools WHERE last_day < ? LIMIT ?", (before_day, most_rows)
-    ).fetchall()
+    found = "SELECT host, spool_id FROM spools WHERE last_day < ? LIMIT ?"
+    silent = connection.execute(found, (before_day, most_rows)).fetchall()
     for at, key in enumerate(silent):
         most_rows -= connection.execute(
             "DELETE FROM received WHERE host = ? AND spool_id = ? AND first IN"
@@ -410,20 +366,14 @@ def forget_spools(
     return silent
 
 
-def unpack_kept(kept: bytes | None, rows: int) -> Any:
-    """Return which rows count (a mask of shape (rows,)), or None for all of them."""
-    return None if kept is None else np.unpackbits(np.frombuffer(kept, np.uint8), count=rows).astype(np.bool_)
-
-
 def read_stats(connection: sqlite3.Connection) -> JournalStats:
     """Return the totals."""
     counters = dict(connection.execute("SELECT name, value FROM counters"))
     batches, rows = connection.execute("SELECT coalesce(sum(batches), 0), total(accepted_rows) FROM packs").fetchone()
-    stats = JournalStats(**counters, journal_batches=batches, journal_rows=int(rows))
+    events = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'").fetchone()[0]
+    stats = JournalStats(**counters, accepted_events=events, journal_batches=batches, journal_rows=int(rows))
     for kind, reason, count in connection.execute("SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"):
         stats.rejected(kind)[reason] = count
-    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-    stats.accepted_events = found[0] if found else 0
     return stats
 
 
@@ -446,7 +396,7 @@ def read_events(
     wanted: dict[str, str | int] = {"before_id": before_id, "host": host, "vm": vm, "behaviour": behaviour}
     wanted |= {"since_unix_ns": since_unix_ns, "until_unix_ns": until_unix_ns, "limit": limit}
     found = connection.execute(
-        "SELECT id, host, received_unix_ns, unix_ns, vm, name, behaviour, before, payload FROM events"
+        f"SELECT id, {_EVENT} FROM events"  # noqa: S608 - constants
         " WHERE id < :before_id AND (:host = '' OR host = :host) AND (:vm = '' OR :vm IN (vm, name))"
         " AND (:behaviour = 0 OR :behaviour IN (behaviour, before))"
         " AND unix_ns >= :since_unix_ns AND unix_ns < :until_unix_ns ORDER BY id DESC LIMIT :limit",
@@ -457,10 +407,7 @@ def read_events(
 
 def read_triggers(connection: sqlite3.Connection, limit: int) -> list[tuple[int, TriggerRow]]:
     """Return the oldest reports that wait for incident history, each with its id."""
-    found = connection.execute(
-        "SELECT id, host, spool_id, sequence, number, machine, unix_ns, payload FROM triggers ORDER BY id LIMIT ?",
-        (limit,),
-    )
+    found = connection.execute(f"SELECT id, {_TRIGGER} FROM triggers ORDER BY id LIMIT ?", (limit,))  # noqa: S608 - constants
     return [(number, TriggerRow(*row)) for number, *row in found]
 
 

@@ -1,15 +1,13 @@
 """The journal: every batch is on disk before it is acknowledged. SQLite, write-ahead log, group commit.
 
-One thread writes. It gathers what is submitted within the commit interval, commits it as one transaction with
-`synchronous=FULL` (one flush of the log to the disk), and only then calls back on the event loop, which acknowledges.
-The same transaction holds the ranges of all sequence numbers ever taken per (host, spool), so a batch is known
-as a duplicate even when its rows have left for the lake. The ranges of a spool are forgotten once it has been silent
-for so long that the rows of any of its batches would be refused as too old.
+One thread writes. It commits what arrives within the commit interval as one transaction with `synchronous=FULL` (one
+flush of the log to the disk), and only then calls back on the event loop, which acknowledges. The transaction also has
+the ranges of all sequence numbers ever taken per (host, spool): duplicates are known even when their rows have left for
+the lake. The ranges of a spool are forgotten once all its batches would be refused as too old.
 
-A roll moves rows to the lake in three steps: the intent (name and range of rows) is committed; the files are written
-under exactly that name; a second commit says that they are there. A kill before that repeats the roll into the same
-files. Then the rows are deleted, a few at a time, as batches wait for each transaction. A batch that cannot be written
-is set aside in between, and the roll is repeated without it.
+A roll moves rows to the lake in three steps: commit the intent (name and range of rows); write the files under exactly
+that name; commit that they exist. A kill before that repeats the roll into the same files. Then the rows are deleted, a
+few at a time, as batches wait for each transaction. A batch that cannot be written is set aside in between.
 
 On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal.reserve`); transactions
 and the log are kept smaller than it.
@@ -32,7 +30,7 @@ from typing import IO, Any
 from central.journal import tables
 from central.journal.database import PAGE_BYTES, hold, journal_id, open_database, reading, transaction
 from central.journal.latency import AckTimes
-from central.journal.received import Received
+from central.journal.received_once import Received
 from central.journal.reserve import Reserve, is_full
 from central.journal.tables import Group, HostRecord, JournalStats, Rejection, Roll, Submission
 from central.lake.segments import DAY_NS
@@ -48,11 +46,12 @@ _RETRY_S = 1.0  # after a failed commit
 _NOTES_WAIT_S = 1.0  # for a batch to be committed with
 _HOST_INTERVAL_S = 60.0  # a host's record is written no more often
 _DRAWN = "the disk is full, and the reserve is in use to note rolls; batches wait until it is held again"
+_BACK = "the journal's reserve is held again"
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Work for the writer's thread that wants a transaction of its own, or makes its own ones."""
+    """Work for the writer's thread in a separate transaction, or that makes transactions itself."""
 
     run: Callable[[sqlite3.Connection], Any]
     result: Future[Any]
@@ -65,17 +64,16 @@ _STOP = object()
 
 
 class Journal:
-    """The journal of one central, in its state folder; for the loop's thread where nothing else is said.
+    """The journal of one central, in its state folder; for the loop's thread if nothing else is said.
 
     Batches are gathered for `commit_interval_s`. The last `max_events` events are kept, `max_events_per_host` of a
-    host. `reserve_bytes` are held to note rolls on a full disk (`central.journal.reserve`); 0 for none. A spool that is
-    silent for `spool_days` is forgotten, unless it is an importer's. UnavailableError: the folder is not writable, or
-    the journal held by another process or damaged.
+    host. `reserve_bytes` are held to note rolls on a full disk. A spool that is silent for `spool_days` is forgotten,
+    unless it is an importer's. UnavailableError: the folder is not writable, the journal is held or damaged.
 
     Attributes:
         stats, hosts: kept up to date on the loop, after each commit.
         failure: why the last commit failed; "" while all is well. `on_failure` is called when it comes or goes.
-        fatal: set where the journal cannot continue.
+        fatal: set if the journal cannot continue.
         has_triggers: set when reports of contention came; the reader clears it.
         lock: the open file by which this process, and one that inherits it, holds the journal.
         origin: what this journal's segments start with; see `central.lake.segments.Segment.origin`.
@@ -114,7 +112,7 @@ class Journal:
         self._group_bytes = reserve_bytes // 8 or 1 << 62
         self._stopping = threading.Event()
         self._received = Received()
-        self._log = log.get("journal")
+        self._log = log.get("journal", path=str(self.path))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.lock: IO[str] = hold(folder)
@@ -130,10 +128,8 @@ class Journal:
             self._hosts: dict[str, HostRecord] = tables.read_hosts(self._connection)
         except sqlite3.Error as error:
             self.lock.close()
-            why = (
-                f"cannot be used: {error}. If it is damaged, move journal.sqlite* away: central starts with a new one, "
-            )
-            why += "and agents send again what was not acknowledged"
+            remedy = "central starts with a new one, and agents send again what was not acknowledged"
+            why = f"cannot be used: {error}. If it is damaged, move journal.sqlite* away: {remedy}"
             if is_full(error, folder):
                 why = f"cannot be opened: {error}; make room on the disk of central.state_dir"
             raise UnavailableError(f"journal {self.path} {why}") from error
@@ -141,7 +137,7 @@ class Journal:
             self.lock.close()
             raise
         if self._reserve.is_drawn:
-            self._log_drawn()
+            self._log.warning(_DRAWN)
         elif not self._reserve.take():
             self._log_no_reserve()
 
@@ -150,9 +146,8 @@ class Journal:
         """Every host that ever said Hello, by name."""
         for host, (rows, seen) in self._seen.items():
             known = self._hosts.get(host, HostRecord(host))
-            self._hosts[host] = replace(
-                known, accepted_rows=known.accepted_rows + rows, last_seen_unix_ns=max(seen, known.last_seen_unix_ns)
-            )
+            last = max(seen, known.last_seen_unix_ns)
+            self._hosts[host] = replace(known, accepted_rows=known.accepted_rows + rows, last_seen_unix_ns=last)
         self._seen.clear()
         return self._hosts
 
@@ -166,9 +161,8 @@ class Journal:
     async def close(self) -> None:
         """Commit what was submitted and close. What cannot be committed now stays unacknowledged, with the agents."""
         self._stopping.set()
-        for record in self._written.values():
-            if record is not None:
-                self._queue.put(record)
+        for record in filter(None, self._written.values()):
+            self._queue.put(record)
         self._written.clear()
         self._queue.put(None)
         if self._thread is not None:
@@ -208,17 +202,15 @@ class Journal:
     async def begin_roll(self, max_rows: int) -> Roll | None:
         """Commit the intent to roll the oldest rows, see `tables.begin_roll`."""
         await self._repeat(self._forget_some)  # of a roll before, which the disk's failure had left
-        roll: Roll | None = await self._call(
-            lambda connection: tables.begin_roll(connection, self.replica, self.journal_id, max_rows)
-        )
+        roll: Roll | None = await self._call(tables.begin_roll, self.replica, self.journal_id, max_rows)
         # The lake may be away for long: no other process must take it meanwhile.
         if self._reserve.is_drawn and await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
-            self._log_back()
+            self._log.info(_BACK)
         return roll
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:
         """Note that the files of a roll are on disk, and delete its rows."""
-        batches = await self._call(lambda connection: tables.finish_roll(connection, roll, rows))
+        batches = await self._call(tables.finish_roll, roll, rows)
         self.stats.journal_batches -= batches
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
@@ -232,8 +224,7 @@ class Journal:
 
     async def set_aside(self, pack: int, index: int, why: str) -> tuple[StoredBatch, int]:
         """Take a batch, by its place in its pack, out of what is rolled, see `tables.set_aside`."""
-        batch: StoredBatch
-        batch, rows = await self._call(lambda connection: tables.set_aside(connection, pack, index, why))
+        batch, rows = await self._call(tables.set_aside, pack, index, why)
         self.stats.journal_batches -= 1
         self.stats.journal_rows -= rows
         self.stats.rejected_batches["set_aside"] += 1
@@ -254,10 +245,10 @@ class Journal:
         await self._call(lambda connection: connection.execute("DELETE FROM triggers WHERE id <= ?", (last,)).rowcount)
 
     async def _call(
-        self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True, may_draw: bool = True
+        self, run: Callable[..., Any], *arguments: Any, is_transaction: bool = True, may_draw: bool = True
     ) -> Any:
         result: Future[Any] = Future()
-        self._queue.put(_Call(run, result, is_transaction, may_draw))
+        self._queue.put(_Call(lambda connection: run(connection, *arguments), result, is_transaction, may_draw))
         return await asyncio.wrap_future(result)
 
     async def _repeat(self, run: Callable[[sqlite3.Connection], bool], **how: bool) -> None:
@@ -286,9 +277,7 @@ class Journal:
         Host records wait for batches first: a flush for each heartbeat of 10,000 idle hosts is dear.
         """
         items: list[Any] = []
-        until = 0.0
-        size = 0
-        is_waiting = True
+        until, size, is_waiting = 0.0, 0, True
         while len(items) < GROUP_LIMIT and size < self._group_bytes:
             patience_s = None if not items else max(0.0, until - time.monotonic()) if is_waiting else 0.0
             try:
@@ -347,20 +336,21 @@ class Journal:
         if not call.result.set_running_or_notify_cancel():
             return  # the caller has gone
         try:
-            try:
-                result = self._execute(call)
-            except sqlite3.OperationalError as error:
-                if not is_full(error, self.path.parent) or not call.may_draw or not self._reserve.draw():
-                    raise
-                self._on_loop(self._log_drawn)
-                result = self._execute(call)
+            call.result.set_result(self._execute(call))
         except sqlite3.OperationalError as error:
             call.result.set_exception(error)
-        else:
-            call.result.set_result(result)
 
     def _execute(self, call: _Call) -> Any:
-        return transaction(self._connection, call.run) if call.is_transaction else call.run(self._connection)
+        def run() -> Any:
+            return transaction(self._connection, call.run) if call.is_transaction else call.run(self._connection)
+
+        try:
+            return run()
+        except sqlite3.OperationalError as error:
+            if not is_full(error, self.path.parent) or not call.may_draw or not self._reserve.draw():
+                raise
+        self._on_loop(self._log.warning, _DRAWN)
+        return run()
 
     def _write(self, connection: sqlite3.Connection, items: list[Any]) -> Group:
         if self._reserve.is_drawn:
@@ -370,26 +360,24 @@ class Journal:
         return group
 
     def _forget_some(self, connection: sqlite3.Connection) -> bool:
-        """Delete rows of the finished roll: fewer at a time where the reserve is small, as each page is logged."""
+        """Delete rows of the finished roll: fewer at a time if the reserve is small, as each page is logged."""
         return tables.forget_some(connection, min(tables.FORGOTTEN_BYTES, self._group_bytes))
 
     def _forget_spools(self, connection: sqlite3.Connection) -> bool:
-        """Forget the ranges of silent spools. True: to be called again."""
+        """Forget the ranges of silent spools. True: call again."""
         before_day = math.floor(self._clock_unix_ns() / DAY_NS - self._spool_days)
-        most_rows = min(
-            tables.FORGOTTEN_RANGES, max(self._group_bytes // PAGE_BYTES, 1)
-        )  # each may be on a page of its own
-        forgotten = tables.forget_spools(connection, before_day, most_rows)
+        pages = max(self._group_bytes // PAGE_BYTES, 1)  # each range may be on a separate one
+        forgotten = tables.forget_spools(connection, before_day, min(tables.FORGOTTEN_RANGES, pages))
         self._received.forget(forgotten)
         return bool(forgotten)
 
     def _take_reserve(self, connection: sqlite3.Connection) -> bool:
-        """Hold the reserve again, once the file has given back what it does not need. True: to be called again."""
+        """Hold the reserve again, once the file has given back what it does not need. True: call again."""
         if self._reserve.shrink(connection):
             return True
         was_drawn = self._reserve.is_drawn
         if self._reserve.take():
-            self._on_loop(self._log_back)
+            self._on_loop(self._log.info, _BACK)
         elif was_drawn and not connection.execute("SELECT count(*) FROM packs").fetchone()[0]:
             self._reserve.give_up()  # others have filled the disk; with nothing to be rolled it is of no use
             self._on_loop(self._log_no_reserve)
@@ -397,21 +385,14 @@ class Journal:
 
     # Back on the loop.
 
-    def _log_drawn(self) -> None:
-        self._log.warning(_DRAWN, path=str(self.path))
-
-    def _log_back(self) -> None:
-        self._log.info("the journal's reserve is held again", path=str(self.path))
-
     def _log_no_reserve(self) -> None:
         self._log.warning(
             "no room for the journal's reserve: a journal on a full disk could not be drained; make room",
-            path=str(self.path),
             wanted_mib=round(self._reserve.size_bytes / 2**20, 1),
             setting="ingest.journal_reserve_mib",
         )
 
-    def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _on_loop(self, call: Callable[..., Any], *arguments: Any) -> None:
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(call, *arguments)
@@ -419,24 +400,23 @@ class Journal:
                 self._loop = None
 
     def _set_failure(self, error: str) -> None:
-        is_news = not self.failure
-        self.failure = error
-        if is_news:
-            event = "commit failed; nothing is acknowledged until one works"
-            self._log.error(event, error=error, path=str(self.path))
-            for call in self.on_failure:
-                call(error)
+        """Note why the last commit failed, "" if it did not."""
+        is_news, self.failure = bool(error) != bool(self.failure), error
+        if not is_news:
+            return
+        if error:
+            self._log.error("commit failed; nothing is acknowledged until one works", error=error)
+        else:
+            self._log.info("commits work again")
+        for call in self.on_failure:
+            call(error)
 
     def _set_fatal(self, error: str) -> None:
         if self.fatal is not None and not self.fatal.done():
             self.fatal.set_result(error)
 
     def _committed(self, group: Group) -> None:
-        if self.failure:
-            self._log.info("commits work again", path=str(self.path))
-            self.failure = ""
-            for call in self.on_failure:
-                call("")
+        self._set_failure("")
         if group.triggers:
             self.has_triggers.set()
         self.stats.count(group)

@@ -1,8 +1,8 @@
 """Drafts of segments and temporary folders have owners: only those whose process is gone are removed.
 
-A draft is named after its process and the boot of its machine, and that process holds a lock (flock) on it. Across
-machines the lock counts as far as the file system takes it there; what another machine left
-must be old as well. A folder has a draft beside it, with its name and ".tmp".
+A draft is named after its process and the boot of its machine, and that process holds a lock (flock) on it. Another
+machine's draft must be old as well, as not every file system takes the lock across machines. A folder has a draft next
+to it, with its name and ".tmp".
 """
 
 import contextlib
@@ -20,19 +20,18 @@ from typing import BinaryIO, Self
 ABANDONED_S = 86_400.0
 
 _OWNER = re.compile(r"\.(?P<boot>[0-9a-f]{8})-\d+\.tmp$")
-_BUSY = (BlockingIOError, PermissionError)
 
 
 class Draft:
     """A file that this process writes, locked until `close`: `file` is open for writing at `path`.
 
-    The argument is the path beside the segment's place that `Objects.draft` returns; it ends in ".tmp".
+    The argument is the path that `Objects.draft` returns, next to the segment's; it ends in ".tmp".
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(f"{path.name.removesuffix('.tmp')}.{owner()}.tmp")
         self.file: BinaryIO = self._opened()
-        # A descriptor of its own: the segment gets its seal and name after its writer has closed the file.
+        # A separate descriptor: the segment gets its seal and name after its writer has closed the file.
         self._lock = os.dup(self.file.fileno())
 
     def __enter__(self) -> Self:
@@ -93,15 +92,14 @@ def _close_folder(path: Path, draft: Draft) -> None:
 
 
 def owner() -> str:
-    """Return the part of this process's drafts' names that identifies it."""
+    """Return what identifies this process in the names of its drafts."""
     return f"{_boot()}-{os.getpid()}"
 
 
 def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False) -> bool:
-    """Delete a draft, and its folder, if the process that wrote it is gone. Returns whether it was and is deleted.
+    """Delete a draft, and its folder, if the process that wrote it is gone. Returns whether it is deleted.
 
-    `is_own`: only the caller's predecessor, which is gone, can have written it. `is_local`: a process of this machine
-    did.
+    `is_own`: the caller's predecessor, which is gone, wrote it. `is_local`: a process of this machine did.
     """
     name = _OWNER.search(path.name)
     folder = path.with_suffix("")
@@ -121,7 +119,7 @@ def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False
 
 
 def _is_old(path: Path) -> bool:
-    """Return whether nothing was written to a file, or into a folder, for `ABANDONED_S`; True where it is gone."""
+    """Return whether nothing was written to a file, or into a folder, for `ABANDONED_S`; True if it is gone."""
     since_s = time.time() - ABANDONED_S
     with contextlib.suppress(FileNotFoundError):
         return all(each.lstat().st_mtime < since_s for each in (path, *path.rglob("*")))
@@ -129,19 +127,18 @@ def _is_old(path: Path) -> bool:
 
 
 def _lock(file: int, *, wait: bool = False) -> bool:
-    """Lock a file; False where its file system has no locks. BlockingIOError: another process has it."""
+    """Lock a file; False if its file system has no locks. BlockingIOError: another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except _BUSY:
-        raise
-    except OSError:
+    except OSError as error:
+        if isinstance(error, BlockingIOError | PermissionError):
+            raise
         return False
     return True
 
 
 def _boot() -> str:
-    """Return the boot of this machine, eight hexadecimal digits; zeros where it is not known."""
-    try:
+    """Return the boot of this machine, eight hexadecimal digits; zeros if unknown."""
+    with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
-    except OSError:
-        return "0" * 8
+    return "0" * 8

@@ -1,6 +1,6 @@
 """DuckDB in this process, opened here and nowhere else: it prints nothing and fetches nothing.
 
-On a terminal, and where Python has no script (-c), DuckDB draws a bar on standard output during long queries.
+On a terminal, and if Python has no script (-c), DuckDB draws a bar on standard output during long queries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
-    """Open a database in memory, with DuckDB's settings such as `memory_limit`; duckdb.Error where one is wrong."""
+    """Open a database in memory, with DuckDB's settings such as `memory_limit`; duckdb.Error if one is wrong."""
     import duckdb  # noqa: PLC0415 - takes 0.1 s; the daemon opens none before recent VMs are asked for
 
     connection = duckdb.connect(config={**settings, "autoinstall_known_extensions": False})
@@ -38,8 +38,7 @@ def bounded(*, memory_limit_mib: int, threads: int, spill_dir: Path) -> duckdb.D
 def answering(memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
     """Yield an Ibis connection for one question.
 
-    What does not fit is spilled to a temporary folder: by default DuckDB takes the working directory, where a service
-    may not write.
+    It spills to a temporary folder: DuckDB's default is the working directory, where a service may not write.
     """
     import ibis  # noqa: PLC0415 - takes half a second; the daemon starts without it
 

@@ -2,11 +2,10 @@
 
     <root>/lease/<token>.json
 
-A token is taken by creating its file exclusively, one higher than the last, so tokens grow and each has one
-holder. The holder renews by rewriting its own file. Others take over once they have seen it unchanged by their own
-monotonic clock for as long as the holder said that it may be silent: no two machines' clocks are compared. A stalled
-holder that wakes up finds a higher token and must stop; what it could still publish at that moment is stopped by the
-exclusive manifests (`central.lake.manifests`).
+A token is taken by creating its file exclusively, one higher than the last, so tokens grow and each has one holder,
+which renews by rewriting its file. Others take over once they have seen the file unchanged, by their own monotonic
+clock, for as long as the holder may be silent: the clocks of machines are never compared. A stalled holder that wakes
+up finds a higher token and must stop; exclusive manifests (`central.lake.manifests`) stop what it could still publish.
 """
 
 import threading
@@ -18,7 +17,7 @@ import msgspec
 from central.lake.objects import NotRegularError, Objects
 from whitepanda.common.errors import WhitepandaError
 
-#: The holder's name where the lease's file cannot be read.
+#: The holder's name if the lease's file cannot be read.
 UNREADABLE = "?"
 
 _KEPT = 5  # tokens before the newest, to look at
@@ -34,16 +33,15 @@ class _Holding(msgspec.Struct, frozen=True):
     holder: str
     renewals: int = 0
     is_released: bool = False
-    ttl_s: float = 0.0  # the holder's; 0 where that is not known
+    ttl_s: float = 0.0  # the holder's; 0 if unknown
 
 
 class Lease:
-    """The lease as one replica sees it. All methods raise OSError where the lake cannot be read or written.
+    """The lease as one replica sees it. All methods raise OSError if the lake cannot be read or written.
 
-    `holder` is this replica and no other, `central.journal.writer.Journal.origin`: one that starts again with its
-    journal takes over from itself at once, while another replica of the same name has another journal. `ttl_s` is for
-    how long this replica may be silent as the holder, and one whose file is damaged. `token` is this replica's while it
-    holds the lease, else 0.
+    `holder` is this replica's `central.journal.writer.Journal.origin`: a replica that starts again with its journal
+    takes over from itself immediately, while another replica of the same name has another journal. `ttl_s` is for how
+    long this replica may be silent as the holder, and one whose file is damaged. `token`: 0 unless it is the holder.
     """
 
     def __init__(
@@ -84,11 +82,10 @@ class Lease:
         return True
 
     def outwait(self, tell: Callable[[str, float], None], sleep_s: Callable[[float], None] = time.sleep) -> bool:
-        """Take the lease; where another replica holds it, wait until that renews, releases or has been silent for long.
+        """Take the lease; if another replica holds it, wait until that renews, releases or has been silent for long.
 
-        For a process of its own, which has not watched before: `acquire` alone would never find a dead holder dead.
-        `tell` is called once before the wait, with the holder's name and how long it may take, s. Returns whether the
-        lease is held now; False where another holder is alive.
+        For a process that has not watched before, as `acquire` alone would never find a dead holder dead. `tell` is
+        called once before the wait, with the holder's name and the longest wait, s. False: another holder is alive.
         """
         first: tuple[int, _Holding] | None = None
         while not self.acquire():
@@ -104,14 +101,13 @@ class Lease:
         return True
 
     def check(self) -> None:
-        """Raise FencedError where another replica has taken over; renew when a third of the time has passed."""
-        with self._checking:  # days are computed beside each other, and each checks
+        """Raise FencedError if another replica has taken over; renew when a third of the time has passed."""
+        with self._checking:  # days are computed in parallel, and each checks
             newest = max(_tokens(self._objects), default=0)
             if not self.token or newest != self.token:
-                raise FencedError(
-                    f"lease of the lake {self._objects.root}: token {self.token} of {self._holder} was overtaken by "
-                    f"{newest}; nothing of this build is published"
-                )
+                problem = f"token {self.token} of {self._holder} was overtaken by {newest}"
+                effect = "nothing of this build is published"
+                raise FencedError(f"lease of the lake {self._objects.root}: {problem}; {effect}")
             if self._monotonic_s() - self._renewed_s > self._ttl_s / 3:
                 self.renew()
 
@@ -122,7 +118,7 @@ class Lease:
         self._renewed_s = self._monotonic_s()
 
     def release(self) -> None:
-        """Let others take it at once. Nothing happens where it is not held (any more)."""
+        """Let others take it immediately. Nothing happens if it is not held (any more)."""
         if self.token and max(_tokens(self._objects), default=0) == self.token:
             self._write(_Holding(self._holder, self._renewals + 1, is_released=True))
         self.token = 0
@@ -139,10 +135,8 @@ class Lease:
 
     def _newest(self) -> tuple[int, _Holding | None]:
         token = max(_tokens(self._objects), default=0)
-        if not token:
-            return 0, None
         try:
-            return token, msgspec.json.decode(self._objects.read(_name(token)), type=_Holding)
+            return token, _read(self._objects, token) if token else None
         except (msgspec.MsgspecError, NotRegularError):
             return token, _Holding(UNREADABLE)  # damaged: no replica renews it
 
@@ -162,17 +156,21 @@ def _tokens(objects: Objects) -> list[int]:
     return [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
 
 
+def _read(objects: Objects, token: int) -> _Holding:
+    return msgspec.json.decode(objects.read(_name(token)), type=_Holding)
+
+
 def lease_problem(objects: Objects) -> str:
-    """Return why the newest lease cannot be read, in a line; "" where it can, or there is none."""
-    name = _name(max(_tokens(objects), default=0))
+    """Return why the newest lease cannot be read, in a line; "" if it can, or there is none."""
+    token = max(_tokens(objects), default=0)
     try:
-        msgspec.json.decode(objects.read(name), type=_Holding)
+        _read(objects, token)
     except FileNotFoundError:
         return ""  # there is none, or a later one has come
     except (msgspec.MsgspecError, NotRegularError) as error:
         why = "it is not a regular file" if isinstance(error, NotRegularError) else str(error)
-        return (
-            f"{objects.root}/{name} is damaged: {why}; no row is lost: a replica that wants to build waits for a sign "
-            "of life of its holder, once, and takes over by a new one"
+        effect = (
+            "a replica that wants to build waits once for a sign of life of its holder, and takes over by a new one"
         )
+        return f"{objects.root}/{_name(token)} is damaged: {why}; no row is lost: {effect}"
     return ""

@@ -5,6 +5,7 @@ then makes them visible. If that fails, the files are removed.
 """
 
 import contextlib
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -15,24 +16,18 @@ from central.lake.objects import NotRegularError, Objects
 
 
 def read_manifest(objects: Objects, name: str, remedy: str) -> bytes:
-    """Return a manifest whose seal is right.
-
-    DamagedError (with the `remedy`): its bytes are not what was written under this name. OSError: it cannot be read.
-    """
+    """Return a manifest whose seal is right; DamagedError (with the `remedy`) if it is not, OSError if unreadable."""
     try:
         data = objects.read(name)
     except NotRegularError as error:
         raise DamagedError(objects.root, name, "it is not a regular file", remedy) from error
-    checksums.check_text(objects.root, name, data, remedy)
+    checksums.check_file(objects.root, name, io.BytesIO(data), remedy)
     return data
 
 
 @dataclass(slots=True)
 class ManifestCommit:
-    """The files of manifest `name` before they are visible.
-
-    If an exception leaves the `with` block, the files written are removed.
-    """
+    """The files of manifest `name` before they are visible; removed if an exception leaves the `with` block."""
 
     objects: Objects
     name: str
@@ -65,24 +60,16 @@ class ManifestCommit:
         return digest
 
     def create(self, manifest: bytes) -> bytes:
-        """Put the checksum in at `checksums.PLACE`, create the manifest and return it.
-
-        Raises FileExistsError if it exists.
-        """
+        """Create the manifest, with its seal in the `checksums.PLACE`, and return it; FileExistsError if it exists."""
         data = checksums.sealed(manifest, self.name)
         self._is_asked = True
         self.objects.create(self.name, data)
         return data
 
     def _may_be_there(self) -> bool:
-        """Whether the manifest may exist although `create` failed.
-
-        Its files are then kept; unused files are removed later.
-        """
+        """Whether the manifest may exist although `create` failed; its files are then kept until maintenance."""
         try:
             self.objects.read(self.name)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            pass
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)
         return True

@@ -1,9 +1,9 @@
 """Whole objects under names: a folder, or a bucket of an object store by fsspec (`s3://bucket/prefix`).
 
-An object is there whole or not at all. `publish` makes a written draft (a local file) an object, durable and in the
-place of an older one; `create` never replaces: of several callers one creates, in a folder by a hard link, in S3 by a
-conditional PUT (If-None-Match: *). `local` returns a file with an object's bytes, not to be changed. Every method
-raises OSError where the disk or the store fails; FileNotFoundError where there is no object to be read.
+`publish` makes a written draft (a local file) an object, durable and in the place of an older one; `create` never
+replaces: one of several callers creates, in a folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
+`local` returns a file with an object's bytes, not to be changed. Every method raises OSError if the disk or the store
+fails; FileNotFoundError if the object to be read does not exist.
 """
 
 import contextlib
@@ -25,24 +25,22 @@ from typing import Any, BinaryIO, cast
 from central.lake.drafts import OwnedFolder
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
-from whitepanda.common.files.durable import create_beside, sync_folder
+from whitepanda.common.files.durable import replacing, sync_folder
 
 _ENDINGS = (".json", ".parquet")  # of objects
 _CALL = "whitepanda-call"  # metadata of objects that `create` makes
 
 
 class NotRegularError(OSError):
-    """An object's name belongs to no regular file (or a link to one) but to a pipe, a folder, a link to nowhere."""
+    """An object's name belongs to a pipe, a folder or a link to nowhere, not to a regular file or a link to one."""
 
 
 def check_regular(path: Path) -> None:
     """Make sure that a file can be opened without waiting for a pipe's writer (NotRegularError); raises OSError."""
     try:
         facts = path.stat()
-    except PermissionError:
-        raise
-    except OSError as error:  # links in a circle, or to what is not there
-        if not path.is_symlink():
+    except OSError as error:  # links in a circle, or to nowhere
+        if isinstance(error, PermissionError) or not path.is_symlink():
             raise
         raise NotRegularError(f"{path}: is a link that leads nowhere ({error.strerror})") from error
     if not S_ISREG(facts.st_mode):
@@ -66,9 +64,9 @@ class Folder:
         self._root = root
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the files below a folder; those that begin with "." or end in ".tmp" are not objects yet.
+        """Yield the files below a folder, without those that begin with "." or end in ".tmp": they are not objects yet.
 
-        An object's name that belongs to no regular file is listed too: reading it reports that.
+        An object's name that does not belong to a regular file is listed too: reading it reports that.
         """
         for folder, folders, files in os.walk(self._root / prefix, onerror=_raise_unless_gone):
             for name in (*files, *(each for each in folders if each.endswith(_ENDINGS))):
@@ -83,15 +81,15 @@ class Folder:
                     yield Entry(path.relative_to(self._root).as_posix(), facts.st_size, facts.st_mtime)
 
     def read(self, name: str) -> bytes:
-        """Read the file; NotRegularError where it is none."""
+        """Read the file; NotRegularError if it is not one."""
         return self._regular(name).read_bytes()
 
     def open(self, name: str) -> BinaryIO:
-        """Open the file; NotRegularError where it is none."""
+        """Open the file; NotRegularError if it is not one."""
         return self._regular(name).open("rb")
 
     def draft(self, name: str) -> Path:
-        """Return the path of a file to be written and published as `name`, beside its place; its folder is made."""
+        """Return the path of a file to be written, next to that of `name`, in a folder that exists then."""
         path = self._root / name
         self._make(path.parent)
         return path.with_name(path.name + ".tmp")
@@ -105,38 +103,30 @@ class Folder:
         sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> None:
-        """Create a small object by a link, which never replaces; FileExistsError where there is one of that name."""
+        """Create a small object by a link, which never replaces; FileExistsError if the name exists."""
         path = self._root / name
         self._make(path.parent)
-        unfinished, file = create_beside(path)
-        try:
-            with file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        with replacing(path, mode=0o600, fresh=True) as file:
+            file.write(data)
 
     def remove(self, name: str) -> None:
-        """Delete the file, if it is there, and its folder if it was the last one in it."""
+        """Delete the file, if it exists, and its folder if that is empty then."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
 
     def local(self, name: str) -> Path:
-        """Return the file itself; NotRegularError where it is none."""
+        """Return the file itself; NotRegularError if it is not one."""
         with contextlib.suppress(FileNotFoundError):  # reported when it is opened
-            check_regular(self._root / name)
+            return self._regular(name)
         return self._root / name
 
     def drop_copies(self) -> None:
         """Delete what `local` copied outside of sessions: nothing."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Give copies of `local` in this thread to the caller alone meanwhile: there are none."""
+        """Keep copies of `local` in this thread apart meanwhile: there are none."""
         return contextlib.nullcontext()
 
     def _regular(self, name: str) -> Path:
@@ -144,7 +134,7 @@ class Folder:
         return self._root / name
 
     def _make(self, folder: Path) -> None:
-        """Make a folder and those above it; their names are on the disk when this returns."""
+        """Make a folder and its parents; their names are on the disk when this returns."""
         new = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for each in new:
@@ -154,9 +144,9 @@ class Folder:
 class Bucket:
     """Objects of an object store that fsspec knows, by URL (`s3://bucket/prefix`).
 
-    `copies` is a folder of this machine for drafts and copies; a folder of its own in it is used, and deleted at the
-    end, or by the next process if this one is killed. `options` are of the fsspec file system, such as `endpoint_url`;
-    credentials come from where the store's client finds them (environment, ~/.aws, the machine's role).
+    Drafts and copies go to a new folder in the local folder `copies`; it is deleted at the end, or by the next process
+    if this one is killed. `options` are the fsspec file system's, such as `endpoint_url`; its client finds the
+    credentials (environment, ~/.aws, the machine's role).
     """
 
     def __init__(self, url: str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
@@ -166,7 +156,7 @@ class Bucket:
             raise UnavailableError(f"lake {url}: s3fs is not installed; {how_to_install('s3')}") from error
         self.root = url.rstrip("/")
         fixed = {"use_listings_cache": False, "skip_instance_cache": True}
-        with self._told("connect to", ""):
+        with self._reported("connect to", ""):
             self._store: Any = fsspec.filesystem(url.partition("://")[0], **fixed, **(options or {}))
         self._prefix = self.root.partition("://")[2]
         if copies is not None:
@@ -177,22 +167,21 @@ class Bucket:
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield what is listed below the prefix."""
-        with self._told("list", prefix):
+        with self._reported("list", prefix):
             found = self._store.find(f"{self._prefix}/{prefix}", detail=True)
         for path, facts in found.items():
             if facts["type"] != "file":
                 continue  # nothing was listed, then s3fs looked for the prefix itself: another had begun to write below
-            modified = facts["LastModified"].timestamp()
-            yield Entry(path[len(self._prefix) + 1 :], int(facts["size"]), modified)
+            yield Entry(path[len(self._prefix) + 1 :], int(facts["size"]), facts["LastModified"].timestamp())
 
     def read(self, name: str) -> bytes:
         """GET."""
-        with self._told("read", name):
+        with self._reported("read", name):
             return bytes(self._store.cat_file(self._path(name)))
 
     def open(self, name: str) -> BinaryIO:
         """GETs of ranges."""
-        with self._told("open", name):
+        with self._reported("open", name):
             return cast("BinaryIO", self._store.open(self._path(name), "rb", block_size=1 << 20))
 
     def draft(self, name: str) -> Path:
@@ -203,22 +192,22 @@ class Bucket:
 
     def publish(self, draft: Path, name: str) -> None:
         """PUT; a large object goes in parts and appears when it is complete."""
-        with self._told("write", name):
+        with self._reported("write", name):
             self._store.put_file(str(draft), self._path(name))
         draft.unlink()
 
     def create(self, name: str, data: bytes) -> None:
-        """PUT with If-None-Match: *; FileExistsError where there is an object of that name.
+        """PUT with If-None-Match: *; FileExistsError if the name exists.
 
-        The client sends it again where the answer was lost, and is then refused for the object that it has made: the
-        metadata identify the call.
+        If the answer is lost the client sends it again, and is refused for the object that it has made: the metadata
+        identify the call.
         """
         call = secrets.token_hex(8)
-        with self._told("create", name):
+        with self._reported("create", name):
             try:
                 self._store.pipe_file(self._path(name), data, mode="create", Metadata={_CALL: call})
             except OSError as error:
-                # s3fs knows it only where the answer names the condition, as Amazon's does and Ceph's does not.
+                # s3fs recognises the refusal only if the answer names the condition: Amazon's does, Ceph's does not.
                 status = _answer(error, "ResponseMetadata", "HTTPStatusCode")
                 if not isinstance(error, FileExistsError) and status != HTTPStatus.PRECONDITION_FAILED:
                     raise
@@ -227,17 +216,17 @@ class Bucket:
 
     def remove(self, name: str) -> None:
         """DELETE."""
-        with contextlib.suppress(FileNotFoundError), self._told("delete", name):
+        with contextlib.suppress(FileNotFoundError), self._reported("delete", name):
             self._store.rm_file(self._path(name))
 
     def local(self, name: str) -> Path:
-        """GET into the folder of copies, once; in a session into that of the session."""
+        """GET into the folder of copies, or the session's, once."""
         path = getattr(self._session, "copies", self._copies / "copies") / name
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # others may want it too
             try:
-                with self._told("read", name):
+                with self._reported("read", name):
                     self._store.get_file(self._path(name), str(unfinished))
                 unfinished.replace(path)
             finally:
@@ -245,12 +234,12 @@ class Bucket:
         return path
 
     def drop_copies(self) -> None:
-        """Delete them all, but those of sessions."""
+        """Delete them all, except those of sessions."""
         shutil.rmtree(self._copies / "copies", ignore_errors=True)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """Copy into a folder of this session's own."""
+        """Copy into a separate folder in this session."""
         with tempfile.TemporaryDirectory(prefix="session-", dir=self._copies) as folder:
             self._session.copies = Path(folder)
             try:
@@ -268,15 +257,14 @@ class Bucket:
         return f"{self._prefix}/{name}"
 
     @contextlib.contextmanager
-    def _told(self, what: str, name: str) -> Iterator[None]:
+    def _reported(self, what: str, name: str) -> Iterator[None]:
         """Turn errors of the store's client into OSErrors of one line; FileExistsError and FileNotFoundError stay."""
         try:
             yield
-        except FileExistsError:
-            raise
         except Exception as error:
-            if isinstance(error, FileNotFoundError) and what in {"read", "open", "delete"}:
-                raise  # else there is no such bucket
+            is_missing = isinstance(error, FileNotFoundError) and what in {"read", "open", "delete"}  # else: no bucket
+            if is_missing or isinstance(error, FileExistsError):
+                raise
             line = (str(error).splitlines() or [type(error).__name__])[0]
             code = _answer(error, "Error", "Code")  # Ceph sends no text with it
             if isinstance(code, str) and not _answer(error, "Error", "Message"):
@@ -285,13 +273,13 @@ class Bucket:
 
 
 def _answer(error: Exception, part: str, name: str) -> object:
-    """Return a part of the store's answer behind a client's error; None where there was none."""
+    """Return a part of the store's answer behind a client's error, or None."""
     answer = getattr(error.__cause__, "response", None)
     return answer.get(part, {}).get(name) if isinstance(answer, dict) else None
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Raise for a folder that cannot be read: it is not an empty one. One that is not there (any more) is."""
+    """Raise for a folder that cannot be read; one that does not exist (any more) is empty."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -300,9 +288,9 @@ Objects = Folder | Bucket
 
 
 def open_objects(root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None) -> Objects:
-    """Return the objects below a folder or, where `root` is a URL, in an object store.
+    """Return the objects below a folder or, if `root` is a URL, in an object store.
 
-    UnavailableError: the store's client is not installed, or it is a store of another kind. OSError: else.
+    UnavailableError: the store's client is not installed, or it is a store of another kind. OSError: otherwise.
     """
     text = str(root)
     if "://" in text and not text.startswith("s3://"):

@@ -12,19 +12,14 @@ RECENT_S = 3600.0
 def other_journals(lake: Lake, origin: str, now_unix_s: float | None = None) -> list[str]:
     """Return the other journals (`Segment.origin`) that rolled into the lake within the last hour, sorted.
 
-    A journal is one replica's; its name need not be. Only the segments of today and yesterday (UTC) are listed, and
-    none is opened. Raises OSError where the lake cannot be listed.
+    A journal is one replica's; its name need not be. Lists only today's and yesterday's segments (UTC); raises OSError.
     """
     now_s = time.time() if now_unix_s is None else now_unix_s
     today = day_of(round(now_s * 1e9))
-    found = {
-        segment.origin
-        for day in (today - timedelta(days=1), today)
-        for segment in lake.all_segments(day)
-        # A merged one may be young though its rolls are old.
-        if not segment.is_compacted and now_s - segment.modified_unix_s <= RECENT_S
-    }
-    return sorted(found - {origin})
+    found = (*lake.all_segments(today - timedelta(days=1)), *lake.all_segments(today))
+    # A compacted segment may be young though its rolls are old.
+    recent = (each for each in found if not each.is_compacted and now_s - each.modified_unix_s <= RECENT_S)
+    return sorted({segment.origin for segment in recent} - {origin})
 
 
 def replica_of(origin: str) -> str:

@@ -14,11 +14,11 @@ _What = Literal["samples", "slots"]
 
 
 def note_deletion(lake: Lake, what: _What, until: date) -> None:
-    """Note, before anything is deleted, that all of that day and of those before it may be. Raises OSError."""
+    """Note, before anything is deleted, that all through that day may be. Raises OSError."""
     if deleted_through(lake, what) >= until:
         return
     text = msgspec.json.encode({"through": until, "noted_unix_ns": time.time_ns()}) + b"\n"
-    with contextlib.suppress(FileExistsError):  # another one was quicker
+    with contextlib.suppress(FileExistsError):  # another replica was quicker
         lake.objects.create(f"{_FOLDER}/{what}-through-{until}.json", text)
     for name, day in _notes(lake, what):
         if day < until:
@@ -26,7 +26,7 @@ def note_deletion(lake: Lake, what: _What, until: date) -> None:
 
 
 def deleted_through(lake: Lake, what: _What) -> date:
-    """Return the last day through which retention deletes, `date.min` where it never did. Raises OSError."""
+    """Return the last day through which retention deletes, `date.min` if it never did. Raises OSError."""
     return max((day for _, day in _notes(lake, what)), default=date.min)
 
 
@@ -35,6 +35,6 @@ def _notes(lake: Lake, what: _What) -> list[tuple[str, date]]:
     notes = []
     for entry in lake.objects.entries(_FOLDER):
         if entry.name.startswith(start) and entry.name.endswith(end):
-            with contextlib.suppress(ValueError):  # somebody else's
+            with contextlib.suppress(ValueError):  # not a note
                 notes.append((entry.name, date.fromisoformat(entry.name[len(start) : -len(end)])))
     return notes

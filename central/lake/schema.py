@@ -7,7 +7,7 @@ from whitepanda.common.window_columns import WINDOW_COLUMNS
 #: Written into every segment's metadata as `whitepanda.schema`.
 SCHEMA_VERSION = 1
 
-#: A value that is not known is null. `machine` is where the task ran: the host itself, or an imported trace's machine.
+#: A value that is not known is null. `machine` ran the task: the host itself, or an imported trace's machine.
 #: (host, spool_id, sequence) identifies a batch; the reading view takes every batch from one segment only.
 SAMPLES = pa.schema(
     [

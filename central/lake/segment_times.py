@@ -56,7 +56,7 @@ class SegmentTimes:
 
 
 def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the least and the greatest value; everything where the footer does not say."""
+    """Return the least and the greatest value; everything if the footer does not have them."""
     statistics = column.statistics
     if statistics is None or not statistics.has_min_max:
         return _EVER

@@ -2,13 +2,12 @@
 
     <root>/samples/day=YYYY-MM-DD/<replica>-<n>.parquet
 
-The day is that of `start_unix_ns` in UTC. `<n>` is `<journal>-<first row>`: the journal's incarnation and the first
-journal row that was rolled, so that repeating a roll after a crash writes the same files, and a new
-journal never writes over an older one's. One roll writes at most one file per day.
+The day is the UTC day of `start_unix_ns`. `<n>` is `<journal>-<first row>`: the journal's incarnation and the first
+journal row that was rolled, so a roll that is repeated after a crash writes the same files, and a new journal never
+writes over an older one's. One roll writes at most one file per day.
 
 A compacted segment is named `<first row>_<last row>`. It replaces the day's segments of that journal whose first rows
-are in that range, even while they still exist (`central.roll_ups.compaction`). Only the name decides, so the
-replacement is atomic.
+are in that range, even while they still exist (`central.roll_ups.compaction`): the replacement is atomic.
 """
 
 from __future__ import annotations
@@ -29,24 +28,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.lake import checksums, drafts
-from central.lake.batches_once import samples_once
 from central.lake.errors import DamagedError, LakeError
 from central.lake.objects import Entry, Folder, NotRegularError, Objects, open_objects
+from central.lake.replica_copies import samples_once
 from central.lake.schema import SAMPLES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-
 DAY_NS = 86_400 * 10**9
-_OPEN_FILES = 64  # at once
+_OPEN_FILES = 64  # at a time
 _EPOCH = date(1970, 1, 1)
 _SAMPLES = "samples"
 _REMEDY = (
     "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost "
     "(all that is damaged: `whitepanda lake verify`)"
 )
-_NO_FILE = "it is not a regular file, nor a link to one"
 _NAME = re.compile(r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$")
 
 
@@ -69,7 +66,7 @@ class Segment:
 
     @classmethod
     def of(cls, objects: Objects, entry: Entry) -> Self | None:
-        """Return an object of the lake as a segment; None where its name is none of a segment."""
+        """Return an object of the lake as a segment; None if its name is not a segment's."""
         folder, _, file = entry.name.rpartition("/")
         day, name = day_in(folder.removeprefix(f"{_SAMPLES}/")), _NAME.match(file)
         if day is None or name is None:
@@ -91,15 +88,13 @@ class Segment:
     @property
     def path(self) -> Path:
         """A local file with the segment's bytes; in a folder the segment itself, DamagedError if it is not a file."""
-        try:
+        with self._regular():
             return self.objects.local(self.key)
-        except NotRegularError as error:
-            raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
 
     @property
     def footer(self) -> pq.FileMetaData:
-        """The Parquet footer. It is not cached, because it takes 50 KB of memory. Raises DamagedError."""
-        with self.damage_told(), self.objects.open(self.key) as file:
+        """The Parquet footer, not cached as it takes 50 KB of memory. Raises DamagedError."""
+        with self.damage_reported(), self.objects.open(self.key) as file:
             return pq.read_metadata(file)
 
     @cached_property
@@ -108,28 +103,34 @@ class Segment:
         footer = self.footer
         schema = (footer.metadata or {}).get(b"whitepanda.schema", b"0")
         if not schema.isdigit():
-            raise DamagedError(self.objects.root, self.key, f"its schema is {schema[:20]!r}", _REMEDY)
+            raise self._damaged(f"its schema is {schema[:20]!r}")
         return int(footer.num_rows), int(schema)
 
     def check(self, file: BinaryIO | None = None) -> None:
         """Verify the digest of the segment, or of the open `file`. Raises DamagedError or OSError."""
-        try:
-            with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
-                checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
-        except NotRegularError as error:
-            raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
+        with self._regular(), contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
+            checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
 
     @contextlib.contextmanager
-    def damage_told(self) -> Iterator[None]:
+    def damage_reported(self) -> Iterator[None]:
         """Convert pyarrow's read errors to DamagedError. I/O errors pass unchanged."""
+        with self._regular():
+            try:
+                yield
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, NotRegularError) or getattr(error, "errno", None) is not None:
+                    raise
+                raise self._damaged((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+    @contextlib.contextmanager
+    def _regular(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            why = _NO_FILE if isinstance(error, NotRegularError) else why
-            raise DamagedError(self.objects.root, self.key, why, _REMEDY) from error
+        except NotRegularError as error:
+            raise self._damaged("it is not a regular file, nor a link to one") from error
+
+    def _damaged(self, why: str) -> DamagedError:
+        return DamagedError(self.objects.root, self.key, why, _REMEDY)
 
     @property
     def rows(self) -> int:
@@ -137,12 +138,10 @@ class Segment:
         return self._facts[0]
 
     def check_schema(self) -> None:
-        """Make sure that it has the columns of `central.lake.schema.SAMPLES`; LakeError where it does not."""
+        """Make sure that it has the columns of `central.lake.schema.SAMPLES`; LakeError if not."""
         if (schema := self._facts[1]) != SCHEMA_VERSION:
-            raise LakeError(
-                f"{self.objects.root}/{self.key} has schema {schema}, this central reads {SCHEMA_VERSION}; "
-                "use the version of central that wrote it"
-            )
+            problem = f"{self.objects.root}/{self.key} has schema {schema}, this central reads {SCHEMA_VERSION}"
+            raise LakeError(f"{problem}; use the version of central that wrote it")
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
@@ -163,24 +162,21 @@ class Lake:
 
     @property
     def root(self) -> Path:
-        """The folder; only where the lake is one."""
+        """The folder; LakeError if the lake is not one."""
         if not self.is_folder:
             raise LakeError(f"lake {self.name} is not a folder")
         return Path(self.name)
 
     @property
     def samples_dir(self) -> Path:
-        """The folder of the segments; only where the lake is a folder."""
+        """The folder of the segments; LakeError if the lake is not a folder."""
         return self.root / _SAMPLES
 
     def is_there(self) -> bool:
-        """Whether there is anything of a lake: a segment, slots, a version. Raises OSError."""
-        folders = {_SAMPLES: "day=", "slots": "slot=", "versions": ""}
-        return any(
-            entry.name.removeprefix(f"{folder}/").startswith(start)
-            for folder, start in folders.items()
-            for entry in self.objects.entries(folder)
-        )
+        """Whether the lake has a segment, slots or a version. Raises OSError."""
+        starts = (f"{_SAMPLES}/day=", "slots/slot=", "versions/")
+        found = ((entry, start) for start in starts for entry in self.objects.entries(start.partition("/")[0]))
+        return any(entry.name.startswith(start) for entry, start in found)
 
     def days(self) -> list[date]:
         """Return the days that have segments, ascending."""
@@ -191,7 +187,7 @@ class Lake:
         return without_superseded(self.all_segments(day))
 
     def all_segments(self, day: date | None = None) -> list[Segment]:
-        """Return the segments of one day, or all of them, with those that a compacted one stands for."""
+        """Return the segments of one day, or all, with those that a compacted one replaces."""
         prefix = _SAMPLES if day is None else f"{_SAMPLES}/day={day.isoformat()}"
         found = (Segment.of(self.objects, entry) for entry in self.objects.entries(prefix))
         return sorted(filter(None, found), key=lambda segment: (segment.day, segment.key))
@@ -209,16 +205,12 @@ class Lake:
         number of open files, the pieces of a roll of many days are read more than once.
 
         Args:
-            pieces: called one or more times; each call must yield the same tables; rows of schema
-            `central.lake.schema.SAMPLES`.
-            stem: from `segment_stem`. Files of that name are replaced: the caller repeats the very same roll.
-            provenance: goes into the footers as `whitepanda.<key>`, beside the schema's and the product's version.
+            pieces: yields the same tables at each call, of schema `central.lake.schema.SAMPLES`.
+            stem: from `segment_stem`. Files of that name are replaced: the caller repeats the same roll.
+            provenance: goes into the footers as `whitepanda.<key>`, next to the versions of schema and product.
 
-        Returns:
-            The segments, by day; none without rows.
-
-        Raises:
-            OSError: the disk is full or not writable. Nothing is left half written under a segment's name.
+        Returns the segments, by day; none without rows. OSError: the disk is full or not writable; nothing is left half
+        written under a segment's name.
         """
         schema = stamped_schema(provenance)
         written: dict[int, Segment] = {}
@@ -227,23 +219,22 @@ class Lake:
             done, is_complete = set(written), True
             with contextlib.ExitStack() as stack:
                 files: dict[int, SegmentFile] = {}
-                for piece in pieces():
-                    for number, rows in _by_day(piece):
-                        if number in done:
-                            continue
-                        if number not in files and len(files) >= _OPEN_FILES:
+                for number, rows in (found for piece in pieces() for found in _by_day(piece)):
+                    if number in done:
+                        continue
+                    if number not in files:
+                        if len(files) >= _OPEN_FILES:
                             is_complete = False
                             continue
-                        if number not in files:
-                            written[number] = segment = self.segment(_EPOCH + timedelta(days=number), stem)
-                            files[number] = stack.enter_context(SegmentFile(segment, schema))
-                        files[number].write(rows)
+                        written[number] = segment = self.segment(_EPOCH + timedelta(days=number), stem)
+                        files[number] = stack.enter_context(SegmentFile(segment, schema))
+                    files[number].write(rows)
                 for file in files.values():
                     file.finish()
         return [written[number] for number in sorted(written)]
 
     def segment(self, day: date, stem: str) -> Segment:
-        """Return the segment of a day and stem, whether it is there or not."""
+        """Return the segment of a day and stem, which need not exist."""
         key = f"{_SAMPLES}/day={day.isoformat()}/{stem}.parquet"
         if (found := Segment.of(self.objects, Entry(key, 0, 0.0))) is None:
             raise ValueError(f"no stem of a segment: {stem}")
@@ -252,13 +243,12 @@ class Lake:
     def remove_unfinished(self, origin: str) -> int:
         """Delete drafts of this origin's segments (see `Segment`) whose writer is gone. Returns how many.
 
-        Only for the process that holds that origin's journal, because no other process writes its rolls. A compaction
-        of its segments may be running at the same time, on this machine or another.
+        Only for the process that holds that origin's journal: no other one writes its rolls. A compaction of its
+        segments may run at the same time, also on another machine.
         """
         found = self.samples_dir.glob(f"day=*/{origin}-*.parquet*.tmp") if self.is_folder else ()
-        return sum(
-            drafts.remove_abandoned(path, is_own="_" not in path.name.removeprefix(origin)) for path in list(found)
-        )
+        own = ((path, "_" not in path.name.removeprefix(origin)) for path in list(found))
+        return sum(drafts.remove_abandoned(path, is_own=is_own) for path, is_own in own)
 
     def samples(
         self, connection: Any, days: Iterable[date] | None = None, segments: Iterable[Segment] | None = None
@@ -280,8 +270,8 @@ class Lake:
 def without_superseded(segments: Iterable[Segment]) -> list[Segment]:
     """Drop the segments that a compacted segment of the same day and journal replaces; keep the order.
 
-    Rolls of a journal are numbered upwards and the ranges of compacted segments are nested or apart, so a
-    segment whose range lies in a longer one has been merged into that.
+    Rolls of a journal are numbered upwards and the ranges of compacted segments are nested or disjoint, so a segment
+    whose range lies in a longer one has been merged into that.
     """
     given = list(segments)
     reach: dict[tuple[date, str], int] = {}
@@ -323,10 +313,9 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 
 
 class SegmentFile:
-    """Writes a segment as a draft; `finish` completes it and publishes it under its name.
+    """Writes a segment as a draft; `finish` completes it and publishes it under its name, without it nothing is left.
 
-    Without `finish` nothing is left. The file has a seal (`central.lake.checksums`), and its pages have
-    checksums for other readers.
+    The file has a seal (`central.lake.checksums`), and its pages have checksums for other readers.
     """
 
     def __init__(self, segment: Segment, schema: pa.Schema) -> None:

@@ -3,20 +3,23 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central.lake.batches_once import BATCH, rows_once
 from central.lake.errors import LakeError
+from central.lake.replica_copies import BATCH, rows_once
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Segment
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
-_SHOWN = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
+_by_time = itemgetter("start_unix_ns", "machine")
+_SAME = ("start_unix_ns", "duration_ns", "cpu_usage_cores")  # in the lake and in `VmWindow`
+_SHOWN = ("machine", "cpi", *_SAME)
 
 
 class SlowError(Exception):
@@ -26,8 +29,7 @@ class SlowError(Exception):
 class VmWindows:
     """Reads windows of one VM, each question within `deadline_s`. Safe in threads.
 
-    Segments never change, so which times their row groups have (`times`) is read once; of a group that has the time
-    wanted the column `vm` is read, and the others only where the VM is in it.
+    Of a row group with the wanted time (`times`) the column `vm` is read, and the others only if the VM is in it.
     """
 
     def __init__(self, times: SegmentTimes, deadline_s: float = 20.0) -> None:
@@ -37,36 +39,27 @@ class VmWindows:
     def read(self, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.
 
-        Where several hosts claim the VM, each has the same share of them: none pushes out another's. Times are
-        nanoseconds since 1970. SlowError: it takes longer than `deadline_s`. LakeError: a segment is damaged, or of
-        another version of central. OSError: the lake cannot be read.
+        If several hosts claim the VM, each has the same share of the windows. Times are nanoseconds since 1970.
+        SlowError: it takes too long. LakeError: a segment is damaged, or another version's. OSError: unreadable lake.
         """
         give_up_at_s = time.monotonic() + self._deadline_s
         try:
             found = rows_once(self._read(vm, since, until, give_up_at_s))
         except FileNotFoundError:  # merged into another segment since it was listed
             found = rows_once(self._read(vm, since, until, give_up_at_s))
-        found = sorted(found, key=_by_time, reverse=True)
         places: Counter[str] = Counter()
         ranked = []
-        for row in found:
+        for row in sorted(found, key=_by_time, reverse=True):
             ranked.append((places[row["machine"]], row))
             places[row["machine"]] += 1
-        ranked.sort(key=lambda each: each[0])
+        ranked.sort(key=itemgetter(0))
         found = sorted((row for _, row in ranked[:limit]), key=_by_time)
         return [
-            fleet_pb2.VmWindow(
-                host=row["machine"],
-                start_unix_ns=row["start_unix_ns"],
-                duration_ns=row["duration_ns"],
-                cpi=or_nan(row["cpi"]),
-                cpu_usage_cores=row["cpu_usage_cores"],
-            )
+            fleet_pb2.VmWindow(host=row["machine"], cpi=or_nan(row["cpi"]), **{name: row[name] for name in _SAME})
             for row in found
         ]
 
     def _read(self, vm: str, since: int, until: int, give_up_at_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the rows with their origin."""
         for segment in self._times.segments(since, until):
             if time.monotonic() > give_up_at_s:
                 raise SlowError(f"took longer than {self._deadline_s:g} s")
@@ -91,15 +84,11 @@ class VmWindows:
             raise LakeError(f"{segment.objects.root}/{segment.key} is damaged: {error}") from error
 
 
-def _by_time(row: dict[str, Any]) -> tuple[int, str]:
-    return row["start_unix_ns"], row["machine"]
-
-
 def _equal(table: pa.Table, vm: str) -> pa.ChunkedArray | None:
-    """Return which rows are the VM's; None where none is. The column's dictionary decides it at once."""
-    chunks, is_there = [], False
-    for chunk in table.column("vm").chunks:
-        at = chunk.dictionary.index(vm).as_py()
-        is_there = is_there or at >= 0
-        chunks.append(pc.equal(chunk.indices, at))
-    return pa.chunked_array(chunks, pa.bool_()) if is_there else None
+    """Return which rows are the VM's, by the column's dictionary; None without any."""
+    chunks = table.column("vm").chunks
+    places = [chunk.dictionary.index(vm).as_py() for chunk in chunks]  # -1 for none
+    if max(places, default=-1) < 0:
+        return None
+    equal = [pc.equal(chunk.indices, at) for chunk, at in zip(chunks, places, strict=True)]
+    return pa.chunked_array(equal, pa.bool_())

@@ -246,7 +246,7 @@ def _groups(pieces: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[p
 def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
     for source in sources:
         source.check_schema()
-        with source.damage_told(), source.objects.open(source.key) as file:
+        with source.damage_reported(), source.objects.open(source.key) as file:
             source.check(file)  # a damaged source gets no new seal
             file.seek(0)
             with pq.ParquetFile(file, page_checksum_verification=True) as parquet:

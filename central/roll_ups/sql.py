@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from central.lake.batches_once import SQL_ROWS_ONCE, SQL_TAKEN
+from central.lake.replica_copies import SQL_ROWS_ONCE, SQL_TAKEN
 from central.lake.segments import Lake, Segment
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def write_part(
     """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
 
     Rows of the machines in `without` are left out. Where journals share a batch, or an older part has it
-    (`old_batches`), it counts once (`central.lake.batches_once`); rows of one batch and day are in one segment.
+    (`old_batches`), it counts once (`central.lake.replica_copies`); rows of one batch and day are in one segment.
     """
     columns = (
         "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive, "

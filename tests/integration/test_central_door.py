@@ -388,7 +388,7 @@ async def test_streams_that_read_nothing_end(make, pki, monkeypatch) -> None:
     central = await make.central(unread_s=1.0)
     connection = await unread_hellos(central, pki["h1"], "h1", 9)
     await until(lambda: central.ingest.refused_streams["unread"] == 9)
-    await until(lambda: central.ingest._open == 0 and len(central.ingest._peers) == 0)
+    await until(lambda: central.ingest._open == 0 and not central.ingest._peers._peers)
     await make.peer(central, "h1").hello("h1")
     connection.transport.abort()
 

@@ -5,7 +5,7 @@ import sys
 import time
 
 from central.build import client, worker
-from central.journal import database, received, reserve, tables, writer
+from central.journal import database, received_once, reserve, tables, writer
 from central.lake import lease
 from whitepanda.common import cli
 
@@ -41,8 +41,8 @@ def acknowledge_first() -> None:
 
 def forget_duplicates() -> None:
     """A central that was started again does not know what it has taken before."""
-    received.Received._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
-        (host, spool_id), received.SequenceRanges()
+    received_once.Received._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
+        (host, spool_id), received_once.SequenceRanges()
     )
     acknowledge_late()
 

@@ -20,8 +20,8 @@ from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import is_printable, printable
 
-#: Of central's core: without its new listener ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3,
-#: because the thread that waits for a completion polls the sockets too (docs/adr/0003).
+#: Without gRPC's new listener central's ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3, because
+#: the thread that waits for a completion polls the sockets too (docs/adr/0003).
 GRPC_EXPERIMENTS = "-event_engine_listener"
 
 
@@ -51,7 +51,7 @@ errors: Console = PlainConsole(stderr=True)
 
 _READER_GONE = 141  # 128 + SIGPIPE, as a shell reports it
 _ALIKE = 0.75  # least similarity of an option that is suggested
-#: Phrases of pydantic, and ours.
+#: Phrases of pydantic, and whitepanda's.
 _PHRASES = (
     ("Value error, ", ""),
     ("Input should be ", "must be "),
@@ -151,8 +151,8 @@ def _wanted(argv: list[str]) -> str | None:
 
 def main() -> None:
     """Run the command line. Known errors end in one line on standard error and their exit code."""
-    # gRPC's core reads these settings when it is imported, which is below here. It writes raw lines for every failed
-    # handshake; only central reads them (central.ingest.tls_rejections), elsewhere errors are exceptions.
+    # gRPC's core reads these settings when it is imported, later. It writes raw lines for every failed handshake; only
+    # central reads them (central.ingest.tls_rejections), elsewhere errors are exceptions.
     is_central = _wanted(sys.argv) == "central"
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if is_central else "NONE")
     if is_central:
@@ -173,7 +173,7 @@ def main() -> None:
     except BrokenPipeError:
         _leave_reader()
     except SystemExit as error:
-        # This is how rich and typer end where the reader is gone.
+        # rich and typer end like this if the reader is gone.
         if isinstance(error.__context__, BrokenPipeError):
             _leave_reader()
         raise
@@ -183,27 +183,25 @@ def main() -> None:
 
 def _fail(*problems: str, exit_code: int) -> NoReturn:
     for problem in problems:
-        shown = printable(problem, keep="\n")
-        errors.print(Text.assemble(("error:", "bold red"), " ", shown), soft_wrap=True)
+        errors.print(Text.assemble(("error:", "bold red"), " ", printable(problem, keep="\n")), soft_wrap=True)
     sys.exit(exit_code)
 
 
 def _leave_reader() -> NoReturn:
     """End because the reader of the output has gone; buffered output must not fail once more."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(_READER_GONE)
 
 
 def _fail_usage(error: typer.TyperException) -> NoReturn:
     """Report a wrong command line in one line. typer has shown the help of a command without arguments."""
     exit_code: int = getattr(error, "exit_code", 1)
-    context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.exit(exit_code)
-    problem = _usage_problem(error)
-    help_of = f"; see `{context.command_path} --help`" if context is not None else ""
-    _fail(problem if problem.endswith("?") else problem + help_of, exit_code=exit_code)
+    problem, context = _usage_problem(error), getattr(error, "ctx", None)
+    if context is not None and not problem.endswith("?"):
+        problem += f"; see `{context.command_path} --help`"
+    _fail(problem, exit_code=exit_code)
 
 
 def _usage_problem(error: typer.TyperException) -> str:
@@ -211,15 +209,13 @@ def _usage_problem(error: typer.TyperException) -> str:
     if isinstance(option := getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
         near = get_close_matches(option, error.possibilities or (), cutoff=_ALIKE)
         return f"{option}: no such option" + (f", did you mean {' or '.join(near)}?" if near else "")
-    text = error.format_message()
     if type(error) is typer.BadParameter and error.param is not None:
         return f"{' / '.join(error.param.opts)}: {_value_problem(error)}"
-    text = text.replace(". Did you mean", ", did you mean").rstrip(".")
+    text = error.format_message().replace(". Did you mean", ", did you mean").rstrip(".")
     return text[:1].lower() + text[1:]
 
 
 def _value_problem(error: typer.BadParameter) -> str:
-    """Say what a value must be, and the value."""
     text = error.message.rstrip(".").partition(", unable to parse")[0]
     for phrase, plain in _PHRASES:
         text = text.replace(phrase, plain)

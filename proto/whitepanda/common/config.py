@@ -5,7 +5,7 @@ import ipaddress
 import math
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -22,18 +22,12 @@ Check = Callable[[T, Container[str]], Iterable[str]]
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
 MAX_PORT = 65535
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::[0-9]{0,5})?")
-#: In place of a wrong value.
-_WRONG = object()
+_WRONG = object()  # in place of a wrong value
 _SIMPLE = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: the file is missing, unreadable or not TOML; the line is named.
-
-    """
+    """Read a TOML file; ConfigError, with the line, if it is missing, unreadable or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -45,16 +39,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def convert(data: dict[str, Any], kind: type[T], where: str, check: Check[T] = lambda _config, _wrong: ()) -> T:
     """Turn parsed TOML into `kind`, a frozen msgspec.Struct that forbids unknown fields.
 
-    Args:
-        data: of the file.
-        kind: its numbers may have bounds: `Annotated[float, msgspec.Meta(ge=0, le=1)]`.
-        where: what errors begin with.
-        check: takes the configuration and the keys known to be wrong, which have their defaults there; yields further
-            problems, each beginning with its key.
-
-    Raises:
-        ConfigError: names the file, the key, the value and what was expected, for every wrong setting at once.
-
+    Its numbers may have bounds: `Annotated[float, msgspec.Meta(ge=0, le=1)]`. `check` takes the configuration and the
+    keys known to be wrong, which have their defaults there; it yields further problems, each beginning with its key.
+    ConfigError: `where`, the key, the value and what was expected, for every wrong setting.
     """
     wrong: dict[str, str] = {}
     config = msgspec.convert(_sound(data, kind, "", wrong), kind)
@@ -98,8 +85,8 @@ def is_loopback(host: str) -> bool:
 def is_own_name(host_header: str, names: Container[str]) -> bool:
     """Whether a request's Host header means an HTTP server with these names, in lower case.
 
-    A web page can have a browser call any server by a name of the page's own that leads there (DNS rebinding), but not
-    by an IP address: every address is allowed, and "localhost".
+    A web page can have a browser call any server by a name of the page's owner (DNS rebinding), but not by an IP
+    address: every address is allowed, and "localhost".
     """
     match = _HOST_HEADER.fullmatch(host_header)
     if match is None:
@@ -133,8 +120,8 @@ def _sound(value: Any, kind: Any, path: str, wrong: dict[str, str]) -> Any:
 
 
 def _value_problem(value: Any, kind: Any, limits: msgspec.Meta | None) -> str:
-    infinite = next((number for number in _numbers(value) if not math.isfinite(number)), None)
-    if infinite is not None:
+    numbers = (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, float))
+    if (infinite := next((one for one in numbers if not math.isfinite(one)), None)) is not None:
         return f"a finite number (value {infinite})"
     try:
         number = msgspec.convert(value, kind)
@@ -153,11 +140,11 @@ def _sound_table(value: Any, kind: type[msgspec.Struct], path: str, wrong: dict[
     found = {}
     for key, item in value.items():
         place = f"{path}.{key}".removeprefix(".")
-        if key not in fields:
+        if key in fields:
+            found[key] = _sound(item, fields[key].type, place, wrong)
+        else:
             known = ", ".join(sorted(fields)) or "none"
             wrong[place] = f"unknown key '{place}' (value {_show(item)}); known here: {known}"
-            continue
-        found[key] = _sound(item, fields[key].type, place, wrong)
     for key, field in fields.items():
         if field.required and key not in found:
             place = f"{path}.{key}".removeprefix(".")
@@ -188,7 +175,6 @@ def _stand_in(kind: Any) -> Any:
 
 
 def _words(kind: Any) -> str:
-    """Say what a value must be."""
     kind, _ = bounds(kind)
     if allowed := _allowed(kind):
         return " or ".join(allowed)
@@ -198,14 +184,6 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is tuple and arguments[1:] != (...,):
         return f"a list of {len(arguments)}: {', '.join(_words(one) for one in arguments)}"
     return "a table" if _is_struct(kind) or get_origin(kind) is dict else "a list"
-
-
-def _numbers(data: Any) -> Iterator[float]:
-    if isinstance(data, float):
-        yield data
-    elif isinstance(data, list):
-        for item in data:
-            yield from _numbers(item)
 
 
 def _show(value: Any) -> str:

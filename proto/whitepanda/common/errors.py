@@ -2,29 +2,19 @@
 
 
 class WhitepandaError(Exception):
-    """Base of all errors that people see in one line: what, where, the value, the remedy."""
+    """Base of all errors that people see: `problems`, nearly always one, each in a line: what, where, value, remedy."""
 
     exit_code = 1
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Each in a line of its own; nearly always one."""
-        return (str(self),)
+    def __init__(self, *problems: object) -> None:
+        self.problems = tuple(map(str, problems))
+        super().__init__("; ".join(self.problems))
 
 
 class ConfigError(WhitepandaError):
-    """A configuration file or settings in it are wrong: all that are, one problem each."""
+    """A configuration file or settings in it are wrong: all of them, one problem each, in the order of the file."""
 
     exit_code = 2
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self._problems = problems
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is wrong, in the order of the file."""
-        return self._problems
 
 
 class InputError(WhitepandaError):
@@ -34,12 +24,9 @@ class InputError(WhitepandaError):
 
 
 class FieldError(InputError):
-    """One value that the user gave is wrong. The message names it as an option of the command line.
+    """One value that the user gave is wrong: the `problem` with `field`, its name in the fleet API.
 
-    Args:
-        field: its name, as in the fleet API.
-        problem: the value and what is wrong with it.
-
+    The message names it as an option of the command line.
     """
 
     def __init__(self, field: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Which central a tool asks, and by which certificate: from the flags, the environment, or a file of fleets.
+"""Which central a tool connects to, with which certificate: from the flags, the environment, or a file of fleets.
 
     default = "prod"
 
@@ -6,8 +6,7 @@
     central = "central.example.net:7443"
     tls = "~/pki"
 
-The file is `~/.config/whitepanda/config.toml` (below XDG_CONFIG_HOME where that is set), then
-/etc/whitepanda/config.toml.
+The file is `~/.config/whitepanda/config.toml` (or below XDG_CONFIG_HOME), then /etc/whitepanda/config.toml.
 """
 
 import os
@@ -54,17 +53,14 @@ class CentralAddress:
 
 
 def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
-    """Return whom to ask: each setting is the first that is given of flag, environment, file of fleets.
+    """Return the central to ask: each setting is the first that is given of flag, environment, file of fleets.
 
-    Args:
-        flags: of the command line.
-        fleet: --fleet: that fleet of the file precedes the environment; "" = the environment's, else the default.
+    `fleet` (--fleet) precedes the environment; "" = the environment's, else the default.
 
     Raises:
         ConfigError: a file of fleets is wrong.
-        InputError: there is no such fleet, or central's address is not given or no host:port.
+        InputError: there is no such fleet, or central's address is not given or not host:port.
         TlsError: a TLS file is not given, or not in its folder.
-
     """
     environment = Fleet(central=os.environ.get(CENTRAL, ""), tls=os.environ.get(TLS, ""))
     sources, profile = [flags, environment], (Fleet(), "")
@@ -80,24 +76,17 @@ def resolve(flags: Fleet, fleet: str = "") -> CentralAddress:
         raise InputError(f"no central is named: {ways}")
     if found in (flags, environment):  # a file's is checked when it is read
         _check_address(found.central, "--central" if found is flags else CENTRAL)
-    # What central's certificate is called is of the central that it was written down with.
+    # The server name belongs to the central that it was written down with.
     return CentralAddress(found.central, files_in(sources), flags.server_name or found.server_name)
 
 
 def files_in(sources: Sequence[Fleet]) -> TlsFiles:
-    """Return the three TLS files: each is of the first source that has it, or a folder.
-
-    Raises:
-        TlsError: one is not given, or not in its folder.
-
-    """
-    return TlsFiles(
-        ca=_file(sources, "ca", ".crt"), certificate=_file(sources, "cert", ".crt"), key=_file(sources, "key", ".key")
-    )
+    """Return the three TLS files, each of the first source with it or a folder; TlsError if one is missing."""
+    return TlsFiles(*(_file(sources, field) for field in _FILES))
 
 
 def _is_enough(sources: Sequence[Fleet]) -> bool:
-    has_files = any(one.tls for one in sources) or all((sources[0].ca, sources[0].cert, sources[0].key))
+    has_files = any(one.tls for one in sources) or all(getattr(sources[0], field) for field in _FILES)
     return has_files and any(one.central for one in sources)
 
 
@@ -111,7 +100,7 @@ def _check_address(central: str, name: str) -> None:
         raise InputError(f"{name} must be host:port, the port from 1 to {MAX_PORT} (value {central!r})")
 
 
-def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
+def _file(sources: Sequence[Fleet], field: str) -> str:
     flags = sources[0]
     for source in sources:
         if given := getattr(source, field):
@@ -119,11 +108,12 @@ def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
         if source.tls:
             name = "ca" if field == "ca" else flags.name or source.name or _OPERATOR
             environment = TLS if source.tls == os.environ.get(TLS) else "tls of the fleet"
-            return _in_folder(Path(source.tls), name + ending, "--tls" if source is flags else environment)
+            file = f"{name}.{'key' if field == 'key' else 'crt'}"
+            return _in_folder(Path(source.tls), file, "--tls" if source is flags else environment)
     given = ((other, source) for other in _FILES for source in reversed(sources) if getattr(source, other))
-    beside = {other: f"--{other}" if source is flags else f"{other} of the fleet" for other, source in given}
-    if beside:
-        known = " and ".join(beside.values())
+    others = {other: f"--{other}" if source is flags else f"{other} of the fleet" for other, source in given}
+    if others:
+        known = " and ".join(others.values())
         raise TlsError(f"--{field} is missing beside {known}: give it too, or --tls DIR (of `whitepanda pki`)")
     ways = f"give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, or give --ca, --cert and --key"
     raise TlsError(f"no TLS files are named: {ways}")

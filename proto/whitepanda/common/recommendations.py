@@ -8,7 +8,7 @@ from typing import Any
 from whitepanda.common.texts import printable
 from whitepanda.v1 import agent_pb2
 
-#: Prefix of the reason where a signal is cut off and may be higher.
+#: Prefix of the reason if a signal is cut off and may be higher.
 _AT_LEAST = "at least: "
 
 _DONE = {
@@ -72,9 +72,6 @@ def recommendation_lines(found: Iterable[agent_pb2.Recommendation]) -> Iterator[
         name, victim = one.name or one.vm, one.victim_name or one.victim
         done = _DONE.get(one.action, action_word(one.action) + " {name}").format(name=name, victim=victim)
         amount = "" if math.isnan(one.amount) else f" to {one.amount:g} {one.unit}"
-        yield printable(f"{number}. {done}{amount}")
-        yield printable(f"   {effect_text(one.effect)}")
-        for line in one.evidence:
-            yield printable(f"   - {line}")
-        for command in one.commands:
-            yield printable(f"   $ {shlex.join(command.words)}  # {command.purpose}")
+        evidence = (f"   - {line}" for line in one.evidence)
+        commands = (f"   $ {shlex.join(command.words)}  # {command.purpose}" for command in one.commands)
+        yield from map(printable, (f"{number}. {done}{amount}", f"   {effect_text(one.effect)}", *evidence, *commands))

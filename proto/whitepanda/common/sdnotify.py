@@ -5,7 +5,7 @@ import socket
 
 
 def notify(state: str) -> bool:
-    """Send `state` (such as "READY=1") to the service manager. False where there is none; never raises."""
+    """Send `state` (such as "READY=1") to the service manager. False if there is none; never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -21,7 +21,7 @@ def notify(state: str) -> bool:
 
 
 def watchdog_interval_s() -> float | None:
-    """How often to send "WATCHDOG=1" (half of what the manager allows), or None where no watchdog is set."""
+    """How often to send "WATCHDOG=1" (half of what the manager allows), or None if no watchdog is set."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     if not usec.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -1,7 +1,7 @@
-"""Texts of others, such as names of VMs, made fit for a terminal, a log line, a label and a message.
+"""Texts from users, such as names of VMs, made fit for a terminal, a log line, a label and a message.
 
-The user who starts a VM chooses them: bytes that are not UTF-8, which no protobuf takes; control characters; marks that
-turn the reading direction; characters without a shape; any length. Needs only the standard library.
+They may have bytes that are not UTF-8, which protobuf refuses; control characters; marks that turn the reading
+direction; characters without a shape; any length. Needs only the standard library.
 """
 
 import re
@@ -24,12 +24,8 @@ def is_printable(text: str) -> bool:
 def printable(text: str, keep: str = "") -> str:
     r"""Write every character that is not printable as Python does in a string: \x1b, \u202e, \xff for a stray byte.
 
-    What is printable already comes back as it is, so a second time changes nothing.
-
-    Args:
-        text: in which a byte that is not UTF-8 is a surrogate (`surrogateescape`).
-        keep: characters that stay all the same.
-
+    A second time changes nothing. In `text` a byte that is not UTF-8 is a surrogate (`surrogateescape`); characters in
+    `keep` stay.
     """
     if is_printable(text):
         return text

@@ -1,7 +1,7 @@
 """mTLS material: three PEM files, checked before they are used, with errors that name the file and the remedy.
 
-gRPC does not report a problem with the own certificate: the other side just breaks off. So the certificate is checked
-first, with the standard library: a handshake in memory against a verifier like the other side's.
+gRPC does not report a problem with the own certificate: the other side just breaks off. So it is checked first, with
+the standard library: a handshake in memory against a verifier like the other side's.
 """
 
 import contextlib
@@ -23,6 +23,13 @@ from whitepanda.common.errors import TlsError
 CERTIFICATE_WARN_DAYS, CERTIFICATE_CRITICAL_DAYS = 30, 7
 
 _FILES = ("ca", "certificate", "key")
+_ISSUE = {
+    "uplink.tls": "issue a new one with `whitepanda pki host`",
+    "--": "issue a new one with `whitepanda pki operator` or `whitepanda pki importer`",
+}
+_Validity = tuple[dt.datetime, dt.datetime]
+_DER_VERSION, _DER_EXTENSIONS, _DER_DNS_NAME, _DER_UTC_TIME = 0xA0, 0xA3, 0x82, 0x17
+_ALTERNATIVE_NAME = bytes((0x55, 0x1D, 0x11))  # 2.5.29.17
 # OpenSSL's X509_V_ERR_*.
 _NOT_YET_VALID, _EXPIRED, _WRONG_PURPOSE = 9, 10, 26
 _ASK_S = 5.0
@@ -46,10 +53,7 @@ class _Problem:
 
 
 class OwnCertificate:
-    """The end of a side's own certificate; its file is read again when it changes.
-
-    A new certificate counts once its key is there too.
-    """
+    """The end of the own certificate, read again when its file changes; a new one counts once its key is there too."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -57,11 +61,11 @@ class OwnCertificate:
         self._expiry_unix_s: float | None = None
 
     def expiry_unix_s(self) -> float | None:
-        """Return the end in seconds since 1970; None where none could be read yet. Some microseconds."""
+        """Return the end in seconds since 1970; None if none could be read yet. Some microseconds."""
         now = stamps(self._files)
         if now != self._known:
             self._known = now
-            # Not `_usable`: the end of a certificate that has expired must be known, too.
+            # Not `_usable`: the end of an expired certificate must be known, too.
             with contextlib.suppress(OSError, ValueError):
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 context.load_cert_chain(self._files.certificate, self._files.key, password="")
@@ -72,15 +76,14 @@ class OwnCertificate:
 
 def setting(prefix: str, what: str) -> str:
     """Return the full name of one of the three settings: `uplink.tls.key`, or a tool's option `--cert`."""
-    if prefix == "--":
-        return "--cert" if what == "certificate" else f"--{what}"
-    return f"{prefix}.{what}"
+    tool = "--cert" if what == "certificate" else f"--{what}"
+    return tool if prefix == "--" else f"{prefix}.{what}"
 
 
 def problems(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
     """Return certain and possible problems of the three files, one line each; unset ones too.
 
-    `server`: the files are central's. `prefix`: of their settings: "uplink.tls", "central.tls", or "--" for a tool.
+    `server`: the files are central's. `prefix` of their settings: "uplink.tls", "central.tls", or "--" for a tool.
     """
     return [problem.text for problem in _examine(files, server=server, prefix=prefix)]
 
@@ -93,7 +96,7 @@ def warnings(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
 def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.ChannelCredentials:
     """Return a client's credentials (an agent's, a tool's). Reads the files again; some milliseconds.
 
-    Raises TlsError with the first certain one of `problems`: unreadable, not PEM, not a pair, expired, a server's.
+    TlsError: the first certain one of `problems`: unreadable, not PEM, not a pair, expired, a server's.
     """
     ca, certificate, key = _usable(files, server=False, prefix=prefix)
     return grpc.ssl_channel_credentials(ca, key, certificate)
@@ -102,15 +105,17 @@ def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.Cha
 def server_credentials(
     files: TlsFiles, prefix: str = "central.tls", on_change: Callable[[str], None] | None = None
 ) -> grpc.ServerCredentials:
-    """Credentials of central: clients must present a certificate of the CA.
+    """Return central's credentials: clients must present a certificate of the CA.
 
-    The next handshake uses changed files, without a restart; the old ones stay in use if the new cannot work.
-    `on_change` is called in a thread of gRPC's after each change: "" or why the files were not taken. Raises TlsError
-    as `channel_credentials`; here a client's certificate is wrong.
+    The next handshake uses changed files, without a restart; the old ones still apply if the new cannot work.
+    `on_change` is called in a gRPC thread after each change, with "" or why the files were not taken. TlsError: as
+    `channel_credentials`; here a client's certificate is wrong.
     """
-    current = stamps(files)
-    first = _configuration(_usable(files, server=True, prefix=prefix))
-    lock = threading.Lock()
+    current, lock = stamps(files), threading.Lock()
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        ca, certificate, key = _usable(files, server=True, prefix=prefix)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
     def fetch() -> Any:  # None: unchanged, which the stubs do not know
         nonlocal current
@@ -121,26 +126,27 @@ def server_credentials(
             current = now
             problem, configuration = "", None
             try:
-                configuration = _configuration(_usable(files, server=True, prefix=prefix))
+                configuration = read()
             except TlsError as error:  # half written, perhaps: the rest will change the files again
                 problem = str(error)
         if on_change is not None:
             on_change(problem)
         return configuration
 
-    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=True)
 
 
 def not_grpc(details: str) -> str:
-    """Say that a port is not gRPC's, from a handshake's error of gRPC or OpenSSL; "" where it may be."""
-    ways = {"wrong version number": "without TLS", "alpn": "by TLS but not HTTP/2"}
-    how = next((how for sign, how in ways.items() if sign in details.lower().replace("_", " ")), "")
-    text = f"answers {how}, so it is not a gRPC port; take the port of central.listen, not of central.http_listen"
-    return text if how else ""
+    """Return that a port is not gRPC's, from a handshake's error of gRPC or OpenSSL; "" if it may be."""
+    for sign, how in (("wrong version number", "without TLS"), ("alpn", "by TLS but not HTTP/2")):
+        if sign in details.lower().replace("_", " "):
+            remedy = "take the port of central.listen, not of central.http_listen"
+            return f"answers {how}, so it is not a gRPC port; {remedy}"
+    return ""
 
 
 def is_of_another_ca(details: str) -> bool:
-    """Whether a handshake failed because the other side's certificate is of another CA, by OpenSSL's message."""
+    """Whether OpenSSL's message means that the other side's certificate is of another CA."""
     details = details.lower().replace("-", " ")
     return "unable to get local issuer certificate" in details or "self signed certificate" in details
 
@@ -151,10 +157,8 @@ def certificate_names(address: str, files: TlsFiles) -> list[str]:
     try:
         context = client_context(files)
         context.check_hostname = False  # the name is the question
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), _ASK_S) as plain,
-            context.wrap_socket(plain) as stream,
-        ):
+        plain = socket.create_connection((host.strip("[]"), int(port)), _ASK_S)
+        with plain, context.wrap_socket(plain) as stream:
             found: Any = stream.getpeercert() or {}
     except (OSError, ValueError):
         return []
@@ -162,17 +166,12 @@ def certificate_names(address: str, files: TlsFiles) -> list[str]:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context for gRPC over TLS with the three files; OSError or ValueError where they cannot be used."""
+    """Return a context for gRPC over TLS with the three files; OSError or ValueError if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(files.ca)
     context.load_cert_chain(files.certificate, files.key, password="")
     return context
-
-
-def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
-    ca, certificate, key = material
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
 
 def stamps(files: TlsFiles) -> list[tuple[int, int, int]]:
@@ -195,12 +194,8 @@ def _usable(files: TlsFiles, *, server: bool, prefix: str) -> tuple[bytes, bytes
     return ca, certificate, key
 
 
-# -- what can be wrong -------------------------------------------------------------------------------
-
-
 def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]:
-    unreadable = [problem for what in _FILES if (problem := _unreadable(files, what, prefix))]
-    if unreadable:
+    if unreadable := [problem for what in _FILES if (problem := _unreadable(files, what, prefix))]:
         yield from unreadable
         return
     ca, certificate, key = (f"{setting(prefix, what)}: {getattr(files, what)}" for what in _FILES)
@@ -229,7 +224,7 @@ def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem
 def _unreadable(files: TlsFiles, what: str, prefix: str) -> _Problem | None:
     path, name = getattr(files, what), setting(prefix, what)
     if not path:
-        remedy = "`whitepanda pki` makes certificates, docs/operate.md tells how they reach hosts"
+        remedy = "`whitepanda pki` makes certificates, docs/operate.md says how they reach hosts"
         return _Problem(f"{name} is not set; {remedy}")
     try:
         data = Path(path).read_bytes()
@@ -242,13 +237,11 @@ def _verify(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]
     """Verify the certificate as the other side will: first by itself, then against the CA."""
     own = f"{setting(prefix, 'certificate')}: {files.certificate}"
     issue = "issue a new one with `whitepanda pki central`" if server else _ISSUE.get(prefix, _ISSUE["uplink.tls"])
-    error = _refusal(files, files.certificate, server=server)
-    if error is not None:
+    if (error := _refusal(files, files.certificate, server=server)) is not None:
         yield _own_problem(own, error, _validity(files.certificate), server=server, issue=issue)
         if error.verify_code in (_EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE):
             return  # verifying against the CA would say the same again
-    error = _refusal(files, files.ca, server=server)
-    if error is None:
+    if (error := _refusal(files, files.ca, server=server)) is None:
         return
     ca = f"{setting(prefix, 'ca')} ({files.ca})"
     if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
@@ -258,15 +251,6 @@ def _verify(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]
     others = "agents" if server else "central"
     text = f"{own} is not signed by the CA in {ca} ({error.verify_message})"
     yield _Problem(f"{text}; {others} will not accept it unless set up with its CA; {issue}", certain=False)
-
-
-_ISSUE = {
-    "uplink.tls": "issue a new one with `whitepanda pki host`",
-    "--": "issue a new one with `whitepanda pki operator` or `whitepanda pki importer`",
-}
-
-
-_Validity = tuple[dt.datetime, dt.datetime]
 
 
 def _own_problem(
@@ -323,7 +307,7 @@ def reason_text(error: Exception) -> str:
 
 
 def _validity(path: str) -> _Validity | None:
-    """Return the validity of the first certificate in a PEM file; None where it cannot be read.
+    """Return the validity of the first certificate in a PEM file; None if it cannot be read.
 
     The standard library shows it only for certificates that pass verification.
     """
@@ -343,10 +327,6 @@ def _signed(pem: str) -> list[tuple[int, bytes]]:
     first = pem[pem.index("-----BEGIN CERTIFICATE-----") : pem.index("-----END CERTIFICATE-----") + 25]
     signed = _parts(_parts(_parts(ssl.PEM_cert_to_DER_cert(first))[0][1])[0][1])
     return signed[1:] if signed[0][0] == _DER_VERSION else signed
-
-
-_DER_VERSION, _DER_EXTENSIONS, _DER_DNS_NAME, _DER_UTC_TIME = 0xA0, 0xA3, 0x82, 0x17
-_ALTERNATIVE_NAME = bytes((0x55, 0x1D, 0x11))  # 2.5.29.17
 
 
 def _parts(data: bytes) -> list[tuple[int, bytes]]:
@@ -381,8 +361,8 @@ def peer_certificate(context: grpc.ServicerContext | grpc.aio.ServicerContext[An
     """Return the DNS alternative names of the client's verified certificate, and its serial (`serial_text`).
 
     Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
-    gRPC ends a name at its first NUL, so names are read from the certificate; those that are not printable ASCII do
-    not count. Without TLS there are no names, and the serial is "".
+    gRPC cuts a name at a NUL, so names are read from the certificate; only printable ASCII counts. Without TLS there
+    are no names, and the serial is "".
     """
     for pem in context.auth_context().get("x509_pem_cert") or ():
         if isinstance(pem, bytes):
@@ -406,5 +386,5 @@ def _alternative_names(signed: list[tuple[int, bytes]]) -> Iterator[bytes]:
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Return a certificate's names for an error; where there are none, why."""
+    """Return a certificate's names for an error, or why there are none."""
     return ", ".join(sorted(names)) or "none: only DNS alternative names count"

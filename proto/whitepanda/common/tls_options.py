@@ -1,7 +1,4 @@
-"""The options by which tools are given their TLS files: the same names in every command.
-
-Not in `cli`, which must not import gRPC (see `cli.main`).
-"""
+"""The options for TLS files, the same in every command. Not in `cli`, which must not import gRPC (see `cli.main`)."""
 
 import dataclasses
 import functools
@@ -17,31 +14,16 @@ import typer
 from whitepanda.common.fleets import CENTRAL, FLEET, TLS, CentralAddress, Fleet, files_in, resolve
 from whitepanda.common.tls import TlsFiles
 
-FolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls", metavar="DIR", help=f"Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken; or {TLS}."
-    ),
-]
+_FOLDER = f"Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken; or {TLS}."
+_FLEET = f"A fleet of your config.toml in ~/.config/whitepanda; or {FLEET}, or its default."
+_NAME = "The name in our certificate, one of central's operators; default: the fleet's, or operator."
+
+FolderOption = Annotated[Path | None, typer.Option("--tls", metavar="DIR", help=_FOLDER)]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="PEM file: CA of central's certificate, instead of --tls.")]
 CertOption = Annotated[Path | None, typer.Option("--cert", help="PEM file: our certificate, instead of --tls.")]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="PEM file: its key, instead of --tls.")]
 CentralOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help=f"Where central listens; or {CENTRAL}, or a fleet's.")
-]
-FleetOption = Annotated[
-    str,
-    typer.Option(
-        "--fleet",
-        metavar="NAME",
-        help=f"A fleet of your config.toml in ~/.config/whitepanda; or {FLEET}, or its default.",
-    ),
-]
-OperatorOption = Annotated[
-    str,
-    typer.Option(
-        "--name", help="The name in our certificate, one of central's operators; default: the fleet's, or operator."
-    ),
 ]
 ServerNameOption = Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")]
 
@@ -50,12 +32,12 @@ ServerNameOption = Annotated[str, typer.Option(help="Name in central's certifica
 class Operator:
     """The options by which an operator's tool names a fleet and its certificate; see `operator_options`."""
 
-    fleet: FleetOption = ""
+    fleet: Annotated[str, typer.Option("--fleet", metavar="NAME", help=_FLEET)] = ""
     tls: FolderOption = None
     ca: CaOption = None
     cert: CertOption = None
     key: KeyOption = None
-    name: OperatorOption = ""
+    name: Annotated[str, typer.Option("--name", help=_NAME)] = ""
     server_name: ServerNameOption = ""
 
     def address(self, central: str) -> CentralAddress:
@@ -69,7 +51,7 @@ OPERATOR = Operator()
 
 
 def operator_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Operator` one by one, where it has the parameter `operator`."""
+    """Give a command the options of `Operator` one by one, in place of its parameter `operator`."""
     options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in dataclasses.fields(Operator)
@@ -90,11 +72,6 @@ def operator_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def files_of(folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
-    """Return the three files of a tool that is not an operator, from the flags or the environment's folder.
-
-    Raises:
-        TlsError: one is not given, or not in its folder.
-
-    """
+    """Return the files of a tool that is not an operator's, from flags or the environment's folder; else TlsError."""
     tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
     return files_in([Fleet("", tls, name, "", *given), Fleet(tls=os.environ.get(TLS, ""), name=name)])

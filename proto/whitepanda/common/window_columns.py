@@ -1,7 +1,6 @@
-"""What a window has in numbers: the columns of `CpiBatch` on the wire and of the lake's samples, by the same names.
+"""The numbers of a window: the columns of `CpiBatch` on the wire and of the lake's samples, by the same names.
 
-Agent and central read this one table: the agent's window (`agent.sampling.windows.CpiWindow`) has these fields, the
-lake's schema these columns, and central takes no gauge above `largest`.
+The agent's window (`agent.sampling.windows.CpiWindow`) has these fields too; central refuses gauges above `largest`.
 """
 
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ _ROUNDING = 1e-9
 class WindowColumn:
     """One number of a window.
 
-    `cpi` and `cpu_usage_cores` have rules of their own on their way; the unknown is NaN in the others of kind "gauge",
-    2^64-1 in a "count". `how` says how a window sums up its ticks; `largest` is a limit of physics, for gauges.
+    `cpi` and `cpu_usage_cores` have special rules; an unknown "gauge" is NaN, an unknown "count" 2^64-1. `how` says how
+    a window sums up its ticks; `largest` is a limit of physics, for gauges.
     """
 
     name: str

@@ -6,15 +6,9 @@ import stat
 
 
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Read a regular file; at most one byte more than the bound is read.
+    """Read a regular file, or what a link leads to; at most one byte more than `most_bytes` is read.
 
-    Args:
-        path: the file; a link is followed.
-        most_bytes: the bound.
-
-    Raises:
-        OSError: it cannot be read, is a pipe or device (EINVAL), or is larger than the bound (EFBIG).
-
+    OSError: it cannot be read, is a pipe or device (EINVAL), or is larger than `most_bytes` (EFBIG).
     """
     name = os.fspath(path)
     # O_NONBLOCK: opening a pipe without a writer waits otherwise. For a regular file it changes nothing.
@@ -25,11 +19,9 @@ def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", name)
-        left = most_bytes + 1
         parts: list[bytes] = []
         # The size of a file in /proc is 0, and any file may grow while it is read: only a larger size decides.
-        if status.st_size > most_bytes:
-            left = 0
+        left = 0 if status.st_size > most_bytes else most_bytes + 1
         while left > 0 and (part := os.read(descriptor, min(left, 1 << 20))):
             parts.append(part)
             left -= len(part)

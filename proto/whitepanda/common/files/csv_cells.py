@@ -1,10 +1,9 @@
 r"""Cells of CSV files that people may open in a spreadsheet.
 
 A spreadsheet evaluates a cell that begins with =, +, -, @, a tab or a carriage return as a formula, and users can give
-their VMs such names. The writer puts a quote (') before such a text, and the reader removes it. In many locales a
-spreadsheet splits lines at `;` and does not honour the quoting of a cell, so the writer also puts a quote after each
-`;`, tab or line end inside a text if a formula would begin there. All CSV files are written by this module or
-`central.tables.csv_files`.
+their VMs such names: the writer puts a quote (') before such a text, and the reader removes it. In many locales a
+spreadsheet also splits cells at `;`, so the writer puts a quote after each `;`, tab or line end inside a text if a
+formula would begin there. All CSV files are written by this module or `central.tables.csv_files`.
 """
 
 import csv

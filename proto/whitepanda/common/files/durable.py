@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Files that exist whole or not at all, also after a power cut."""
 
 import os
 import stat
@@ -14,14 +14,8 @@ from whitepanda.common.errors import InputError
 def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
     """Make a new file in the folder of `file`, to be renamed to it once it is whole.
 
-    Only its owner may read it, its name cannot be predicted, and no link at its place is followed.
-
-    Returns:
-        The new file, `.NAME.RANDOM.part`, and a stream that writes it.
-
-    Raises:
-        OSError: it cannot be made.
-
+    Only its owner may read it, its name cannot be predicted, and no link at its place is followed. Returns the new
+    file, `.NAME.RANDOM.part`, and a stream that writes it. OSError: it cannot be made.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
     return Path(name), os.fdopen(descriptor, "wb")
@@ -29,23 +23,18 @@ def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
 
 @contextmanager
 def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[bytes]]:
-    """Write a file anew: the new content takes the place of `path` at the end, once it is on the disk.
+    """Yield a stream that writes a file anew; it takes the place of `path` at the end, once it is on the disk.
 
-    After any error, also the caller's, `path` is as before and nothing is left beside it. A device, a pipe and
-    a link into /proc (/dev/stdout) are opened and written in place.
+    After any error, also the caller's, `path` is as before and nothing is left next to it. A device, a pipe and a link
+    into /proc (/dev/stdout) are written in place.
 
     Args:
-        path: the file; its folder must exist.
+        path: in a folder that exists.
         mode: its permissions, whatever the umask: 0o600 for files with names of VMs, jobs or hosts, 0o644 for shared
             ones. Until the end only its owner can read it.
         fresh: refuse to replace a file, also one that is made meanwhile.
 
-    Yields:
-        A stream that writes it.
-
-    Raises:
-        OSError: it cannot be written; FileExistsError: it exists and `fresh` is set.
-
+    OSError: it cannot be written; FileExistsError: it exists and `fresh` is set.
     """
     if not fresh and _is_written_in_place(path):
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as there:
@@ -69,12 +58,7 @@ def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[byte
 
 @contextmanager
 def writing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
-    """Write a file that a user asked for, as `replacing` does.
-
-    Raises:
-        InputError: it is a folder, or cannot be written.
-
-    """
+    """Write a file that a user asked for, as `replacing` does; InputError if it is a folder or cannot be written."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
     try:
@@ -95,12 +79,7 @@ def _is_written_in_place(path: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk.
-
-    Raises:
-        OSError: it does not exist, or the disk fails.
-
-    """
+    """Wait until the names in a folder are on the disk; OSError if it does not exist, or the disk fails."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -63,10 +63,10 @@ def test_a_new_stream_does_not_wipe_out_what_is_owed() -> None:
     assert again.wait_s() == pytest.approx(3.9)
     clock.now_s += 3.95
     peers.leave(again)
-    assert len(peers) == 1  # what may be owed without waiting adds up, too
+    assert len(peers._peers) == 1  # what may be owed without waiting adds up, too
     clock.now_s += 0.05
     peers.leave(peers.enter(ONE))
-    assert len(peers) == 0
+    assert len(peers._peers) == 0
 
 
 def test_a_certificate_has_a_stream_for_each_name_and_eight() -> None:
@@ -103,4 +103,4 @@ def test_what_a_key_had_open_and_owed_before_it_was_revoked_is_left_behind() -> 
     assert successor.open == 1 and successor.wait_s() == 0
     for _ in range(301):
         peers.leave(opened[0])
-    assert peers.enter((names, "34cd")) is successor and len(peers) == 1
+    assert peers.enter((names, "34cd")) is successor and len(peers._peers) == 1

@@ -197,10 +197,10 @@ def test_hosts_that_are_quiet_for_a_day_are_forgotten() -> None:
     door.now_s += DAY_S - 1
     door.take("h7")
     door.take("new")
-    assert len(door.quotas) == 1001
+    assert len(door.quotas._hosts) == 1001
     door.now_s += 3601
     door.take("newer")
-    assert len(door.quotas) == 3
+    assert len(door.quotas._hosts) == 3
 
 
 def test_memory_of_a_usual_host_is_small() -> None:

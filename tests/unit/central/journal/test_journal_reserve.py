@@ -29,7 +29,7 @@ MIB = 1 << 20
 def test_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib: int, message_mib: int, disk_mib: int, expected_mib: int
 ) -> None:
-    disk = SimpleNamespace(f_blocks=disk_mib * 256, f_frsize=4096, f_bavail=0)
+    disk = SimpleNamespace(f_blocks=disk_mib * 256, f_frsize=4096, f_bavail=0, f_bfree=0)
     monkeypatch.setattr(os, "statvfs", lambda _folder: disk)
     assert reserve_bytes(tmp_path, mib, message_mib * MIB) == expected_mib * MIB
 

@@ -1,8 +1,8 @@
-"""The one rule that counts a batch once, in each form that reads rows: an Ibis view, SQL of a roll-up, Python rows.
+"""Copies of a batch in several replicas: which one counts, as an Ibis view, SQL of a roll-up, and for Python rows.
 
-A batch (host, spool_id, sequence) may be in more than one journal: an agent went from one replica to another before it
-got its acknowledgement. Of each day it then counts from the origin (`Segment.origin`) that is first in name. Within an
-origin no batch is there twice, so one day's rows are the same whether that day is read alone or together with others.
+A batch (host, spool_id, sequence) may be in several journals: an agent went from one replica to another before it got
+its acknowledgement. Each day then counts from the origin (`Segment.origin`) that is first in name. Within an origin no
+batch exists twice, so one day's rows are the same whether that day is read alone or together with others.
 """
 
 from __future__ import annotations
@@ -30,22 +30,17 @@ def samples_once(connection: Any, paths: Mapping[str, list[str]]) -> ir.Table:
     tables = {origin: connection.read_parquet(files).select(*SAMPLES.names) for origin, files in sorted(paths.items())}
     if len(tables) == 1:
         return next(iter(tables.values()))
-    key = [*BATCH, "_day"]
+    key, day = [*BATCH, "_day"], ibis._["start_unix_ns"] // _DAY_NS
     labelled = [table.mutate(_origin=ibis.literal(origin)) for origin, table in tables.items()]
-    union = ibis.union(*labelled).mutate(_day=lambda table: table.start_unix_ns // _DAY_NS)
-    # Read on its own: an engine keeps what is used twice, and that would be all rows. Few batches are there twice,
-    # so what the rows are compared with is small, however large the lake.
+    union = ibis.union(*labelled).mutate(_day=day)
+    # Read separately: an engine keeps what is used twice, and that would be all rows. The rows are compared only with
+    # the few batches with copies.
     batches = [
-        connection.read_parquet(files).select(
-            *BATCH, _day=lambda table: table.start_unix_ns // _DAY_NS, _origin=ibis.literal(origin)
-        )
+        connection.read_parquet(files).select(*BATCH, _day=day, _origin=ibis.literal(origin))
         for origin, files in sorted(paths.items())
     ]
-    taken = (
-        ibis.union(*batches)
-        .group_by(key)
-        .aggregate(_first=lambda table: table["_origin"].min(), _last=lambda table: table["_origin"].max())
-    )
+    origin = ibis._["_origin"]
+    taken = ibis.union(*batches).group_by(key).aggregate(_first=origin.min(), _last=origin.max())
     twice = taken.filter(taken["_first"] != taken["_last"])
     is_copy = [*(union[name] == twice[name] for name in key), union["_origin"] != twice["_first"]]
     return union.anti_join(twice, is_copy).select(*SAMPLES.names)
@@ -66,7 +61,7 @@ SQL_ROWS_ONCE = (
 
 
 def rows_once(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return rows that count, of those given with their origin; they have the columns `BATCH` and `start_unix_ns`."""
+    """Return the rows that count, of those given with their origin; with the columns `BATCH` and `start_unix_ns`."""
     origins: dict[tuple[Any, ...], str] = {}
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for origin, row in rows:

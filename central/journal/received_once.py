@@ -10,7 +10,6 @@ from central.lake.segments import DAY_NS
 
 _CACHED_SPOOLS = 65_536
 _NEVER = 1 << 40  # days: an importer's rows may be of any age, so its batches are never forgotten
-_LAST_DAY = "SELECT last_day FROM spools WHERE host = ? AND spool_id = ?"
 
 
 class Received:
@@ -60,10 +59,9 @@ class Received:
         if item.refused:
             group.rejections[item.host, "batch", item.refused] += 1
             return
-        for reason, count in item.rejected_rows.items():
-            group.rejections[item.host, "row", reason] += count
-        for reason, count in item.rejected_events.items():
-            group.rejections[item.host, "event", reason] += count
+        for kind, rejected in (("row", item.rejected_rows), ("event", item.rejected_events)):
+            for reason, count in (rejected or {}).items():
+                group.rejections[item.host, kind, reason] += count
         group.events.extend(item.events)
         group.triggers.extend(item.triggers)
         group.counters["accepted_batches"] += 1
@@ -77,10 +75,9 @@ class Received:
         key = (host, spool_id)
         ranges = self._ranges.pop(key, None)
         if ranges is None:
-            ranges = SequenceRanges(
-                connection.execute("SELECT first, last FROM received WHERE host = ? AND spool_id = ?", key),
-                *(connection.execute(_LAST_DAY, key).fetchone() or ()),
-            )
+            found = connection.execute("SELECT first, last FROM received WHERE host = ? AND spool_id = ?", key)
+            day = connection.execute("SELECT last_day FROM spools WHERE host = ? AND spool_id = ?", key).fetchone()
+            ranges = SequenceRanges(found, *(day or ()))
             if len(self._ranges) >= _CACHED_SPOOLS:  # the least recently used one
                 del self._ranges[next(iter(self._ranges))]
         self._ranges[key] = ranges
