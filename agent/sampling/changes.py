@@ -24,6 +24,9 @@ T = TypeVar("T")
 #: Twice the time is allowed beside: for a thread alone on its CPU (nohz_full) the kernel accounts once a second only.
 MAX_READ_JITTER_NS = 1_000_000_000 // 2
 
+#: What each difference begins with: its length, and its end on both clocks.
+Interval = tuple[int, int, int]
+
 
 class Reading(NamedTuple, Generic[T]):
     """One part of one VM, from one source, with the moment at which it was read."""
@@ -175,12 +178,3 @@ class VmDelta(NamedTuple):
     cgroup: CgroupDelta | Reason = Reason.SOURCE_OFF
     rdt: RdtDelta | Reason = Reason.SOURCE_OFF
     numa: NumaPlacement | Reason = Reason.SOURCE_OFF
-
-
-def why_no_interval(now: Reading[T], last: Reading[T] | Reason) -> Reason | None:
-    """Say why the time between two readings cannot be used; None: it can."""
-    if not isinstance(last, Reading):  # the first reading, or the first after too long a gap
-        return Reason.STALE if last is Reason.STALE else Reason.VM_STARTING
-    if now.source != last.source:  # two sources' counters of one thing need not have one zero
-        return Reason.COUNTER_RESET
-    return None if now.mono_ns > last.mono_ns else Reason.STALE

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from agent.config import JobRule
 from agent.sampling.changes import JoinedVm, PerfDelta, Reading, VmDelta
-from agent.sampling.deltas import SUBTRACT
+from agent.sampling.deltas import subtract
 from agent.sampling.metric_table import VM_METRICS, VmRates
 from agent.sampling.rates import Limits, rates_of
 from agent.sampling.traffic import Traffic
@@ -262,7 +262,7 @@ class VmTable:
                     continue
             still = still | bit if is_still else still & ~bit
             last[index] = new
-            changes[index] = SUBTRACT[index](new, base, vcpus)
+            changes[index] = subtract(index, new, base, vcpus)
             is_same = False
         return _Subtracted(JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes), still, is_same)
 
