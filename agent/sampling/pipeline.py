@@ -70,14 +70,8 @@ class Pipeline:
         self._update_host(samples, mono_ns)
         for vm in self.table:
             if vm.change is not None:
-                self.windows.add(
-                    vm.identity.uuid,
-                    vm.identity.epoch,
-                    name=vm.identity.name,
-                    job=vm.job,
-                    latency_sensitive=vm.latency_sensitive,
-                    change=vm.change,
-                )
+                labels = (vm.identity.name, vm.job, vm.latency_sensitive)
+                self.windows.add(vm.identity.uuid, vm.identity.epoch, labels, vm.change)
         return self.windows.close(mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in self.table))
 
     def _trouble(self, source: str) -> Reason | None:

@@ -81,15 +81,15 @@ class Vm:
     identity: VmIdentity
     job: str
     latency_sensitive: bool
+    owner: str
+    workers: int | None  # how many requests it serves at once; None: not configured
+    alert: bool  # whether it can be a victim, or only affected
     now: JoinedVm
     latest: Sequence[Part]
     known: VmDelta
     change: VmDelta | None
     rates: VmRates
     held: dict[int, int] = field(default_factory=dict)
-    owner: str = ""
-    workers: int | None = None  # how many requests it serves at once; None: not configured
-    alert: bool = True  # whether it can be a victim, or only affected
     still: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -183,28 +183,14 @@ class VmTable:
         if vm is None or vm.identity.epoch != identity.epoch:
             first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
             rates = rates_of(first.change, self._limits)
-            job, latency_sensitive, owner, workers, alert = self._rules.job_of(identity)
             traffic = Traffic() if vm is None else vm.traffic
-            self._vms[uuid] = Vm(
-                identity,
-                job,
-                latency_sensitive,
-                first.now,
-                first.latest,
-                first.change,
-                first.change,
-                rates,
-                owner=owner,
-                workers=workers,
-                alert=alert,
-                traffic=traffic,
-            )
+            states = first.now, first.latest, first.change, first.change, rates
+            self._vms[uuid] = Vm(identity, *self._rules.job_of(identity), *states, traffic=traffic)
             traffic.count(first.now, first.change)
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
-                placing = self._rules.job_of(identity)
-                vm.job, vm.latency_sensitive, vm.owner, vm.workers, vm.alert = placing
+                vm.job, vm.latency_sensitive, vm.owner, vm.workers, vm.alert = self._rules.job_of(identity)
             if vm.identity.vcpus != identity.vcpus:
                 vm.known, vm.still = _without_vcpus(vm.known), 0
             vm.identity = identity
@@ -304,7 +290,7 @@ class VmTable:
             vm.change, vm.rates = None, _INVALID
             return
         nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(VM_PARTS))
-        self._vms[uuid] = Vm(identity, identity.name, False, nothing, _STARTING, _NOTHING, None, _INVALID)
+        self._vms[uuid] = Vm(identity, *Placing(identity.name, False, ""), nothing, _STARTING, _NOTHING, None, _INVALID)
 
 
 class _Subtracted(NamedTuple):
@@ -349,13 +335,13 @@ def _join(uuid: str, epoch: str, fresh: Sequence[_Sampled], absent: Sequence[Rea
             reasons = {**reasons, **vm.absent}
     for index, part in enumerate(parts):
         if part is None:
-            parts[index] = (reasons and reasons.get(VM_PARTS[index])) or _reason(absent[index], seen >> index & 1)
+            reason = reasons and reasons.get(VM_PARTS[index])
+            if not reason:
+                reason = absent[index]
+                if reason is Reason.VM_STARTING and seen >> index & 1:
+                    reason = Reason.NOT_PRESENT  # a source that has the VM and not this part has no such part
+            parts[index] = reason
     return cast("list[Part]", parts)
-
-
-def _reason(reason: Reason, seen: int) -> Reason:
-    """Why a part is absent where no source said: a source that has the VM and not this part has no such part."""
-    return Reason.NOT_PRESENT if seen and reason is Reason.VM_STARTING else reason
 
 
 def _in_turns(change: VmDelta) -> bool:
@@ -368,22 +354,19 @@ def _in_turns(change: VmDelta) -> bool:
 
 def _without_vcpus(known: VmDelta) -> VmDelta:
     """Forget what was made of a former number of vCPUs: a reading that is handed on may lack the new ones."""
-    return known._replace(
-        cpu=known.cpu if isinstance(known.cpu, Reason) else Reason.VM_STARTING,
-        perf=known.perf if isinstance(known.perf, Reason) else Reason.VM_STARTING,
-        process=known.process
-        if isinstance(known.process, Reason)
-        else known.process._replace(vcpus_running=Reason.VM_STARTING),
-    )
+    cpu, perf = (part if isinstance(part, Reason) else Reason.VM_STARTING for part in (known.cpu, known.perf))
+    process = known.process
+    if not isinstance(process, Reason):
+        process = process._replace(vcpus_running=Reason.VM_STARTING)
+    return known._replace(cpu=cpu, perf=perf, process=process)
+
+
+def _parts_of(source: str) -> tuple[int, tuple[tuple[int, str], ...]]:
+    parts = tuple((index, part) for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part])
+    return sum(1 << index for index, _ in parts), parts
 
 
 #: The parts of each source, as `_Sampled` has them; a source that the registry does not know may have any.
-_PARTS_OF = {
-    source: (
-        sum(1 << index for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
-        tuple((index, part) for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
-    )
-    for source in {source for part in VM_PARTS for source in PART_SOURCES[part]}
-}
+_PARTS_OF = {source: _parts_of(source) for part in VM_PARTS for source in PART_SOURCES[part]}
 _ALL = (0, tuple(enumerate(VM_PARTS)))
 _SLICED = tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == "perf")

@@ -50,12 +50,26 @@ class CpiWindow:
 
 
 @dataclass(slots=True)
+class _OverTime:
+    """A sum, and the time over which it was watched."""
+
+    dt_ns: int = 0
+    total: int = 0
+
+    def add(self, dt_ns: int, amount: int | Reason) -> None:
+        if amount.__class__ is not Reason:
+            self.dt_ns += dt_ns
+            self.total += amount
+
+    def per_s(self) -> float | None:
+        return self.total * _S / self.dt_ns if self.dt_ns else None
+
+
+@dataclass(slots=True)
 class _Sums:
     """One VM in one window so far. Each part has its own watched time."""
 
-    name: str
-    job: str
-    latency_sensitive: bool
+    labels: tuple[str, str, bool]
     cpu_dt_ns: int = 0
     cpu_ns: int = 0
     wait_ns: int | None = 0
@@ -68,18 +82,13 @@ class _Sums:
     enabled_ns: int = 0
     uncounted_ns: int = 0
     running_ns: float = 0.0
-    disk_dt_ns: int = 0
-    disk_bytes: int = 0
-    network_dt_ns: int = 0
-    network_bytes: int = 0
+    disk_bytes: _OverTime = field(default_factory=_OverTime)
+    network_bytes: _OverTime = field(default_factory=_OverTime)
     stall_cycles: float = 0.0
     beside_stall_cycles: float = 0.0  # all cycles, of the ticks in which stalls were counted
-    io_dt_ns: int = 0
-    io_wait_ns: int = 0
-    llc_dt_ns: int = 0
-    llc_byte_ns: int = 0
-    memory_dt_ns: int = 0
-    memory_bytes: int = 0
+    io_wait_ns: _OverTime = field(default_factory=_OverTime)
+    llc_byte_ns: _OverTime = field(default_factory=_OverTime)
+    memory_bytes: _OverTime = field(default_factory=_OverTime)
 
     def add(self, part: _Delta) -> None:
         if isinstance(part, CpuDelta):
@@ -87,16 +96,15 @@ class _Sums:
         elif isinstance(part, PerfDelta):
             self._add_perf(part)
         elif isinstance(part, DiskDelta):
-            self.disk_dt_ns += part.dt_ns
-            self.disk_bytes += part.read_bytes + part.write_bytes
+            self.disk_bytes.add(part.dt_ns, part.read_bytes + part.write_bytes)
         elif isinstance(part, NetworkDelta):
-            self.network_dt_ns += part.dt_ns
-            self.network_bytes += part.receive_bytes + part.transmit_bytes
+            self.network_bytes.add(part.dt_ns, part.receive_bytes + part.transmit_bytes)
         elif isinstance(part, RdtDelta):
-            self._add_rdt(part)
-        elif part.io_some_ns.__class__ is not Reason:
-            self.io_dt_ns += part.dt_ns
-            self.io_wait_ns += part.io_some_ns
+            dt_ns, held = part.dt_ns, part.llc_occupancy_bytes
+            self.llc_byte_ns.add(dt_ns, held if held.__class__ is Reason else held * dt_ns)
+            self.memory_bytes.add(dt_ns, part.mbm_total_bytes)
+        else:
+            self.io_wait_ns.add(part.dt_ns, part.io_some_ns)
 
     def _add_cpu(self, cpu: CpuDelta) -> None:
         self.cpu_dt_ns += cpu.dt_ns
@@ -106,14 +114,6 @@ class _Sums:
         elif self.wait_ns is not None:
             self.wait_ns += cpu.run_queue_wait_ns
             self.wait_vcpu_ns += cpu.dt_ns * cpu.threads
-
-    def _add_rdt(self, rdt: RdtDelta) -> None:
-        if rdt.llc_occupancy_bytes.__class__ is not Reason:
-            self.llc_dt_ns += rdt.dt_ns
-            self.llc_byte_ns += rdt.llc_occupancy_bytes * rdt.dt_ns
-        if rdt.mbm_total_bytes.__class__ is not Reason:
-            self.memory_dt_ns += rdt.dt_ns
-            self.memory_bytes += rdt.mbm_total_bytes
 
     def _add_perf(self, perf: PerfDelta) -> None:
         self.perf_dt_ns += perf.dt_ns
@@ -163,13 +163,12 @@ class WindowAccumulator:
         self.closed = 0
         self.without_cpu = 0
 
-    def add(self, uuid: str, epoch: str, *, name: str, job: str, latency_sensitive: bool, change: VmDelta) -> None:
-        """Add one VM's deltas of this tick; those that were added before are left out."""
+    def add(self, uuid: str, epoch: str, labels: tuple[str, str, bool], change: VmDelta) -> None:
+        """Add one VM's deltas of this tick, but those added before. `labels`: its name, job, latency sensitivity."""
         key = (uuid, epoch)
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = [0] * _PARTS
-        labels = (name, job, latency_sensitive)
         latest: _Sums | None = None
         parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup, change.rdt)
         for index, part in enumerate(parts):
@@ -221,7 +220,7 @@ class WindowAccumulator:
             window = self._open[index] = _Window(mono_ns + left_ns + self._grace_ns)
         sums = window.sums.get(key)
         if sums is None:
-            sums = window.sums[key] = _Sums(*labels)
+            sums = window.sums[key] = _Sums(labels)
         return sums
 
     def _rows(self, indexes: list[int]) -> list[CpiWindow]:
@@ -255,9 +254,7 @@ class WindowAccumulator:
         return CpiWindow(
             uuid,
             epoch,
-            sums.name,
-            sums.job,
-            sums.latency_sensitive,
+            *sums.labels,
             start_unix_ns,
             sums.cpu_dt_ns,
             usage_cores,
@@ -267,12 +264,12 @@ class WindowAccumulator:
             instructions,
             ratio,
             (sums.wait_ns or 0) / sums.wait_vcpu_ns if waited else None,
-            sums.disk_bytes * _S / sums.disk_dt_ns if sums.disk_dt_ns else None,
-            sums.network_bytes * _S / sums.network_dt_ns if sums.network_dt_ns else None,
+            sums.disk_bytes.per_s(),
+            sums.network_bytes.per_s(),
             stalled,
-            _share(sums.io_wait_ns, sums.io_dt_ns) if sums.io_dt_ns else None,
-            _rounded(sums.llc_byte_ns / sums.llc_dt_ns) if sums.llc_dt_ns else None,
-            _rounded(sums.memory_bytes * _S / sums.memory_dt_ns) if sums.memory_dt_ns else None,
+            _share(sums.io_wait_ns.total, sums.io_wait_ns.dt_ns) if sums.io_wait_ns.dt_ns else None,
+            _rounded(sums.llc_byte_ns.total / sums.llc_byte_ns.dt_ns) if sums.llc_byte_ns.dt_ns else None,
+            _rounded(sums.memory_bytes.per_s()),
         )
 
 
@@ -280,8 +277,8 @@ def _share(part: float, whole: float) -> float:
     return round(min(1.0, part / whole), _SHARE_DECIMALS)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_RDT_DIGITS}g}")
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_RDT_DIGITS}g}")
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:
