@@ -1,7 +1,8 @@
 """Runs inside the arm64 guest, as its /app/main.py: the real perf source against a real kernel PMU.
 
 Every experiment prints one line, "RESULT" and a JSON object; test_arm64_perf.py asserts on them. Only the
-standard library is here, and in /app the repository's `collector` package and the module that it needs.
+standard library is here, and in /app the repository's `collector` package, the module that it needs, and
+tests/support/perf_attr.py.
 """
 
 import contextlib
@@ -19,11 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, "/app")
 
+from perf_attr import EventAttr
+
 from collector.base import Reason, SourceError, VmIdentity
 from collector.perf.binding import (
     FLAG_FD_CLOEXEC,
     FLAG_PID_CGROUP,
-    EventAttr,
     Group,
     Kernel,
     PerfError,

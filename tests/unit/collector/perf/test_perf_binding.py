@@ -12,8 +12,9 @@ import pytest
 
 from collector.base import Reason
 from collector.perf import binding
-from collector.perf.binding import EventAttr, Kernel, PerfError, close_group, open_group, read_group
+from collector.perf.binding import Kernel, PerfError, close_group, open_group, pack_attr, read_group
 from collector.perf.events import CONTEXT_SWITCHES, CYCLES, CYCLES_AND_INSTRUCTIONS, INSTRUCTIONS, TASK_CLOCK_NS, Event
+from tests.support.perf_attr import EventAttr
 
 
 class ScriptedKernel(Kernel):
@@ -56,7 +57,7 @@ class ScriptedKernel(Kernel):
 
 
 def test_attr_is_what_the_kernel_header_says():
-    attr = EventAttr(INSTRUCTIONS, disabled=True).pack()
+    attr = pack_attr(INSTRUCTIONS, disabled=True)
     assert len(attr) == 72
     kind, size, config, period, sample, read_format, flags = struct.unpack_from("=IIQQQQQ", attr)
     assert (kind, size, config, period, sample) == (0, 72, 1, 0, 0)
