@@ -35,16 +35,15 @@ _REQUEST_S = 10.0  # for all of it: handshake, request and answer
 _WARN_EACH_S = 60.0
 _MAX_CLIENTS = 8
 _GZIP_LEVEL = 1
+_PLAIN = "text/plain; charset=utf-8"
 
 
 class _Pages:
     """Pages of the latest tick. Asked from the server's threads."""
 
-    def __init__(
-        self, take: Callable[[], Snapshot], loop: asyncio.AbstractEventLoop, ticks: Callable[[], int], max_age_s: float
-    ) -> None:
+    def __init__(self, take: Callable[[], Snapshot], ticks: Callable[[], int], max_age_s: float) -> None:
         self._take = take
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._ticks = ticks
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
@@ -103,20 +102,20 @@ class _Handler(BaseHTTPRequestHandler):
         name = ",".join(self.headers.get_all("Host", []))
         if not self.server.is_named(name):
             refusal = f"this agent does not go by that name (Host {name[:80]!r}); use its address, or localhost\n"
-            self._answer(400, refusal.encode(), "text/plain; charset=utf-8")
+            self._answer(400, refusal.encode())
             return
         if self.path.partition("?")[0] != "/metrics":
-            self._answer(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8")
+            self._answer(404, b"metrics are at /metrics\n")
             return
         compress = "gzip" in self.headers.get("Accept-Encoding", "")
         try:
             body, kind = self.server.pages.get(self.headers.get("Accept", ""), compress=compress)
         except UnavailableError as error:
-            self._answer(503, f"{error}\n".encode(), "text/plain; charset=utf-8")
+            self._answer(503, f"{error}\n".encode())
             return
         self._answer(200, body, kind, compressed=compress)
 
-    def _answer(self, status: int, body: bytes, kind: str, *, compressed: bool = False) -> None:
+    def _answer(self, status: int, body: bytes, kind: str = _PLAIN, *, compressed: bool = False) -> None:
         self.server.begin_wait(self.connection, self.client_address)
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -303,7 +302,7 @@ class MetricsServer:
             TlsError: the TLS files cannot work.
 
         """
-        pages = _Pages(self._take, asyncio.get_running_loop(), self._ticks, 2 * self._tick_s)
+        pages = _Pages(self._take, self._ticks, 2 * self._tick_s)
         self._server = await asyncio.to_thread(self._listen, pages)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         _log.info("metrics are served", address=self.address)
