@@ -8,9 +8,8 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from collector.base import PERF_EVENTS, Reason, SourceError
+from collector.base import PERF_EVENTS, PerfGroup, Reason, SourceError
 from collector.files import NO_FD
 from collector.perf.encoding import Event
 
@@ -121,14 +120,6 @@ class Group:
     ids: tuple[int, ...]
 
 
-class GroupReading(NamedTuple):
-    """One reading of a group, cumulative and raw; `values` in the order of the events."""
-
-    time_enabled_ns: int
-    time_running_ns: int
-    values: tuple[int, ...]
-
-
 def open_group(
     events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel, flags: int = 0, on: bool = True
 ) -> Group:
@@ -158,7 +149,7 @@ def open_group(
     return Group(tuple(fds), ids)
 
 
-def read_group(group: Group, *, kernel: Kernel) -> GroupReading:
+def read_group(group: Group, *, kernel: Kernel) -> PerfGroup:
     """Read all counters of a group in one system call. Raises PerfError, also in the kernel's error state."""
     return unpack_reading(group, read_raw(group, kernel=kernel))
 
@@ -175,14 +166,14 @@ def read_raw(group: Group, *, kernel: Kernel) -> bytes:
     return data
 
 
-def unpack_reading(group: Group, data: bytes) -> GroupReading:
-    """Take a reading apart. Raises PerfError if it is not of this group."""
+def unpack_reading(group: Group, data: bytes, opened: int = 0) -> PerfGroup:
+    """Take a reading of the group's opening number `opened` apart. Raises PerfError if it is not of this group."""
     count = len(group.fds)
     words = _READINGS[count].unpack(data)
     if words[0] != count or words[4::2] != group.ids:
         found = f"got {words[0]} events of ids {words[4::2]}"
         raise PerfError(f"reading perf events: {found}", Reason.SOURCE_FAILED, 0)
-    return GroupReading(words[1], words[2], words[3::2])
+    return PerfGroup(opened, words[1], words[2], words[3::2])
 
 
 # By the number of events: that number, time enabled, time running, then value and id of each event.

@@ -8,12 +8,12 @@ from typing import Literal
 
 from collector.base import PerfCounters, PerfGroup, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
 from collector.files import fd_share
-from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
+from collector.perf.binding import Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
 from collector.perf.host import REMEDIES, PerfHost
 from collector.perf.plan import Plan, Trial, basic_plan, beside_base, fit_plan
-from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
+from collector.perf.scopes import CgroupScope, Scope, ThreadScope
 from collector.perf.slices import Slices
 from collector.timestamps import clocks_now, read_in_turn
 
@@ -25,7 +25,7 @@ _TRIAL_SPINS = 20  # of a millisecond or less each: longer than the kernel's tur
 @dataclass(slots=True)
 class _Vm:
     epoch: str
-    targets: dict[int, Target] = field(default_factory=dict)
+    targets: dict[int, Slices] = field(default_factory=dict)
     keys: Sequence[int] = ()
     failure: Reason = Reason.UNSPECIFIED
     backoff_ticks: int = 1
@@ -100,8 +100,8 @@ class PerfSource:
             return Probe(False, f"{error}; {self._host.remedy(reason, error.errno)}", reason)
         except SourceError as error:
             return Probe(False, f"perf: {error}", error.reason)
-        if reading.time_running_ns and not all(reading.values):
-            found = f"hardware counters open but do not count (cycles, instructions: {reading.values})"
+        if reading.time_running_ns and not all(reading.counts):
+            found = f"hardware counters open but do not count (cycles, instructions: {reading.counts})"
             return Probe(False, f"{found}; {REMEDIES[Reason.NO_PMU]}", Reason.NO_PMU)
         return Probe(True, self._describe(self._make_plan(), busy=not reading.time_running_ns))
 
@@ -186,8 +186,8 @@ class PerfSource:
         for key, target in vm.targets.items():
             try:
                 # The clock of events moves only while the thread runs: without `ended` a dead thread would look idle.
-                if target.slices.advance(turn) or not ended(target):
-                    counters[key] = target.slices.counters
+                if target.advance(turn) or not ended(target):
+                    counters[key] = target.counters
                     continue
             except PerfError as error:
                 if not ended(target):
@@ -217,12 +217,12 @@ class PerfSource:
             if target is not None:
                 vm.targets[key] = target
                 # Read at once: the next tick then has a delta of it.
-                target.slices.advance(self._turn)
-                counters[key] = target.slices.counters
+                target.advance(self._turn)
+                counters[key] = target.counters
         vm.backoff_ticks = 1
         return Reason.UNSPECIFIED
 
-    def _open_target(self, identity: VmIdentity, key: int, plan: Plan) -> Target | None:
+    def _open_target(self, identity: VmIdentity, key: int, plan: Plan) -> Slices | None:
         fds = self._fds_of(plan)
         if self._fds + fds > self._max_fds:
             message = f"perf: {self._fds} file descriptors are open and {fds} more go beyond {self._max_fds}"
@@ -284,7 +284,7 @@ class PerfSource:
             return Trial.REFUSED
         return Trial.RUNS if reading.time_running_ns else Trial.WAITS
 
-    def _count(self, events: Sequence[Event]) -> GroupReading:
+    def _count(self, events: Sequence[Event]) -> PerfGroup:
         """Count on the calling thread until the counters have run, for 20 ms at most. Raises PerfError."""
         group = open_group(events, 0, kernel=self._kernel)
         try:

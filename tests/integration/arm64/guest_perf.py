@@ -264,7 +264,7 @@ def _crowd(source, tid, pid, cpu, flags):
         return {
             "enabled_ns": a.time_enabled_ns - b.time_enabled_ns,
             "running_ns": a.time_running_ns - b.time_running_ns,
-            "values": [x - y for x, y in zip(a.values, b.values, strict=True)],
+            "values": [x - y for x, y in zip(a.counts, b.counts, strict=True)],
         }
 
     return {
@@ -304,7 +304,7 @@ def time_sliced():
     ticks = []
     for _ in range(8):
         perf = source.sample().vms["u1"].perf
-        cpu_ns = read_group(clock, kernel=KERNEL).values[0]
+        cpu_ns = read_group(clock, kernel=KERNEL).counts[0]
         ticks.append({"cpu_ns": cpu_ns, "groups": [dataclasses.asdict(g) for g in perf.groups[tid]]})
         time.sleep(0.2)
     source.close()

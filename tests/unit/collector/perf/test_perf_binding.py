@@ -152,7 +152,7 @@ def test_a_reading_is_cut_by_the_kernels_format():
     kernel = ScriptedKernel(data=struct.pack("=7Q", 2, 900, 300, 2**63 + 5, 1100, 17, 1101))
     group = open_group(CYCLES_AND_INSTRUCTIONS, 77, kernel=kernel)
     reading = read_group(group, kernel=kernel)
-    assert (reading.time_enabled_ns, reading.time_running_ns, reading.values) == (900, 300, (2**63 + 5, 17))
+    assert (reading.time_enabled_ns, reading.time_running_ns, reading.counts) == (900, 300, (2**63 + 5, 17))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_software_events_of_another_thread_are_counted(kernel):
     finally:
         stop.set()
         thread.join()
-    clock = second.values[0] - first.values[0]
+    clock = second.counts[0] - first.counts[0]
     enabled = second.time_enabled_ns - first.time_enabled_ns
     assert clock > 1_000_000
     # The events' time is the thread's time on the CPU, and software events are never multiplexed.

@@ -16,7 +16,7 @@ from collector.base import PerfGroup, Reason, SourceError, VmIdentity
 from collector.perf.binding import FLAG_PID_CGROUP, Kernel, open_group
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_RAW, Catalog, Event
 from collector.perf.host import PerfHost
-from collector.perf.scopes import Target
+from collector.perf.slices import Slices
 from collector.perf.source import PerfSource
 from tests.support.perf_attr import EventAttr
 
@@ -454,7 +454,7 @@ def test_a_leak_would_be_seen(make, monkeypatch):
     host.vm("a", 10)
     host.source.sample()
     with monkeypatch.context() as mutant:
-        mutant.setattr(Target, "close", lambda _: None)
+        mutant.setattr(Slices, "close", lambda _: None)
         kept = dict(host.source._vms["a"].targets)
         host.vm("a", 10, epoch="e2")
         host.source.sample()
