@@ -20,8 +20,8 @@ from collector.base import (
 
 T = TypeVar("T")
 
-#: A thread cannot use more CPU time than passes, but under load threads are read up to this long after the time stamp.
-#: Twice the time is allowed beside: for a thread alone on its CPU (nohz_full) the kernel accounts once a second only.
+#: A thread cannot use more CPU time than passes, but under load it is read up to this long after the time stamp. Twice
+#: the time is allowed as well: for a thread alone on its CPU (nohz_full) the kernel accounts once a second only.
 MAX_READ_JITTER_NS = 1_000_000_000 // 2
 
 #: What each difference begins with: its length, and its end on both clocks.
@@ -79,11 +79,10 @@ class EventDelta(NamedTuple):
 
 
 class PerfDelta(NamedTuple):
-    """Counts of the whole VM, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted.
+    """Counts of the whole VM, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted (0: none was).
 
-    Without any running time the counts are 0 and say nothing.
-    `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too
-    small. `events` are those beside cycles and instructions that were counted; `missing` says why others were not.
+    `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too small. `events`
+    are those beside cycles and instructions that were counted; `missing` says why others were not.
     """
 
     dt_ns: int

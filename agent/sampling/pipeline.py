@@ -1,8 +1,7 @@
 """One tick's work, from samples to rates and windows, without the loop and the sinks.
 
-A tick takes what the sources delivered since the last tick, then asks them for new samples. So all sources
-sample at the tick's moment, the tick waits for none of them, and what it computes is one tick old, which each
-sample's age says.
+A tick takes what the sources delivered since the last tick, then asks them for new samples: it waits for none, and what
+it computes is one tick old, as each sample's age shows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,7 @@ from collector.registry import SOURCES
 
 #: A sample older than this many ticks is stale, and no delta is made across a longer gap.
 STALE_TICKS = 5
-# A window waits this many ticks for its last samples: one because they are read a tick after they were asked
-# for, and half of one for a source that takes longer than a tick.
+# A window waits this many ticks for its last samples: one as they are read a tick later, half of one for a slow source.
 _GRACE_TICKS = 1.5
 _SLOW_POLLS = 2.5
 

@@ -1,7 +1,6 @@
 """Each source in a daemon thread with a slot for its latest sample: the tick reads, kicks, never waits.
 
-The sources sample one after the other, each started by the one before it: side by side they would hand the
-interpreter's lock to each other at every system call, which was a quarter of what the agent costs.
+The sources sample one after the other: in parallel, passing the interpreter's lock was a quarter of the agent's cost.
 """
 
 import threading
@@ -20,8 +19,8 @@ _log = log.get("sources")
 
 #: A source that could not be opened is tried again this often.
 REOPEN_AFTER_NS = 30 * 1_000_000_000
-#: For all sources to close. resctrl and pqos remove their groups then, which on a busy host takes seconds; what does
-#: not end is left to the next start. With the spool's last write it fits into the unit's TimeoutStopSec.
+#: For all sources to close: resctrl and pqos remove their groups, which takes seconds on a busy host. With the spool's
+#: last write it fits into the unit's TimeoutStopSec.
 STOP_WAIT_S = 8.0
 _DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
 _QUICK_NS = 20_000_000  # sources that take longer come last, so that the quick ones are read at the tick
@@ -97,10 +96,7 @@ class Slot:
         self._thread.start()
 
     def kick(self) -> bool:
-        """Ask for a sample. A source still at its last one is let alone; past the deadline it is stuck.
-
-        It returns whether its thread was woken.
-        """
+        """Ask for a sample; return whether the thread was woken. A source past its deadline is stuck."""
         if self._thread is None:
             return False
         now_ns = self._clock.mono_ns()
@@ -253,8 +249,7 @@ class Slots:
     def kick_in_turn(self) -> None:
         """Ask every source for a sample, each when the one before it has its own; waits for none.
 
-        Quick ones come first, in their order of precedence. `kick_waiting` is to be called after a patience: a source
-        that hangs must not keep those behind it.
+        Quick ones come first. `kick_waiting` is to be called later: a source that hangs must not keep those behind it.
         """
         self.kick_waiting()  # if nobody has: a whole tick is more than patience
         free = []

@@ -50,10 +50,8 @@ class JobRules:
         """Return a VM's job, whether it is latency-sensitive, and its owner.
 
         Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name. Neither
-        is latency-sensitive, and both can be victims: their latency may matter. Where no rule names the
-        owner it is Nova's project, else "". A rule that makes an empty job (of groups that took no part in the match)
-        does not match. Facts are as their tenant wrote them; what is made of them here is clean
-        (`whitepanda.common.texts`).
+        is latency-sensitive, and both can be victims: their latency may matter. If no rule names the owner it is Nova's
+        project, else "". A rule that makes an empty job does not match. Tenants write the facts: the results are clean.
         """
         project, flavor = identity.facts.get("nova:project", ""), identity.facts.get("nova:flavor", "")
         for pattern, rule in self._rules:
@@ -149,9 +147,8 @@ class VmTable:
     def update(self, samples: Sequence[SourceSample], mono_ns: int) -> None:
         """Take the latest sample of every source, in order of precedence, and make every VM's rates.
 
-        Inventories are complete lists: a VM that no inventory has any more is forgotten. The list of a source
-        that hangs is as old as its sample: it counts only while no other source has a newer one, so that a VM
-        that is gone does not stay because libvirt hangs, and none goes because it does.
+        Inventories are complete lists: a VM that none has any more is forgotten. The old list of a source that hangs
+        counts only while no other source has a newer one.
         """
         fresh = [sample for sample in samples if mono_ns - sample.mono_ns <= self._stale_after_ns]
         found: dict[str, VmIdentity] = {}
@@ -213,9 +210,8 @@ class VmTable:
     ) -> "_Subtracted":
         """Subtract the new readings from the last one of each part so far.
 
-        The same sample seen again (a source slower than the tick) leaves what it made before: its rates stand and age.
-        A value that its source hands on as the very same object has not moved: its difference from itself is made once,
-        and then only the time differs.
+        The same sample seen again (a source slower than the tick) leaves what it made before. A value that is the very
+        same object has not moved: its difference from itself is made once, and then only the time differs.
         """
         vcpus = len(identity.vcpu_tids)
         changes: list[Any] = list(parts)  # where there is no reading: the reason

@@ -19,12 +19,8 @@ _PARTS = 6  # those of a VmDelta that go into windows
 class CpiWindow:
     """One VM over one window. None: not known (for `cpi`, `cpi_reason` says why).
 
-    `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the
-    window's length where ticks were missed or the VM's epoch began or ended. Counts are scaled for
-    multiplexing. `run_queue_wait_ratio` is per vCPU; disk bytes are read and written ones, network bytes
-    received and sent ones. `memory_stall_ratio` is of the cycles, `io_wait_ratio` of the time: that in which some
-    thread of the VM waited for a disk (PSI). `llc_occupancy_bytes` is the mean over time, of all cache domains
-    together, and so is the memory bandwidth (MBM total); both have four significant digits.
+    `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the window's length
+    if ticks were missed or the VM's epoch began or ended. The numbers are those of `window_columns.WINDOW_COLUMNS`.
     """
 
     vm: str
@@ -91,19 +87,19 @@ class _Sums:
     memory_bytes: _OverTime = field(default_factory=_OverTime)
 
     def add(self, part: _Delta) -> None:
-        if isinstance(part, CpuDelta):
+        if type(part) is CpuDelta:
             self._add_cpu(part)
-        elif isinstance(part, PerfDelta):
+        elif type(part) is PerfDelta:
             self._add_perf(part)
-        elif isinstance(part, DiskDelta):
+        elif type(part) is DiskDelta:
             self.disk_bytes.add(part.dt_ns, part.read_bytes + part.write_bytes)
-        elif isinstance(part, NetworkDelta):
+        elif type(part) is NetworkDelta:
             self.network_bytes.add(part.dt_ns, part.receive_bytes + part.transmit_bytes)
-        elif isinstance(part, RdtDelta):
-            dt_ns, held = part.dt_ns, part.llc_occupancy_bytes
-            self.llc_byte_ns.add(dt_ns, held if held.__class__ is Reason else held * dt_ns)
-            self.memory_bytes.add(dt_ns, part.mbm_total_bytes)
-        else:
+        elif type(part) is RdtDelta:
+            if part.llc_occupancy_bytes.__class__ is not Reason:
+                self.llc_byte_ns.add(part.dt_ns, part.llc_occupancy_bytes * part.dt_ns)
+            self.memory_bytes.add(part.dt_ns, part.mbm_total_bytes)
+        elif type(part) is CgroupDelta:
             self.io_wait_ns.add(part.dt_ns, part.io_some_ns)
 
     def _add_cpu(self, cpu: CpuDelta) -> None:
@@ -142,12 +138,9 @@ class _Window:
 class WindowAccumulator:
     """Sums the deltas of all VMs over windows whose borders are multiples of `window_ns` of Unix time.
 
-    A delta belongs to the window in which its middle lies: the ticks' grid meets the windows' borders, so that is exact
-    to the sampling's jitter, and a step of the Unix clock moves a delta to another window but changes no duration.
-    Disks are polled slowly, and the window of such a delta's middle may have been closed before it is there: it belongs
-    to that in which it ends. A delta much longer than a window belongs to none and is left out. `window_ns`: length of
-    the windows. `grace_ns`: how long after its end a window waits for samples that were taken in it. `limits`: when a
-    CPI is not to be believed.
+    A delta belongs to the window of its middle, exact to the sampling's jitter; a step of the Unix clock changes no
+    duration. A slowly polled disk's belongs to the window of its end, as that of its middle may be closed. A delta much
+    longer than a window is left out. A window waits `grace_ns` after its end for samples that were taken in it.
     """
 
     def __init__(self, window_ns: int, grace_ns: int, limits: Limits) -> None:
@@ -176,8 +169,7 @@ class WindowAccumulator:
             if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
                 continue
             seen[index] = part.mono_ns
-            sums = self._sums(key, labels, part)
-            if sums is not None:
+            if (sums := self._sums(key, labels, part)) is not None:
                 sums.add(part)
                 latest = sums
         if latest is not None and isinstance(change.perf, Reason):
@@ -203,11 +195,11 @@ class WindowAccumulator:
         return window.start_unix_ns + self._window_ns
 
     def _sums(self, key: tuple[str, str], labels: tuple[str, str, bool], part: _Delta) -> _Sums | None:
-        dt_ns, mono_ns, unix_ns = part[:3]
+        dt_ns, mono_ns, unix_ns = part.dt_ns, part.mono_ns, part.unix_ns
         if dt_ns > self._window_ns + self._window_ns // 2:
             return None
         back_ns = dt_ns // 2
-        if isinstance(part, DiskDelta) and dt_ns > self._grace_ns:
+        if dt_ns > self._grace_ns and isinstance(part, DiskDelta):
             back_ns = 0
         index = (unix_ns - back_ns) // self._window_ns
         window = self._open.get(index)
