@@ -1,7 +1,6 @@
 """Metrics for Prometheus: /metrics over HTTP, made of what the agent knows. Imported only where they are on.
 
-The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; `agent.api.prometheus_text` makes
-the text of it in the scrape's thread, once per tick however many ask.
+For a scrape the loop hands over a `Snapshot`, of which the scrape's own thread makes the text, once per tick.
 """
 
 import asyncio
@@ -267,8 +266,8 @@ class _Server(ThreadingHTTPServer):
 class MetricsServer:
     """Serves /metrics as `[metrics]` says.
 
-    `take` makes a snapshot, on the loop that `start` was called on; `ticks` says how many ticks ran, from any thread;
-    `on_refused` is called for each refused scrape, from any thread but never twice at once.
+    `take` makes a snapshot on the loop of `start`; `ticks` returns how many ticks ran, from any thread; `on_refused` is
+    called for each refused scrape, from any thread but one at a time.
     """
 
     def __init__(

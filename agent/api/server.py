@@ -51,11 +51,8 @@ class LocalApi:
 
         """
         _prepare(self._path)
-        limits = {
-            "grpc.max_receive_message_length": _MAX_REQUEST_BYTES,
-            "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
-        }
-        server = grpc.aio.server(options=list(limits.items()))
+        limits = ("receive", _MAX_REQUEST_BYTES), ("send", MAX_MESSAGE_BYTES)
+        server = grpc.aio.server(options=[(f"grpc.max_{way}_message_length", most) for way, most in limits])
         host_pb2_grpc.add_LocalHostServicer_to_server(_Servicer(self._state), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

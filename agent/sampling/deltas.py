@@ -129,9 +129,7 @@ def _disk_delta(
             return Reason.COUNTER_RESET
     most_bytes, most = max(read_bytes, write_bytes), max(read_ops, write_ops)
     problem = _devices_problem(matched, len(now), most_bytes, most, interval[0])
-    if problem is not None:
-        return problem
-    return DiskDelta(*interval, read_bytes, write_bytes, read_ops, write_ops)
+    return problem or DiskDelta(*interval, read_bytes, write_bytes, read_ops, write_ops)
 
 
 def _network_delta(
@@ -158,9 +156,7 @@ def _network_delta(
     counts += [drops for drops in (receive_drops, transmit_drops) if drops.__class__ is not Reason]
     most_bytes = max(receive_bytes, transmit_bytes)
     problem = _devices_problem(matched, len(now), most_bytes, max(counts), interval[0])
-    if problem is not None:
-        return problem
-    return NetworkDelta(
+    return problem or NetworkDelta(
         *interval, receive_bytes, transmit_bytes, receive_packets, transmit_packets, receive_drops, transmit_drops
     )
 

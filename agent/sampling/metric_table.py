@@ -1,8 +1,7 @@
 """The one table of metrics: a metric is a field of one of these tuples, written with its row as if it were a default.
 
-Rates, /metrics, the columns of `vms` and `top`, the local API and docs/metrics.md follow from it; what of it goes into
-windows, onto the wire and into the lake is a column of `whitepanda.common.window_columns`. How a metric is computed
-from two samples stands in `agent.sampling.rates`, part by part.
+Rates, /metrics, the columns of `vms` and `top`, the local API and docs/metrics.md follow from it; windows, the wire and
+the lake have columns of `whitepanda.common.window_columns`. `agent.sampling.rates` computes them, part by part.
 """
 
 from dataclasses import dataclass, replace

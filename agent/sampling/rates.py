@@ -1,7 +1,6 @@
 """Rates of a VM from two joined readings. Pure: no I/O, no clocks; every time comes with the samples.
 
-A metric is a number or the `Reason` why there is none; never a zero in place of the unknown, never a negative
-or absurd value. What is subtracted from what is `agent.sampling.deltas`' business.
+A metric is a number or the `Reason` why there is none; never a zero in place of the unknown, never negative or absurd.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """What a VM has moved so far, for Prometheus' counters: no scrape misses what lay between. Pure: no I/O, no clocks.
 
-A total grows by what its devices' own counters grew, over whatever time: a rate that could not be made (a source that
-hung, a tick that was skipped) costs the total nothing. It begins at 0 when the agent first sees the VM, and continues
-through the VM's epochs.
+A total grows by what its devices' own counters grew, over whatever time, so a rate that could not be made costs it
+nothing. It begins at 0 when the agent first sees the VM, and continues through the VM's epochs.
 """
 
 import operator

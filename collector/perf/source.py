@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 from collector.base import PerfCounters, PerfGroup, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
@@ -33,13 +33,12 @@ class _Vm:
 
 
 class PerfSource:
-    """The perf source (`collector.base.Source`).
+    """The perf source (`collector.base.Source`), for use by one thread at a time.
 
-    Each vCPU thread has groups of its own (pid = thread id, cpu = -1), or each VM's control group on each CPU
-    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since a sum over
-    some of its vCPUs would look like a slower VM. If the events need several groups, one of them is on per tick, the
-    same for all VMs. Values are raw: `collector.perf.multiplex_scaling` scales their deltas. Use
-    by one thread at a time.
+    Each vCPU thread has its own groups (pid = thread id, cpu = -1), or each VM's control group on each CPU (`scope`). A
+    VM is `vm_starting` until all its groups are open: a sum over some of its vCPUs would look like a slower VM. If the
+    events need several groups, one of them is on per tick, the same for all VMs. Values are raw, see
+    `collector.perf.multiplex_scaling`.
 
     `inventory` returns the VMs that there are now; it is called once per sample. `events` "basic" counts cycles and
     instructions only. `reserve_counters` programmable counters per hardware thread are left to the guests' virtual
@@ -268,14 +267,13 @@ class PerfSource:
         """Plan the groups and try them on the calling thread. Never raises; refused events are left out."""
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
-        catalog = self._known()
+        catalog = self._known_catalog
         most_beside = beside_base(catalog, self._reserve_counters, watchdog=bool(self._host.watchdog()))
         return fit_plan(catalog, most_beside, self._attempt)
 
-    def _known(self) -> Catalog:
-        if self._catalog is None:
-            self._catalog = read_catalog(*self._roots, smt=self._host.smt())
-        return self._catalog
+    @cached_property
+    def _known_catalog(self) -> Catalog:
+        return self._catalog or read_catalog(*self._roots, smt=self._host.smt())
 
     def _attempt(self, events: Sequence[Event]) -> Trial:
         try:
@@ -304,7 +302,7 @@ class PerfSource:
         if len(plan.groups) > 1:
             text += f", in {len(plan.groups)} groups by turns"
         if self._events == "all":
-            text += f"; {self._known().title}"
+            text += f"; {self._known_catalog.title}"
             absent = ", ".join(f"{name} ({reason.code})" for name, reason in plan.missing.items())
             text += f"; not counted: {absent}" if absent else ""
         watchdog = self._host.watchdog()

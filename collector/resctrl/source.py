@@ -35,14 +35,13 @@ _UUID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # becomes the name of a 
 class ResctrlSource:
     """The resctrl source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    A VM's group is made in the control group of its vCPU threads, and all threads of its QEMU there become members. A
-    VM whose vCPUs are in several control groups has one in each, and its values are their sums. vCPUs in another
-    program's monitoring group are read in that group.
+    A VM's group is made in each control group of its vCPU threads, and all threads of its QEMU there become members;
+    its values are their sums. vCPUs in another program's monitoring group are read in that group.
 
     There are at most `max_groups` groups of whitepanda's (0: no such bound), and never more than monitoring ids, less
     the others' groups and `reserve_rmids`. With more VMs than groups, each keeps its group for `hold_s` before
-    another's turn. At most `max_fds` files are kept open (three per VM and cache domain, two per VM; None: this
-    source's `fd_share`); the others are opened for each reading. `clock` is monotonic, in nanoseconds.
+    another's turn. At most `max_fds` files are kept open (None: this source's `fd_share`); the others are opened for
+    each reading. `clock` is monotonic, in nanoseconds.
     """
 
     name = "resctrl"
