@@ -24,8 +24,7 @@ _DEADLINE_S = 5.0
 def find_config(config: Path | None, default: Path = DEFAULT_CONFIG) -> tuple[AgentConfig, Path | None]:
     """Load the configuration that was named, else the host's, else take the defaults.
 
-    `config` None: the user named none. The `default` file is skipped where it is missing or cannot be read. Returns the
-    configuration and its file, None for the defaults.
+    The `default` file is skipped if it is missing or cannot be read. Returns the configuration and its file, or None.
 
     Raises:
         ConfigError: a file was named and cannot be read, or what was read is wrong.

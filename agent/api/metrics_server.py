@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -280,9 +281,7 @@ class MetricsServer:
     ) -> None:
         self._on_refused = on_refused
         self._section = section
-        self._take = take
-        self._ticks = ticks
-        self._tick_s = tick_s
+        self._pages = partial(_Pages, take, ticks, 2 * tick_s)
         self._server: _Server | None = None
 
     @property
@@ -301,8 +300,7 @@ class MetricsServer:
             TlsError: the TLS files cannot work.
 
         """
-        pages = _Pages(self._take, self._ticks, 2 * self._tick_s)
-        self._server = await asyncio.to_thread(self._listen, pages)
+        self._server = await asyncio.to_thread(self._listen, self._pages())
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         _log.info("metrics are served", address=self.address)
 
@@ -317,8 +315,7 @@ class MetricsServer:
         listen = self._section.listen
         host, _, port = listen.rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-            family, _, _, _, address = found[0]
+            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
             return _Server(family, address, pages, self._section.tls, self._on_refused)
         except OSError as error:
             remedy = "free that port, or set another metrics.listen"

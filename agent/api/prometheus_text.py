@@ -99,13 +99,9 @@ _VM_FAMILIES = {
     "info": "Whose the VM is, of which kind and who runs it; a label that is not known is empty; always 1.",
     "victim": "1 where the VM is a victim now, 0 where it is none; unknown, or not running: no sample.",
     "behaviour": "1 for the VM's verdict now, 0 for the others; unknown: no sample.",
-    "degradation_ratio": (
-        "CPI of the last slot / the job's mean CPI, at least 1; of any VM, also one that suffers nothing."
-    ),
+    "degradation_ratio": "CPI of the last slot / the job's mean, at least 1; of any VM, also one that suffers nothing.",
     "suspect": "1 for the first suspect of each victim.",
-    "slow_down_ratio": (
-        "The slow-down that the views show of a VM that suffers: of its latency, else of CPI; alert on this one."
-    ),
+    "slow_down_ratio": "Slow-down of a VM that suffers, as shown: of its latency, else of CPI; alert on this one.",
     "slow_down_low_ratio": "Lower end of that estimate's interval.",
     "slow_down_high_ratio": "Upper end of that estimate's interval.",
     "baseline_ticks": "Ticks without interference that the VM's baseline was learnt from.",

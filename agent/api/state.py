@@ -185,7 +185,6 @@ class AgentState:
 
 
 def _metric(name: str, value: Value, source: str, age_ns: int = 0) -> host_pb2.Metric:
-    if isinstance(value, Reason):
-        reason: Any = int(value)
-        return host_pb2.Metric(name=name, value=math.nan, reason=reason, source=source, age_ns=age_ns)
-    return host_pb2.Metric(name=name, value=value, source=source, age_ns=age_ns)
+    reason: Any = int(value) if isinstance(value, Reason) else 0
+    known = math.nan if reason else value
+    return host_pb2.Metric(name=name, value=known, reason=reason, source=source, age_ns=age_ns)

@@ -56,10 +56,7 @@ class JoinedVm(NamedTuple):
 
 
 class CpuDelta(NamedTuple):
-    """CPU time of the vCPU threads, `threads` in number, in `dt_ns` that ended at `mono_ns`, `unix_ns`.
-
-    `guest_ns` None: only the process knows it.
-    """
+    """CPU time of the vCPU threads, `threads` in number; `guest_ns` None: only the process knows it."""
 
     dt_ns: int
     mono_ns: int
@@ -110,10 +107,7 @@ class DiskDelta(NamedTuple):
 
 
 class NetworkDelta(NamedTuple):
-    """Bytes, packets and drops of all network interfaces, as the guest sees the directions.
-
-    A reason where an interface does not count its drops.
-    """
+    """Bytes, packets and drops of all interfaces, as the guest sees the directions; a reason if one counts no drops."""
 
     dt_ns: int
     mono_ns: int

@@ -175,9 +175,8 @@ def _devices_problem(matched: int, devices: int, most_bytes: int, most: int, dt_
     if not matched:
         return Reason.VM_STARTING
     device_s = devices * dt_ns / _S
-    if most_bytes > _MAX_BYTES_PER_S * device_s or most > _MAX_PER_S * device_s:
-        return Reason.INVALID_VALUE
-    return None
+    is_absurd = most_bytes > _MAX_BYTES_PER_S * device_s or most > _MAX_PER_S * device_s
+    return Reason.INVALID_VALUE if is_absurd else None
 
 
 def _process_delta(new: ProcessCounters, old: ProcessCounters, interval: Interval, vcpus: int) -> ProcessDelta | Reason:
@@ -186,10 +185,8 @@ def _process_delta(new: ProcessCounters, old: ProcessCounters, interval: Interva
         return Reason.COUNTER_RESET
     absent = new.storage_reason or Reason.NOT_PRESENT
     most_bytes = _MAX_BYTES_PER_S * interval[0] / _S
-    running: int | Reason
-    if new.vcpus_running is None:
-        running = Reason.NOT_PRESENT
-    else:
+    running: int | Reason = Reason.NOT_PRESENT
+    if new.vcpus_running is not None:
         running = new.vcpus_running if 0 <= new.vcpus_running <= vcpus else Reason.INVALID_VALUE
     return ProcessDelta(
         *interval,

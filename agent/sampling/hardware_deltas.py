@@ -38,8 +38,8 @@ def perf_delta(counters: PerfCounters, before: PerfCounters, interval: Interval,
         else:
             for name, count in zip(layout[2:], others, strict=True):
                 events[name] = EventDelta(count, group_cycles, group_instructions)
-    wanted = max(vcpus, len(counters.groups)) if counters.scope == "thread" else len(counters.groups)
-    incomplete = Reason.VM_STARTING if groups < wanted else None
+    is_short = groups < len(counters.groups) or (counters.scope == "thread" and groups < vcpus)
+    incomplete = Reason.VM_STARTING if is_short else None
     return PerfDelta(*interval, cycles, instructions, enabled_ns, running_ns, incomplete, events, missing)
 
 

@@ -109,14 +109,5 @@ class HostSuspects:
 
 def _window(path: str, epoch: str, cores: float, like: CpiWindow) -> CpiWindow:
     name = path.rsplit("/", 1)[-1]
-    return CpiWindow(
-        vm=f"host:{name}",
-        epoch=epoch,
-        name=name,
-        job=job_of_group(name),
-        latency_sensitive=False,
-        start_unix_ns=like.start_unix_ns,
-        duration_ns=like.duration_ns,
-        cpu_usage_cores=cores,
-        cpi_reason=Reason.NOT_VISIBLE,
-    )
+    labels = f"host:{name}", epoch, name, job_of_group(name), False
+    return CpiWindow(*labels, like.start_unix_ns, like.duration_ns, cores, cpi_reason=Reason.NOT_VISIBLE)

@@ -93,12 +93,10 @@ class Pipeline:
 
 def timely_sources(config: AgentConfig) -> Sources:
     """Return the sources' settings with disks polled at least once in each window: else a window would have none."""
-    sources = config.sources
-    polls = {
-        name: msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, config.agent.window_s))
-        for name, section in (("libvirt", sources.libvirt), ("qemu", sources.qemu))
-    }
-    return msgspec.structs.replace(sources, **polls)
+    polls = {}
+    for name, section in (("libvirt", config.sources.libvirt), ("qemu", config.sources.qemu)):
+        polls[name] = msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, config.agent.window_s))
+    return msgspec.structs.replace(config.sources, **polls)
 
 
 def _slow_parts(config: AgentConfig) -> dict[str, int]:

@@ -92,9 +92,7 @@ def _host_cpu(now: HostCounters, last: HostCounters) -> tuple[Value, ...]:
         return (Reason.COUNTER_RESET,) * 6
     positive = [max(0, value) for value in spent]
     total = sum(positive)
-    if total == 0:
-        return (Reason.STALE,) * 6
-    return tuple(value / total for value in positive)
+    return tuple(value / total for value in positive) if total else (Reason.STALE,) * 6
 
 
 _IOWAIT = 3

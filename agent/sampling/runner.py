@@ -46,8 +46,8 @@ class SourceView:
 class SourcePlan:
     """A source and how it is wanted.
 
-    A sampling that takes longer than `deadline_ns` makes the source stuck. `source` None: the mode is off, or
-    the source could not be made, for which `broken` is the reason.
+    A sampling longer than `deadline_ns` makes the source stuck. `source` None: it is off, or could not be
+    made, as `broken` says.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Slot:
         self._state: SourceState = "unavailable"
         self._detail = "not tried yet"
         self._reason = Reason.VM_STARTING
-        self._duration_ns = self._samples = self._failures = 0
+        self.duration_ns = self._samples = self._failures = 0  # of the last sample; how many there were
         self._logged = False  # whether its state was
         self._next_try_ns = 0  # when it is to be opened again; 0: it is open
         self._thread: threading.Thread | None = None
@@ -115,11 +115,6 @@ class Slot:
         return False
 
     @property
-    def is_slow(self) -> bool:
-        """Whether its last sample took so long that others had better not wait for the next."""
-        return self._duration_ns > _QUICK_NS
-
-    @property
     def is_busy(self) -> bool:
         """Whether it is at a sample."""
         return self._busy_since_ns is not None
@@ -134,7 +129,7 @@ class Slot:
         with self._lock:
             age_ns = max(0, self._clock.mono_ns() - self.sample.mono_ns) if self.sample else 0
             return SourceView(
-                self.name, self._state, self._detail, age_ns, self._duration_ns, self._samples, self._failures
+                self.name, self._state, self._detail, age_ns, self.duration_ns, self._samples, self._failures
             )
 
     def stop(self) -> None:
@@ -212,7 +207,7 @@ class Slot:
             return
         with self._lock:
             self.sample = sample
-            self._duration_ns = self._clock.mono_ns() - started_ns
+            self.duration_ns = self._clock.mono_ns() - started_ns
             self._samples += 1
         if self._state != "available":
             self._become("available", Reason.UNSPECIFIED, "")
@@ -258,7 +253,7 @@ class Slots:
                 slot.kick()  # which notices when it is stuck
             else:
                 free.append(slot)
-        free.sort(key=lambda slot: slot.is_slow)
+        free.sort(key=lambda slot: slot.duration_ns > _QUICK_NS)
         self._waiting.extend(free)
         self._kick_next()
 

@@ -112,8 +112,8 @@ class Vm:
 class VmTable:
     """Joins the samples of all sources per VM, tick by tick.
 
-    A sample older than `stale_after_ns` is not used, and no delta is made across a longer gap; `slow_parts`, which are
-    polled slowly, have limits of their own. `trouble` is `Slots.trouble`.
+    A sample older than `stale_after_ns` is not used, and no delta is made across a longer gap, but for `slow_parts`,
+    which have their own limits. `trouble` is `Slots.trouble`.
     """
 
     def __init__(
@@ -178,12 +178,11 @@ class VmTable:
         parts = _join(uuid, identity.epoch, fresh, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
-            first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
-            rates = rates_of(first.change, self._limits)
+            now, latest, change, *_ = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
             traffic = Traffic() if vm is None else vm.traffic
-            states = first.now, first.latest, first.change, first.change, rates
+            states = now, latest, change, change, rates_of(change, self._limits)
             self._vms[uuid] = Vm(identity, *self._rules.job_of(identity), *states, traffic=traffic)
-            traffic.count(first.now, first.change)
+            traffic.count(now, change)
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
@@ -207,9 +206,11 @@ class VmTable:
         latest: Sequence[Part],
         known: VmDelta,
         still: int,
-    ) -> "_Subtracted":
+    ) -> tuple[JoinedVm, list[Part], VmDelta, int, bool]:
         """Subtract the new readings from the last one of each part so far.
 
+        Returns the new readings, the last one of each part, the differences, `still` as in `Vm`, and whether rates made
+        of these differences are those that were made of the ones before.
         The same sample seen again (a source slower than the tick) leaves what it made before. A value that is the very
         same object has not moved: its difference from itself is made once, and then only the time differs.
         """
@@ -246,7 +247,7 @@ class VmTable:
             last[index] = new
             changes[index] = subtract(index, new, base, vcpus)
             is_same = False
-        return _Subtracted(JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes), still, is_same)
+        return JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes), still, is_same
 
     def _hold(self, vm: Vm, rates: VmRates, now: JoinedVm) -> VmRates:
         """Keep the values of counters whose turn it was not, until they are stale; `vm.held` has their moments."""
@@ -268,11 +269,8 @@ class VmTable:
         why = why_absent(part, self._trouble)
         if why is not None:
             return why
-        stale = any(
-            sample.source in PART_SOURCES[part] and mono_ns - sample.mono_ns > self._stale_after_ns
-            for sample in samples
-        )
-        return Reason.STALE if stale else Reason.VM_STARTING
+        ages_ns = (mono_ns - sample.mono_ns for sample in samples if sample.source in PART_SOURCES[part])
+        return Reason.STALE if any(age_ns > self._stale_after_ns for age_ns in ages_ns) else Reason.VM_STARTING
 
     def _break(self, uuid: str, identity: VmIdentity, error: Exception) -> None:
         self.errors += 1
@@ -287,19 +285,6 @@ class VmTable:
             return
         nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(VM_PARTS))
         self._vms[uuid] = Vm(identity, *Placing(identity.name, False, ""), nothing, _STARTING, _NOTHING, None, _INVALID)
-
-
-class _Subtracted(NamedTuple):
-    """New readings, the last one of each part, the differences; `still` as in `Vm`.
-
-    `is_same`: rates made of these differences are those that were made of the ones before.
-    """
-
-    now: JoinedVm
-    latest: list[Part]
-    change: VmDelta
-    still: int
-    is_same: bool
 
 
 class _Sampled(NamedTuple):

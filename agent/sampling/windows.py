@@ -149,12 +149,10 @@ class WindowAccumulator:
         self._limits = limits
         self._open: dict[int, _Window] = {}
         self._renamed: list[tuple[int, _Window]] = []
-        # Ends of the deltas of each VM that were added last, part by part: a slow source's delta is seen at
-        # several ticks.
+        # Ends of the deltas of each VM that were added last, by part: a slow source's delta is seen at several ticks.
         self._seen: dict[tuple[str, str], list[int]] = {}
         #: Windows closed, and those of them that were dropped because the VM's CPU usage was not known.
-        self.closed = 0
-        self.without_cpu = 0
+        self.closed = self.without_cpu = 0
 
     def add(self, uuid: str, epoch: str, labels: tuple[str, str, bool], change: VmDelta) -> None:
         """Add one VM's deltas of this tick, but those added before. `labels`: its name, job, latency sensitivity."""
@@ -180,11 +178,9 @@ class WindowAccumulator:
         ended = [index for index, window in self._open.items() if window.close_mono_ns <= mono_ns]
         if not ended and not self._renamed:
             return []
-        rows = self._rows(ended)
-        here = set(present)
-        for key in self._seen.keys() - here:
+        for key in self._seen.keys() - set(present):
             del self._seen[key]
-        return rows
+        return self._rows(ended)
 
     def flush(self) -> list[CpiWindow]:
         """Return all open windows as they are, oldest first: the agent is stopping."""
