@@ -191,7 +191,11 @@ class VmTable:
                 vm.known, vm.still = _without_vcpus(vm.known), 0
             vm.identity = identity
         now, latest, change, still, is_same = self._subtract(parts, identity, vm.now[2:], vm.latest, vm.known, vm.still)
-        in_turns = _in_turns(change)
+        # Whether there may be counters whose turn it was not; searching all rates would cost more.
+        perf = change.perf
+        in_turns = perf is Reason.TIME_SLICED or (
+            isinstance(perf, PerfDelta) and Reason.TIME_SLICED in perf.missing.values()
+        )
         if not is_same or in_turns or vm.change is not vm.known:
             rates = rates_of(change, self._limits)
             vm.rates = self._hold(vm, rates, now) if in_turns and Reason.TIME_SLICED in rates else rates
@@ -323,14 +327,6 @@ def _join(uuid: str, epoch: str, fresh: Sequence[_Sampled], absent: Sequence[Rea
                     reason = Reason.NOT_PRESENT  # a source that has the VM and not this part has no such part
             parts[index] = reason
     return cast("list[Part]", parts)
-
-
-def _in_turns(change: VmDelta) -> bool:
-    """Whether there may be counters whose turn it was not; searching all rates would cost more."""
-    perf = change.perf
-    if isinstance(perf, PerfDelta):
-        return Reason.TIME_SLICED in perf.missing.values()
-    return perf is Reason.TIME_SLICED
 
 
 def _without_vcpus(known: VmDelta) -> VmDelta:
