@@ -123,11 +123,10 @@ class Group:
 def open_group(
     events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel, flags: int = 0, on: bool = True
 ) -> Group:
-    """Open `events` as one real group (counted together or not at all), the leader first.
+    """Open `events` as one real group (counted together or not at all), the leader first; `on`: it counts immediately.
 
-    `pid` is a thread's id (0 is the calling thread), with FLAG_PID_CGROUP in `flags` an open control group's folder.
-    `cpu` -1 follows the thread over all CPUs; a control group is counted on one CPU. `on`: it counts at once. Raises
-    PerfError; nothing stays open then.
+    `pid` is a thread's id (0: the calling thread), with FLAG_PID_CGROUP in `flags` an open control group's folder.
+    `cpu` -1 follows a thread over all CPUs; a control group is on one CPU. After a PerfError nothing stays open.
     """
     fds: list[int] = []
     try:

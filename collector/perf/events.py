@@ -31,10 +31,9 @@ _EXTRA = PERF_EVENTS[len(CYCLES_AND_INSTRUCTIONS) :]
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What this host's CPU can count beside cycles and instructions, and with how many counters.
+    """What this host's CPU can count as well as cycles and instructions, and with how many counters.
 
-    Each of the other `PERF_EVENTS` is in `events` or `missing`. `fixed` are the events that have a counter of their
-    own.
+    Each of the other `PERF_EVENTS` is in `events` or `missing`. `fixed` events each have their own counter.
     """
 
     title: str

@@ -1,9 +1,8 @@
 """The data files of CPU microarchitectures (`microarch/*.toml`): events, each with its source, and counters.
 
-A file has a `title`, the `format` of its encodings (a key of `collector.perf.encoding.LAYOUTS`), the `source` of its
-facts, its CPUs (`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), a core's `[counters]`, and
-for each of `collector.base.PERF_EVENTS` but cycles and instructions either `[events.NAME]` (fields of the encoding, its
-`source`, and its `alias` in the kernel's table, if any) or a line in `[missing]` that says why the CPU has none.
+A file has a `title`, the `format` of its encodings (a key of `encoding.LAYOUTS`), the `source` of its facts, its CPUs
+(`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), a core's `[counters]`, and for each event
+either `[events.NAME]` (fields, `source`, and any `alias` in the kernel's table) or a reason in `[missing]`.
 """
 
 import tomllib

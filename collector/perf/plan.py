@@ -1,8 +1,7 @@
 """Which events are counted together: groups within a budget of counters, the most useful events first.
 
 Every group begins with cycles and instructions, so that each event has a denominator that was counted at the same time.
-What does not fit beside them in one group goes into further groups, which are on in turns; that measures less often but
-takes nothing from the guests' virtual PMUs.
+Further groups are on in turns; that measures less often but takes nothing from the guests' virtual PMUs.
 """
 
 import enum

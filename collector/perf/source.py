@@ -154,12 +154,10 @@ class PerfSource:
             reason = self._open_missing(vm, identity, plan, counters, open_new=open_new)
         except SourceError as error:
             reason = self._failed(vm, error)
-        if reason is Reason.UNSPECIFIED:
-            if counters:
-                perf = PerfCounters(plan.layout, counters, self._scope.name, plan.missing)
-                return VmSample(identity.epoch, perf=perf)
-            reason = Reason.NOT_PRESENT
-        return VmSample(identity.epoch, absent={"perf": reason})
+        if counters and reason is Reason.UNSPECIFIED:
+            perf = PerfCounters(plan.layout, counters, self._scope.name, plan.missing)
+            return VmSample(identity.epoch, perf=perf)
+        return VmSample(identity.epoch, absent={"perf": reason or Reason.NOT_PRESENT})
 
     def _keep_up(self, vm: _Vm, identity: VmIdentity) -> None:
         """Close what is no longer the VM's (a vCPU was unplugged, a CPU went offline, its group changed)."""
@@ -222,7 +220,7 @@ class PerfSource:
         return Reason.UNSPECIFIED
 
     def _open_target(self, identity: VmIdentity, key: int, plan: Plan) -> Slices | None:
-        fds = self._fds_of(plan)
+        fds = plan.events + self._scope.guards
         if self._fds + fds > self._max_fds:
             message = f"perf: {self._fds} file descriptors are open and {fds} more go beyond {self._max_fds}"
             raise SourceError(f"{message}; {REMEDIES[Reason.FD_LIMIT]}", Reason.FD_LIMIT)
@@ -237,10 +235,6 @@ class PerfSource:
             self._fds += fds
         return target
 
-    def _fds_of(self, plan: Plan) -> int:
-        """Return how many file descriptors one target takes."""
-        return plan.events + self._scope.guards
-
     def _failed(self, vm: _Vm, error: SourceError) -> Reason:
         """Note a failure. Retries thin out to one in 64 ticks, so that a hopeless VM takes no other's opens."""
         vm.failure = self._host.refine(error) if isinstance(error, PerfError) else error.reason
@@ -250,7 +244,8 @@ class PerfSource:
 
     def _drop(self, vm: _Vm, key: int) -> None:
         vm.targets.pop(key).close()
-        self._fds -= 0 if self._plan is None else self._fds_of(self._plan)
+        if self._plan is not None:
+            self._fds -= self._plan.events + self._scope.guards
 
     def _close_vm(self, uuid: str, vm: _Vm) -> None:
         for key in list(vm.targets):

@@ -293,8 +293,8 @@ class ResctrlSource:
                 vm.reason = Reason.NO_RMID
 
     def _remove_doomed(self) -> None:
-        for place in list(self._doomed):
-            self._doomed.discard(place)
+        while self._doomed:
+            place = self._doomed.pop()
             try:
                 self._tree.remove(place)
             except OSError as error:
@@ -407,7 +407,7 @@ class ResctrlSource:
             reason = Reason.VM_STARTING  # its threads were just moved elsewhere: its group counts nothing
         else:
             try:
-                rdt = self._read(vm, domains, now_ns)
+                sample = VmSample(identity.epoch, rdt=self._read(vm, domains, now_ns))
             except GroupGoneError:
                 # Another program removed a group: it is made or located again at the next tick.
                 self._close_readers(vm, all_groups=True)
@@ -417,7 +417,7 @@ class ResctrlSource:
                 reason = reason_of(error)
             else:
                 vm.reason = Reason.VM_STARTING
-                return VmSample(identity.epoch, rdt=rdt)
+                return sample
         return VmSample(identity.epoch, absent={"rdt": reason})
 
     def _read(self, vm: Vm, domains: tuple[str, ...], now_ns: int) -> RdtCounters:

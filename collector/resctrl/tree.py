@@ -205,7 +205,7 @@ class Tree:
         if not place.own:
             raise ValueError(f"{place.name} is not whitepanda's")
         folder = Path(self.path(place))
-        # On a read-only mount the kernel says so before it looks whether the folder is there.
+        # A read-only mount is refused before the kernel looks if the folder exists.
         with self._writable(place), contextlib.suppress(FileNotFoundError):
             if folder.exists():
                 folder.rmdir()

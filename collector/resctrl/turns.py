@@ -59,11 +59,9 @@ class Turns:
             return Step(next(iter(self._holders)), "")
         if now_ns < self._limit_until_ns:
             cap = min(cap, self._limit)
-        if now_ns < self._free_at_ns:
-            return None
         may = (u for u in self._waiting if self._needs[u] <= cap and self._blocked.get(u, now_ns) <= now_ns)
         waiter = next(may, "")
-        if not waiter:
+        if not waiter or now_ns < self._free_at_ns:
             return None
         if used + self._needs[waiter] <= cap:
             return Step("", waiter)
