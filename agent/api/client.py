@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -24,8 +24,7 @@ _DEADLINE_S = 5.0
 def find_config(config: Path | None, default: Path = DEFAULT_CONFIG) -> tuple[AgentConfig, Path | None]:
     """Load the configuration that was named, else the host's, else take the defaults.
 
-    `config` None: the user named none. The `default` file is skipped where it is missing or cannot be read. Returns the
-    configuration and its file, None for the defaults.
+    The `default` file is skipped if it is missing or cannot be read. Returns the configuration and its file, or None.
 
     Raises:
         ConfigError: a file was named and cannot be read, or what was read is wrong.
@@ -72,7 +71,7 @@ class Client:
         try:
             return method(request, timeout=_DEADLINE_S)
         except grpc.RpcError as error:
-            _fail(error, self._path)
+            raise _refusal(error, self._path) from error
 
 
 @contextmanager
@@ -104,36 +103,36 @@ def _knock(path: Path) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_DEADLINE_S)
             probe.connect(str(path))
-    except TimeoutError as error:
-        raise UnavailableError(f"the agent at {path} is busy: no answer in {_DEADLINE_S:.0f} s; see its log") from error
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise UnavailableError(
-                f"no permission for {path}: become root, or join the group that owns it (ls -l {path})"
-            ) from error
-        if error.errno == errno.ECONNREFUSED and not path.is_socket():
-            what = "a folder" if path.is_dir() else "a file"
-            raise UnavailableError(f"{path} is {what} and no socket; give the agent's with --socket") from error
-        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
-            raise UnavailableError(
-                f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket"
-            ) from error
-        raise UnavailableError(f"cannot ask the agent at {path}: {error.strerror or error}; give --socket") from error
+        raise UnavailableError(_why_silent(error, path)) from error
 
 
-def _fail(error: grpc.RpcError, path: Path) -> NoReturn:
+def _why_silent(error: OSError, path: Path) -> str:
+    if isinstance(error, TimeoutError):
+        return f"the agent at {path} is busy: no answer in {_DEADLINE_S:.0f} s; see its log"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"no permission for {path}: become root, or join the group that owns it (ls -l {path})"
+    if error.errno == errno.ECONNREFUSED and not path.is_socket():
+        what = "a folder" if path.is_dir() else "a file"
+        return f"{path} is {what} and no socket; give the agent's with --socket"
+    if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
+        return f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket"
+    return f"cannot ask the agent at {path}: {error.strerror or error}; give --socket"
+
+
+def _refusal(error: grpc.RpcError, path: Path) -> InputError | UnavailableError:
     # Errors of calls are both a RpcError and a Call; the stubs do not say so.
     call = cast("grpc.Call", error)
     code, detail = call.code(), call.details() or ""
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
-        raise InputError(detail) from error
+        return InputError(detail)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        raise UnavailableError(f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log") from error
+        return UnavailableError(f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        raise UnavailableError(f"the agent at {path} is of another version and does not know this question") from error
+        return UnavailableError(f"the agent at {path} is of another version and does not know this question")
     if "http/2" in detail.lower():  # gRPC's words where the answer is something else
-        raise UnavailableError(
+        return UnavailableError(
             f"what answers at {path} is not the agent: give the agent's socket with --socket, by default "
             f"{AgentSection().socket}"
-        ) from error
-    raise UnavailableError(f"the agent at {path} failed: {code.name.lower()}: {detail}; see its log") from error
+        )
+    return UnavailableError(f"the agent at {path} failed: {code.name.lower()}: {detail}; see its log")

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from agent.analysis.verdict import Verdict
 from agent.antagonists.host_analysis import CpiVerdict, Explanation
 from agent.api.state import AgentState
-from agent.detection.decisions import Reasoning
 from agent.sampling.vms import Vm
 from agent.uplink.messages import (
     analysis_numbers,
@@ -27,7 +26,7 @@ _NOT_ANALYSED = SimpleNamespace(cpi=None, n_cpi=None, victim_threshold_cpi=None,
 
 def vms_message(state: AgentState, metrics: Collection[str] | None = None) -> host_pb2.ListVmsResponse:
     """Return all VMs now, with the metrics of these names; None: with all."""
-    host, analysis, cloud_white, vms = state.host(), state.analysis, state.cloud_white, state.vms()
+    host, cloud_white, vms = state.host(), state.cloud_white, state.vms()
     summaries = [_summary(vm, state, metrics) for vm in vms]
     if cloud_white is not None:
         names = {vm.identity.uuid: vm.identity.name for vm in vms}
@@ -35,11 +34,11 @@ def vms_message(state: AgentState, metrics: Collection[str] | None = None) -> ho
             verdict = cloud_white.verdict(summary.uuid)
             summary.cloud_white.CopyFrom(_suffering(verdict, cloud_white.since_ns(verdict), names))
     decided = None if state.decisions is None else state.decisions.host
-    return host_pb2.ListVmsResponse(
-        now_unix_ns=host.now_unix_ns,
-        host=host.host,
+    return message_of(
+        host_pb2.ListVmsResponse,
+        host,
         vms=summaries,
-        triggered=bool(analysis and analysis.triggered),
+        triggered=bool(state.analysis and state.analysis.triggered),
         decision=message_of(host_pb2.HostDecision, decided, victims=len(decided.victims)) if decided else None,
     )
 
@@ -58,7 +57,9 @@ def explanation_message(state: AgentState, uuid: str) -> host_pb2.VmExplanation 
         answer = _explanation(summary, analysis.explain(uuid), state.names.platform)
     if cloud_white is not None:
         why = cloud_white.explain(uuid)
-        _add_reasoning(answer, why)
+        answer.detector = why.detector
+        answer.evidence.extend(map(evidence_message, why.verdict.evidence))
+        answer.signals.extend(message_of(host_pb2.Signal, one, baseline=one.expected) for one in why.signals)
         answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
         if not answer.vm.decision.HasField("slow_down") and answer.vm.cloud_white.HasField("degradation"):
             answer.vm.decision.slow_down.CopyFrom(answer.vm.cloud_white.degradation)
@@ -119,19 +120,11 @@ def _suffering(verdict: Verdict, since_ns: int, names: Mapping[str, str]) -> hos
     )
 
 
-def _add_reasoning(answer: host_pb2.VmExplanation, why: Reasoning) -> None:
-    answer.detector = why.detector
-    answer.evidence.extend(map(evidence_message, why.verdict.evidence))
-    answer.signals.extend(message_of(host_pb2.Signal, one, baseline=one.expected) for one in why.signals)
-
-
 def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> host_pb2.VmExplanation:
-    statistics = agent_pb2.JobStatistics(job=vm.job, platform=platform)
-    if why.statistics is not None:
-        statistics.samples = why.statistics.samples
-        statistics.mean_cpi = why.statistics.mean
-        statistics.std_cpi = why.statistics.std
-        if (robust := why.statistics.robust) is not None:
-            statistics.location_log_cpi, statistics.scale_log_cpi = robust.location, robust.scale
+    known, statistics = why.statistics, agent_pb2.JobStatistics(job=vm.job, platform=platform)
+    if known is not None:
+        statistics.samples, statistics.mean_cpi, statistics.std_cpi = known.samples, known.mean, known.std
+        if known.robust is not None:
+            statistics.location_log_cpi, statistics.scale_log_cpi = known.robust.location, known.robust.scale
     # Whom to suspect is for all analyses together to say: `agent.antagonists.decide_victims`.
     return message_of(host_pb2.VmExplanation, why, vm=vm, statistics=statistics, suspects=())

@@ -1,7 +1,6 @@
 """Metrics for Prometheus: /metrics over HTTP, made of what the agent knows. Imported only where they are on.
 
-The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; `agent.api.prometheus_text` makes
-the text of it in the scrape's thread, once per tick however many ask.
+For a scrape the loop hands over a `Snapshot`, of which the scrape's own thread makes the text, once per tick.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -35,16 +35,15 @@ _REQUEST_S = 10.0  # for all of it: handshake, request and answer
 _WARN_EACH_S = 60.0
 _MAX_CLIENTS = 8
 _GZIP_LEVEL = 1
+_PLAIN = "text/plain; charset=utf-8"
 
 
 class _Pages:
     """Pages of the latest tick. Asked from the server's threads."""
 
-    def __init__(
-        self, take: Callable[[], Snapshot], loop: asyncio.AbstractEventLoop, ticks: Callable[[], int], max_age_s: float
-    ) -> None:
+    def __init__(self, take: Callable[[], Snapshot], ticks: Callable[[], int], max_age_s: float) -> None:
         self._take = take
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._ticks = ticks
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
@@ -103,20 +102,20 @@ class _Handler(BaseHTTPRequestHandler):
         name = ",".join(self.headers.get_all("Host", []))
         if not self.server.is_named(name):
             refusal = f"this agent does not go by that name (Host {name[:80]!r}); use its address, or localhost\n"
-            self._answer(400, refusal.encode(), "text/plain; charset=utf-8")
+            self._answer(400, refusal.encode())
             return
         if self.path.partition("?")[0] != "/metrics":
-            self._answer(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8")
+            self._answer(404, b"metrics are at /metrics\n")
             return
         compress = "gzip" in self.headers.get("Accept-Encoding", "")
         try:
             body, kind = self.server.pages.get(self.headers.get("Accept", ""), compress=compress)
         except UnavailableError as error:
-            self._answer(503, f"{error}\n".encode(), "text/plain; charset=utf-8")
+            self._answer(503, f"{error}\n".encode())
             return
         self._answer(200, body, kind, compressed=compress)
 
-    def _answer(self, status: int, body: bytes, kind: str, *, compressed: bool = False) -> None:
+    def _answer(self, status: int, body: bytes, kind: str = _PLAIN, *, compressed: bool = False) -> None:
         self.server.begin_wait(self.connection, self.client_address)
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -268,8 +267,8 @@ class _Server(ThreadingHTTPServer):
 class MetricsServer:
     """Serves /metrics as `[metrics]` says.
 
-    `take` makes a snapshot, on the loop that `start` was called on; `ticks` says how many ticks ran, from any thread;
-    `on_refused` is called for each refused scrape, from any thread but never twice at once.
+    `take` makes a snapshot on the loop of `start`; `ticks` returns how many ticks ran, from any thread; `on_refused` is
+    called for each refused scrape, from any thread but one at a time.
     """
 
     def __init__(
@@ -282,9 +281,7 @@ class MetricsServer:
     ) -> None:
         self._on_refused = on_refused
         self._section = section
-        self._take = take
-        self._ticks = ticks
-        self._tick_s = tick_s
+        self._pages = partial(_Pages, take, ticks, 2 * tick_s)
         self._server: _Server | None = None
 
     @property
@@ -303,8 +300,7 @@ class MetricsServer:
             TlsError: the TLS files cannot work.
 
         """
-        pages = _Pages(self._take, asyncio.get_running_loop(), self._ticks, 2 * self._tick_s)
-        self._server = await asyncio.to_thread(self._listen, pages)
+        self._server = await asyncio.to_thread(self._listen, self._pages())
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         _log.info("metrics are served", address=self.address)
 
@@ -319,8 +315,7 @@ class MetricsServer:
         listen = self._section.listen
         host, _, port = listen.rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-            family, _, _, _, address = found[0]
+            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
             return _Server(family, address, pages, self._section.tls, self._on_refused)
         except OSError as error:
             remedy = "free that port, or set another metrics.listen"

@@ -22,29 +22,18 @@ from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
 from whitepanda.v1 import host_pb2
 
-_PLACES = {
-    part: places
-    for part in VM_PARTS
-    if (places := tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == part))
-}
+_PLACES = {part: tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == part) for part in VM_PARTS}
 
 
 def family_name(metric: Row) -> str:
     """Return a metric's name in /metrics: with a prefix, and "second" spelt out as Prometheus wants it."""
     scope = "vm_" if metric.scope in {"vm", "traffic"} else ""
-    name = metric.name
-    return (
-        f"whitepanda_{scope}{name.removesuffix('_s')}_second"
-        if name.endswith("_per_s")
-        else f"whitepanda_{scope}{name}"
-    )
-
-
-# -- a snapshot as metric families
+    name = f"{metric.name.removesuffix('_s')}_second" if metric.name.endswith("_per_s") else metric.name
+    return f"whitepanda_{scope}{name}"
 
 
 class _Families(Collector):
-    """One snapshot as Prometheus' library wants it."""
+    """One snapshot as Prometheus' library wants it. Texts are clean: invalid UTF-8 would spoil the page."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -59,10 +48,11 @@ class _Families(Collector):
 
     def _families(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("whitepanda_agent_info", "The agent's version and the host's CPU model; always 1.")
-        labels = {"version": self._host.agent_version, "platform": _label(self._host.platform)}
+        labels = {"version": self._host.agent_version, "platform": clean_name(self._host.platform)}
         info.add_sample(info.name, labels, 1)
         yield info
         values = {one.name: one.value for one in self._host.host_metrics if not math.isnan(one.value)}
+        sources = [({"source": one.name}, _of_source(one)) for one in self._host.sources if one.state != "off"]
         for metric in METRICS:
             if metric.scope in {"host", "agent"}:
                 yield _family(metric, [({}, values.get(metric.name))])
@@ -70,7 +60,7 @@ class _Families(Collector):
                 ends = self._snapshot.certificates
                 yield _family(metric, [({"certificate": setting}, end_s) for setting, end_s in ends])
             elif metric.scope == "source":
-                yield _family(metric, _of_sources(metric.name, self._host.sources))
+                yield _family(metric, [(labels, known[metric.name]) for labels, known in sources])
             elif metric.scope == "uplink" and self._host.uplink.state != "off":
                 yield _family(metric, [({}, _of_uplink(metric.name, self._host.uplink))])
         yield from _of_vms(self._snapshot)
@@ -86,27 +76,16 @@ def _family(metric: Row, samples: Iterable[tuple[dict[str, str], float | None]])
     return family
 
 
-def _of_sources(name: str, sources: Iterable[host_pb2.SourceStatus]) -> Iterator[tuple[dict[str, str], float | None]]:
-    for source in sources:
-        if source.state != "off":
-            yield {"source": source.name}, _of_source(name, source)
-
-
-def _of_source(name: str, source: host_pb2.SourceStatus) -> float | None:
-    match name:
-        case "source_success":
-            # Of `auto` sources that cannot be here it would always be 0: no reason for an alert.
-            worked = source.samples or source.failures or source.state != "unavailable"
-            return source.state == "available" if worked else None
-        case "source_samples_total":
-            return source.samples
-        case "source_failures_total":
-            return source.failures
-        case "source_age_seconds":
-            return source.age_ns / 1e9 if source.samples else None
-        case "source_duration_seconds":
-            return source.duration_ns / 1e9 if source.samples else None
-    raise AssertionError(name)
+def _of_source(source: host_pb2.SourceStatus) -> dict[str, float | None]:
+    # Of `auto` sources that cannot be here success would always be 0: no reason for an alert.
+    worked = source.samples or source.failures or source.state != "unavailable"
+    return {
+        "source_success": source.state == "available" if worked else None,
+        "source_samples_total": source.samples,
+        "source_failures_total": source.failures,
+        "source_age_seconds": source.age_ns / 1e9 if source.samples else None,
+        "source_duration_seconds": source.duration_ns / 1e9 if source.samples else None,
+    }
 
 
 def _of_uplink(name: str, uplink: host_pb2.UplinkStatus) -> float:
@@ -120,13 +99,9 @@ _VM_FAMILIES = {
     "info": "Whose the VM is, of which kind and who runs it; a label that is not known is empty; always 1.",
     "victim": "1 where the VM is a victim now, 0 where it is none; unknown, or not running: no sample.",
     "behaviour": "1 for the VM's verdict now, 0 for the others; unknown: no sample.",
-    "degradation_ratio": (
-        "CPI of the last slot / the job's mean CPI, at least 1; of any VM, also one that suffers nothing."
-    ),
+    "degradation_ratio": "CPI of the last slot / the job's mean, at least 1; of any VM, also one that suffers nothing.",
     "suspect": "1 for the first suspect of each victim.",
-    "slow_down_ratio": (
-        "The slow-down that the views show of a VM that suffers: of its latency, else of CPI; alert on this one."
-    ),
+    "slow_down_ratio": "Slow-down of a VM that suffers, as shown: of its latency, else of CPI; alert on this one.",
     "slow_down_low_ratio": "Lower end of that estimate's interval.",
     "slow_down_high_ratio": "Upper end of that estimate's interval.",
     "baseline_ticks": "Ticks without interference that the VM's baseline was learnt from.",
@@ -143,17 +118,17 @@ _Sample = tuple[str, _Labels, float]
 
 def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
     labelled = [
-        ({"vm": _label(vm.identity.uuid), "name": _label(vm.identity.name), "job": _label(vm.job)}, vm)
+        ({"vm": clean_name(vm.identity.uuid), "name": clean_name(vm.identity.name), "job": clean_name(vm.job)}, vm)
         for vm in snapshot.vms
     ]
     for index, metric in enumerate(VM_METRICS):
         values = ((labels, vm.rates[index]) for labels, vm in labelled)
-        yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
+        yield _family(metric, ((labels, value) for labels, value in values if value.__class__ is not Reason))
     for index, metric in enumerate(TRAFFIC_METRICS):
         yield _family(metric, ((labels, vm.traffic[index]) for labels, vm in labelled if vm.traffic))
     families = {name: GaugeMetricFamily(f"whitepanda_vm_{name}", text) for name, text in _VM_FAMILIES.items()}
     for labels, vm in labelled:
-        for name, more, value in (*_identity(vm), *_verdicts(vm), *_ages(vm, snapshot.mono_ns)):
+        for name, more, value in (_identity(vm), *_verdicts(vm), *_ages(vm, snapshot.mono_ns)):
             family = families[name]
             family.add_sample(family.name, {**labels, **more}, value)
         for name, more, value in _absences(vm):  # which are many: without the labels that others have
@@ -163,17 +138,17 @@ def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _identity(vm: VmSnapshot) -> Iterator[_Sample]:
+def _identity(vm: VmSnapshot) -> _Sample:
     """Whose a VM is, once per VM: other metrics are joined with it rather than bear these labels."""
     facts = vm.identity.facts
     whose = {
-        "project": _label(facts.get("nova:project", "")),
-        "flavor": _label(facts.get("nova:flavor", "")),
-        "owner": _label(vm.owner),
-        "manager": _label(vm.identity.manager),
+        "project": clean_name(facts.get("nova:project", "")),
+        "flavor": clean_name(facts.get("nova:flavor", "")),
+        "owner": clean_name(vm.owner),
+        "manager": clean_name(vm.identity.manager),
         "latency_sensitive": str(vm.latency_sensitive).lower(),
     }
-    yield "info", whose, 1
+    return "info", whose, 1
 
 
 def _verdicts(vm: VmSnapshot) -> Iterator[_Sample]:
@@ -186,8 +161,8 @@ def _verdicts(vm: VmSnapshot) -> Iterator[_Sample]:
             ends = (("ratio", slow_down.ratio), ("low_ratio", slow_down.low), ("high_ratio", slow_down.high))
             yield from ((f"slow_down_{name}", {}, value) for name, value in ends if math.isfinite(value))
         if held.verdict == "victim" and (one := held.suspect) is not None:
-            names = {"suspect": _label(one.uuid), "suspect_name": _label(one.name), "suspect_job": _label(one.job)}
-            yield "suspect", names, 1
+            names = {"suspect": one.uuid, "suspect_name": one.name, "suspect_job": one.job}
+            yield "suspect", {label: clean_name(text) for label, text in names.items()}, 1
     if vm.verdict is not None and vm.verdict.degradation is not None:
         yield "degradation_ratio", {}, vm.verdict.degradation
     if vm.suffering is not None:
@@ -213,11 +188,6 @@ def _absences(vm: VmSnapshot) -> Iterator[_Sample]:
         else:
             for place, why in absent:
                 yield "metric_absent", {"metric": VM_METRICS[place].name, "reason": why.code}, 1
-
-
-def _label(text: str) -> str:
-    """Bound a text that others made. What is not UTF-8 would spoil the whole page."""
-    return clean_name(text)
 
 
 def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:

@@ -51,12 +51,8 @@ class LocalApi:
 
         """
         _prepare(self._path)
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", _MAX_REQUEST_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ]
-        )
+        limits = ("receive", _MAX_REQUEST_BYTES), ("send", MAX_MESSAGE_BYTES)
+        server = grpc.aio.server(options=[(f"grpc.max_{way}_message_length", most) for way, most in limits])
         host_pb2_grpc.add_LocalHostServicer_to_server(_Servicer(self._state), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -84,8 +80,8 @@ class LocalApi:
 def _prepare(path: Path) -> None:
     """Make the folder; remove a socket that no process serves any more."""
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        limit = f"longer than {_MAX_PATH_BYTES} bytes, the most of a unix socket"
-        raise ConfigError(f"agent.socket is {limit} (value {str(path)!r})")
+        limit = f"{_MAX_PATH_BYTES} bytes, the most of a unix socket"
+        raise ConfigError(f"agent.socket is longer than {limit} (value {str(path)!r})")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         mode = path.lstat().st_mode

@@ -136,25 +136,17 @@ class AgentState:
 
     def snapshot(self) -> Snapshot:
         """Return what /metrics is made of; with 1,000 VMs it takes some milliseconds of the loop."""
-        judge = self.analysis.verdict if self.analysis is not None else lambda _uuid: None
-        suffering = self.cloud_white.verdict if self.cloud_white is not None else lambda _uuid: None
-        decide = self.decisions.vm if self.decisions is not None else lambda _uuid: None
-        vms = (
-            VmSnapshot(
-                vm.identity,
-                vm.job,
-                vm.rates,
-                vm.now,
-                judge(uuid),
-                suffering(uuid),
-                decide(uuid),
-                vm.traffic.known(vm.now),
-                vm.owner,
-                vm.latency_sensitive,
+        analysis, suffering, decisions = self.analysis, self.cloud_white, self.decisions
+        vms = []
+        for vm in self.pipeline.table:
+            uuid = vm.identity.uuid
+            judged = (
+                analysis.verdict(uuid) if analysis is not None else None,
+                suffering.verdict(uuid) if suffering is not None else None,
+                decisions.vm(uuid) if decisions is not None else None,
             )
-            for vm in self.pipeline.table
-            for uuid in (vm.identity.uuid,)
-        )
+            own = vm.identity, vm.job, vm.rates, vm.now
+            vms.append(VmSnapshot(*own, *judged, vm.traffic.known(vm.now), vm.owner, vm.latency_sensitive))
         ends = ((name, certificate.expiry_unix_s()) for name, certificate in self.certificates.items())
         certificates = tuple((name, end_s) for name, end_s in ends if end_s is not None)
         return Snapshot(self.host(), tuple(vms), self.clock.mono_ns(), certificates)
@@ -193,7 +185,6 @@ class AgentState:
 
 
 def _metric(name: str, value: Value, source: str, age_ns: int = 0) -> host_pb2.Metric:
-    if isinstance(value, Reason):
-        reason: Any = int(value)
-        return host_pb2.Metric(name=name, value=math.nan, reason=reason, source=source, age_ns=age_ns)
-    return host_pb2.Metric(name=name, value=value, source=source, age_ns=age_ns)
+    reason: Any = int(value) if isinstance(value, Reason) else 0
+    known = math.nan if reason else value
+    return host_pb2.Metric(name=name, value=known, reason=reason, source=source, age_ns=age_ns)

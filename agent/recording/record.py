@@ -125,7 +125,7 @@ class Recording:
             on_progress((self._clock.mono_ns() - first_ns) / 1e9)
         await wait_for(
             self._slots,
-            lambda slot: slot.trouble is not None or slot.latest() is not seen.get(slot.name),
+            lambda slot: slot.trouble is not None or slot.sample is not seen.get(slot.name),
             clock=self._clock,
             timeout_s=_LAST_WAIT_S,
         )

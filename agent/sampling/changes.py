@@ -20,9 +20,12 @@ from collector.base import (
 
 T = TypeVar("T")
 
-#: A thread cannot use more CPU time than passes, but under load threads are read up to this long after the time stamp.
-#: Twice the time is allowed beside: for a thread alone on its CPU (nohz_full) the kernel accounts once a second only.
+#: A thread cannot use more CPU time than passes, but under load it is read up to this long after the time stamp. Twice
+#: the time is allowed as well: for a thread alone on its CPU (nohz_full) the kernel accounts once a second only.
 MAX_READ_JITTER_NS = 1_000_000_000 // 2
+
+#: What each difference begins with: its length, and its end on both clocks.
+Interval = tuple[int, int, int]
 
 
 class Reading(NamedTuple, Generic[T]):
@@ -53,10 +56,7 @@ class JoinedVm(NamedTuple):
 
 
 class CpuDelta(NamedTuple):
-    """CPU time of the vCPU threads, `threads` in number, in `dt_ns` that ended at `mono_ns`, `unix_ns`.
-
-    `guest_ns` None: only the process knows it.
-    """
+    """CPU time of the vCPU threads, `threads` in number; `guest_ns` None: only the process knows it."""
 
     dt_ns: int
     mono_ns: int
@@ -76,11 +76,10 @@ class EventDelta(NamedTuple):
 
 
 class PerfDelta(NamedTuple):
-    """Counts of the whole VM, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted.
+    """Counts of the whole VM, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted (0: none was).
 
-    Without any running time the counts are 0 and say nothing.
-    `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too
-    small. `events` are those beside cycles and instructions that were counted; `missing` says why others were not.
+    `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too small. `events`
+    are those beside cycles and instructions that were counted; `missing` says why others were not.
     """
 
     dt_ns: int
@@ -108,10 +107,7 @@ class DiskDelta(NamedTuple):
 
 
 class NetworkDelta(NamedTuple):
-    """Bytes, packets and drops of all network interfaces, as the guest sees the directions.
-
-    A reason where an interface does not count its drops.
-    """
+    """Bytes, packets and drops of all interfaces, as the guest sees the directions; a reason if one counts no drops."""
 
     dt_ns: int
     mono_ns: int
@@ -175,12 +171,3 @@ class VmDelta(NamedTuple):
     cgroup: CgroupDelta | Reason = Reason.SOURCE_OFF
     rdt: RdtDelta | Reason = Reason.SOURCE_OFF
     numa: NumaPlacement | Reason = Reason.SOURCE_OFF
-
-
-def why_no_interval(now: Reading[T], last: Reading[T] | Reason) -> Reason | None:
-    """Say why the time between two readings cannot be used; None: it can."""
-    if not isinstance(last, Reading):  # the first reading, or the first after too long a gap
-        return Reason.STALE if last is Reason.STALE else Reason.VM_STARTING
-    if now.source != last.source:  # two sources' counters of one thing need not have one zero
-        return Reason.COUNTER_RESET
-    return None if now.mono_ns > last.mono_ns else Reason.STALE

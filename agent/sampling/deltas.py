@@ -14,20 +14,19 @@ from agent.sampling.changes import (
     CgroupDelta,
     CpuDelta,
     DiskDelta,
+    Interval,
     JoinedVm,
     NetworkDelta,
     ProcessDelta,
     RdtDelta,
     Reading,
     VmDelta,
-    why_no_interval,
 )
 from agent.sampling.hardware_deltas import perf_delta
 from collector.base import (
     CgroupCounters,
     DiskCounters,
     InterfaceCounters,
-    NumaPlacement,
     ProcessCounters,
     RdtCounters,
     RdtDomain,
@@ -48,24 +47,38 @@ def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
         return VmDelta(*(starting if isinstance(part, Reading) else part for part in now[2:]))
     return VmDelta(
         *(
-            subtract(new, old, now.vcpus) if isinstance(new, Reading) else new
-            for new, old, subtract in zip(now[2:], last[2:], SUBTRACT, strict=True)
+            subtract(index, new, old, now.vcpus) if isinstance(new, Reading) else new
+            for index, (new, old) in enumerate(zip(now[2:], last[2:], strict=True))
         )
     )
 
 
-def _cpu_delta(  # noqa: C901 - one loop over the threads, with nothing called: the hottest of all
-    now: Reading[Mapping[int, ThreadCounters]], last: Reading[Mapping[int, ThreadCounters]] | Reason, vcpus: int
+def subtract(part: int, now: Reading[Any], last: Reading[Any] | Reason, vcpus: int) -> Any:
+    """Subtract the readings of a part (its place in `VM_PARTS`) of a VM with that many vCPUs; a reason where it cannot.
+
+    `last` may be why there is no earlier reading. Values that are not counters need none.
+    """
+    if not isinstance(last, Reading):  # the first reading, or the first after too long a gap
+        why = Reason.STALE if last is Reason.STALE else Reason.VM_STARTING
+    elif now.source != last.source:  # two sources' counters of one thing need not have one zero
+        why = Reason.COUNTER_RESET
+    elif now.mono_ns > last.mono_ns:
+        mono_ns = now.mono_ns
+        return _SUBTRACT[part](now.value, last.value, (mono_ns - last.mono_ns, mono_ns, now.unix_ns), vcpus)
+    else:
+        why = Reason.STALE
+    gauges = _GAUGES.get(part)
+    return why if gauges is None else gauges(now.value, (0, now.mono_ns, now.unix_ns), why)
+
+
+def _cpu_delta(
+    now: Mapping[int, ThreadCounters], before: Mapping[int, ThreadCounters], interval: Interval, vcpus: int
 ) -> CpuDelta | Reason:
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading):
-        return why or Reason.VM_STARTING
-    dt_ns = now.mono_ns - last.mono_ns
+    dt_ns, mono_ns, unix_ns = interval
     most_ns = 2 * dt_ns + MAX_READ_JITTER_NS
-    before = last.value
     guest_ns = cpu_ns = wait_ns = threads = 0
     waits = guests = True
-    for tid, thread in now.value.items():
+    for tid, thread in now.items():
         old = before.get(tid)
         if old is thread:  # it slept, and its source hands on what it had: nothing was added
             threads += 1
@@ -93,22 +106,18 @@ def _cpu_delta(  # noqa: C901 - one loop over the threads, with nothing called: 
         threads += 1
         guest_ns += guest
         cpu_ns += cpu
-    if threads == 0 or threads < max(vcpus, len(now.value)):
+    if threads == 0 or threads < max(vcpus, len(now)):
         return Reason.VM_STARTING
     guest_or_none, wait_or_none = guest_ns if guests else None, wait_ns if waits else None
-    return CpuDelta(dt_ns, now.mono_ns, now.unix_ns, threads, guest_or_none, cpu_ns, wait_or_none)
+    return CpuDelta(dt_ns, mono_ns, unix_ns, threads, guest_or_none, cpu_ns, wait_or_none)
 
 
 def _disk_delta(
-    now: Reading[Mapping[str, DiskCounters]], last: Reading[Mapping[str, DiskCounters]] | Reason, _vcpus: int
+    now: Mapping[str, DiskCounters], before: Mapping[str, DiskCounters], interval: Interval, _vcpus: int
 ) -> DiskDelta | Reason:
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading):
-        return why or Reason.VM_STARTING
-    dt_ns = now.mono_ns - last.mono_ns
     read_bytes = write_bytes = read_ops = write_ops = matched = 0
-    for name, device in now.value.items():
-        old = last.value.get(name)
+    for name, device in now.items():
+        old = before.get(name)
         if old is None:
             continue
         matched += 1
@@ -119,25 +128,19 @@ def _disk_delta(
         if a < 0 or b < 0 or c < 0 or d < 0:
             return Reason.COUNTER_RESET
     most_bytes, most = max(read_bytes, write_bytes), max(read_ops, write_ops)
-    problem = _devices_problem(matched, len(now.value), most_bytes, most, dt_ns)
-    if problem is not None:
-        return problem
-    return DiskDelta(dt_ns, now.mono_ns, now.unix_ns, read_bytes, write_bytes, read_ops, write_ops)
+    problem = _devices_problem(matched, len(now), most_bytes, most, interval[0])
+    return problem or DiskDelta(*interval, read_bytes, write_bytes, read_ops, write_ops)
 
 
 def _network_delta(
-    now: Reading[Mapping[str, InterfaceCounters]], last: Reading[Mapping[str, InterfaceCounters]] | Reason, _vcpus: int
+    now: Mapping[str, InterfaceCounters], before: Mapping[str, InterfaceCounters], interval: Interval, _vcpus: int
 ) -> NetworkDelta | Reason:
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading):
-        return why or Reason.VM_STARTING
-    dt_ns = now.mono_ns - last.mono_ns
     receive_bytes = transmit_bytes = receive_packets = transmit_packets = matched = 0
     receive_drops: int | Reason = 0
     transmit_drops: int | Reason = 0
     reset = Reason.COUNTER_RESET
-    for name, port in now.value.items():
-        old = last.value.get(name)
+    for name, port in now.items():
+        old = before.get(name)
         if old is None:
             continue
         matched += 1
@@ -152,19 +155,9 @@ def _network_delta(
     counts = [receive_packets, transmit_packets]
     counts += [drops for drops in (receive_drops, transmit_drops) if drops.__class__ is not Reason]
     most_bytes = max(receive_bytes, transmit_bytes)
-    problem = _devices_problem(matched, len(now.value), most_bytes, max(counts), dt_ns)
-    if problem is not None:
-        return problem
-    return NetworkDelta(
-        dt_ns,
-        now.mono_ns,
-        now.unix_ns,
-        receive_bytes,
-        transmit_bytes,
-        receive_packets,
-        transmit_packets,
-        receive_drops,
-        transmit_drops,
+    problem = _devices_problem(matched, len(now), most_bytes, max(counts), interval[0])
+    return problem or NetworkDelta(
+        *interval, receive_bytes, transmit_bytes, receive_packets, transmit_packets, receive_drops, transmit_drops
     )
 
 
@@ -182,35 +175,21 @@ def _devices_problem(matched: int, devices: int, most_bytes: int, most: int, dt_
     if not matched:
         return Reason.VM_STARTING
     device_s = devices * dt_ns / _S
-    if most_bytes > _MAX_BYTES_PER_S * device_s or most > _MAX_PER_S * device_s:
-        return Reason.INVALID_VALUE
-    return None
+    is_absurd = most_bytes > _MAX_BYTES_PER_S * device_s or most > _MAX_PER_S * device_s
+    return Reason.INVALID_VALUE if is_absurd else None
 
 
-def _process_delta(
-    now: Reading[ProcessCounters], last: Reading[ProcessCounters] | Reason, vcpus: int
-) -> ProcessDelta | Reason:
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading):
-        return why or Reason.VM_STARTING
-    dt_ns = now.mono_ns - last.mono_ns
-    new, old = now.value, last.value
-    if new.start_ticks != old.start_ticks:
-        return Reason.COUNTER_RESET
+def _process_delta(new: ProcessCounters, old: ProcessCounters, interval: Interval, vcpus: int) -> ProcessDelta | Reason:
     cpu_ns = new.cpu_ns - old.cpu_ns
-    if cpu_ns < 0:
+    if new.start_ticks != old.start_ticks or cpu_ns < 0:
         return Reason.COUNTER_RESET
     absent = new.storage_reason or Reason.NOT_PRESENT
-    most_bytes = _MAX_BYTES_PER_S * dt_ns / _S
-    running: int | Reason
-    if new.vcpus_running is None:
-        running = Reason.NOT_PRESENT
-    else:
+    most_bytes = _MAX_BYTES_PER_S * interval[0] / _S
+    running: int | Reason = Reason.NOT_PRESENT
+    if new.vcpus_running is not None:
         running = new.vcpus_running if 0 <= new.vcpus_running <= vcpus else Reason.INVALID_VALUE
     return ProcessDelta(
-        dt_ns,
-        now.mono_ns,
-        now.unix_ns,
+        *interval,
         cpu_ns,
         _less(new.guest_ns, old.guest_ns),
         _less(new.storage_read_bytes, old.storage_read_bytes, most_bytes, absent),
@@ -219,51 +198,42 @@ def _process_delta(
     )
 
 
-def _cgroup_delta(
-    now: Reading[CgroupCounters], last: Reading[CgroupCounters] | Reason, _vcpus: int
-) -> CgroupDelta | Reason:
-    new = now.value
-    gauges = (
-        Reason.NOT_PRESENT if new.quota_cores is None else new.quota_cores,
-        Reason.NOT_PRESENT if new.memory_bytes is None else new.memory_bytes,
-    )
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading) or last.value.opened != new.opened:
-        return CgroupDelta(0, now.mono_ns, now.unix_ns, *(why or Reason.COUNTER_RESET,) * 6, *gauges)
-    dt_ns = now.mono_ns - last.mono_ns
-    old = last.value
-    most_ns = 2 * dt_ns + MAX_READ_JITTER_NS
+def _cgroup_delta(new: CgroupCounters, old: CgroupCounters, interval: Interval, _vcpus: int) -> CgroupDelta:
+    if old.opened != new.opened:
+        return _cgroup_gauges(new, (0, *interval[1:]), Reason.COUNTER_RESET)
+    most_ns = 2 * interval[0] + MAX_READ_JITTER_NS
     return CgroupDelta(
-        dt_ns,
-        now.mono_ns,
-        now.unix_ns,
+        *interval,
         _less(new.cpu_some_ns, old.cpu_some_ns, most_ns),
         _less(new.memory_some_ns, old.memory_some_ns, most_ns),
         _less(new.memory_full_ns, old.memory_full_ns, most_ns),
         _less(new.io_some_ns, old.io_some_ns, most_ns),
         _less(new.io_full_ns, old.io_full_ns, most_ns),
         _less(new.throttled_ns, old.throttled_ns),
-        *gauges,
+        Reason.NOT_PRESENT if new.quota_cores is None else new.quota_cores,
+        Reason.NOT_PRESENT if new.memory_bytes is None else new.memory_bytes,
     )
 
 
-def _rdt_delta(now: Reading[RdtCounters], last: Reading[RdtCounters] | Reason, _vcpus: int) -> RdtDelta | Reason:
-    domains = now.value.domains
-    occupancy = _sum_domains(domains)
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading) or last.value.opened != now.value.opened:
-        why = why or Reason.COUNTER_RESET
-        return RdtDelta(0, now.mono_ns, now.unix_ns, occupancy, why, why)
-    dt_ns = now.mono_ns - last.mono_ns
-    before = last.value.domains
+def _cgroup_gauges(new: CgroupCounters, interval: Interval, why: Reason) -> CgroupDelta:
+    quota_cores = Reason.NOT_PRESENT if new.quota_cores is None else new.quota_cores
+    memory_bytes = Reason.NOT_PRESENT if new.memory_bytes is None else new.memory_bytes
+    return CgroupDelta(*interval, *(why,) * 6, quota_cores, memory_bytes)
+
+
+def _rdt_delta(new: RdtCounters, old: RdtCounters, interval: Interval, _vcpus: int) -> RdtDelta:
+    if old.opened != new.opened:
+        return _rdt_gauges(new, (0, *interval[1:]), Reason.COUNTER_RESET)
     return RdtDelta(
-        dt_ns,
-        now.mono_ns,
-        now.unix_ns,
-        occupancy,
-        _domain_bytes(domains, before, _total_bytes, dt_ns),
-        _domain_bytes(domains, before, _local_bytes, dt_ns),
+        *interval,
+        _sum_domains(new.domains),
+        _domain_bytes(new.domains, old.domains, _total_bytes, interval[0]),
+        _domain_bytes(new.domains, old.domains, _local_bytes, interval[0]),
     )
+
+
+def _rdt_gauges(new: RdtCounters, interval: Interval, why: Reason) -> RdtDelta:
+    return RdtDelta(*interval, _sum_domains(new.domains), why, why)
 
 
 def _sum_domains(domains: Mapping[str, RdtDomain]) -> int | Reason:
@@ -314,14 +284,9 @@ def _less(
     return Reason.INVALID_VALUE if value > most else value
 
 
-def _placement(now: Reading[NumaPlacement], _last: Reading[NumaPlacement] | Reason, _vcpus: int) -> NumaPlacement:
-    """Return what is not a counter as it is."""
-    return now.value
-
-
-#: How each part is subtracted, in the order of `collector.base.VM_PARTS`: given the later reading, the earlier one (or
-#: why there is none) and the VM's number of vCPUs, it returns the difference or the reason why there is none.
-SUBTRACT: tuple[Callable[[Reading[Any], Reading[Any] | Reason, int], Any], ...] = (
+#: How each part is subtracted, in the order of `collector.base.VM_PARTS`: the later value, the earlier one, the time
+#: between them and the VM's number of vCPUs make the difference, or the reason why there is none.
+_SUBTRACT: tuple[Callable[[Any, Any, Interval, int], Any], ...] = (
     _cpu_delta,
     perf_delta,
     _disk_delta,
@@ -329,5 +294,11 @@ SUBTRACT: tuple[Callable[[Reading[Any], Reading[Any] | Reason, int], Any], ...] 
     _process_delta,
     _cgroup_delta,
     _rdt_delta,
-    _placement,
+    lambda placement, *_: placement,
 )
+#: By their places, the parts that are known in part without an earlier value.
+_GAUGES: dict[int, Callable[[Any, Interval, Reason], Any]] = {
+    5: _cgroup_gauges,
+    6: _rdt_gauges,
+    7: lambda placement, *_: placement,
+}

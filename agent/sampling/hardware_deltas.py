@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import add
 from typing import NamedTuple
 
-from agent.sampling.changes import MAX_READ_JITTER_NS, EventDelta, PerfDelta, Reading, why_no_interval
+from agent.sampling.changes import MAX_READ_JITTER_NS, EventDelta, Interval, PerfDelta
 from collector.base import PerfCounters, PerfGroup, Reason
 from collector.perf.multiplex_scaling import ScaledDelta, scale_delta
 
@@ -12,16 +12,11 @@ _S = 1_000_000_000
 _MAX_HZ = 20e9  # what no counter of today's hardware does
 
 
-def perf_delta(now: Reading[PerfCounters], last: Reading[PerfCounters] | Reason, vcpus: int) -> PerfDelta | Reason:
+def perf_delta(counters: PerfCounters, before: PerfCounters, interval: Interval, vcpus: int) -> PerfDelta | Reason:
     """Subtract two readings of a VM with that many vCPUs; the reason where that cannot be."""
-    why = why_no_interval(now, last)
-    if why is not None or not isinstance(last, Reading):
-        return why or Reason.VM_STARTING
-    dt_ns = now.mono_ns - last.mono_ns
-    counters, before = now.value, last.value
     if counters.layout != before.layout or counters.scope != before.scope:
         return Reason.COUNTER_RESET
-    most_ns = 2 * dt_ns + MAX_READ_JITTER_NS
+    most_ns = 2 * interval[0] + MAX_READ_JITTER_NS
     cycles = instructions = running_ns = 0.0
     enabled_ns = 0
     groups = len(counters.groups)
@@ -43,11 +38,9 @@ def perf_delta(now: Reading[PerfCounters], last: Reading[PerfCounters] | Reason,
         else:
             for name, count in zip(layout[2:], others, strict=True):
                 events[name] = EventDelta(count, group_cycles, group_instructions)
-    wanted = max(vcpus, len(counters.groups)) if counters.scope == "thread" else len(counters.groups)
-    incomplete = Reason.VM_STARTING if groups < wanted else None
-    return PerfDelta(
-        dt_ns, now.mono_ns, now.unix_ns, cycles, instructions, enabled_ns, running_ns, incomplete, events, missing
-    )
+    is_short = groups < len(counters.groups) or (counters.scope == "thread" and groups < vcpus)
+    incomplete = Reason.VM_STARTING if is_short else None
+    return PerfDelta(*interval, cycles, instructions, enabled_ns, running_ns, incomplete, events, missing)
 
 
 class _GroupSums(NamedTuple):

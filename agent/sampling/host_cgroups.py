@@ -1,9 +1,8 @@
 """What runs on the host beside the VMs and may hurt them: storage daemons, backups, poll-mode drivers.
 
 Each control group below the root of the v2 hierarchy, and each unit in system.slice, is a task `host:NAME` with its CPU
-usage and no CPI, never latency-sensitive. Groups of VMs are left out: the VM itself is a suspect. The job is the name
-without the instance, so that its coefficient is learnt over the fleet: ceph-osd@3.service is of job
-`host:ceph-osd.service`. Read once per window.
+usage and no CPI, never latency-sensitive. Groups of VMs are left out. The job is the name without the instance, so that
+its coefficient is learnt over the fleet: ceph-osd@3.service is of job `host:ceph-osd.service`. Read once per window.
 """
 
 import os
@@ -41,14 +40,9 @@ class HostSuspects:
         self._root = root
         self._max = max_suspects
         self._tree = CgroupTree(proc_root, root)
-        self._last: dict[str, tuple[int, int, str]] = {}  # by path: inode, CPU time and an epoch
+        self._last: dict[str, tuple[int, int]] = {}  # by path: inode, CPU time
         self._last_mono_ns = 0
-        self._jobs: frozenset[str] = frozenset()
-
-    @property
-    def jobs(self) -> frozenset[str]:
-        """Jobs of the last windows."""
-        return self._jobs
+        self.jobs: frozenset[str] = frozenset()  # of the last windows
 
     def windows(self, mono_ns: int, vms: Sequence[CpiWindow], pids: Iterable[int] = ()) -> list[CpiWindow]:
         """Return the groups' usage since the last call as windows like the last of `vms`, those that have just ended.
@@ -62,18 +56,16 @@ class HostSuspects:
         like = max(vms, key=lambda window: window.start_unix_ns)
         found = []
         of_vms = self._of_vms(pids)
-        for path, (inode, usage_ns, epoch) in self._last.items():
+        for path, (inode, usage_ns) in self._last.items():
             before = last.get(path)
-            if before is None or before[0] != inode or usage_ns < before[1] or elapsed_ns <= 0:
-                continue
-            if path in of_vms:
+            if before is None or before[0] != inode or usage_ns < before[1] or elapsed_ns <= 0 or path in of_vms:
                 continue
             cores = (usage_ns - before[1]) / elapsed_ns
             if cores >= _MIN_CORES:
-                found.append((cores, path, epoch))
+                found.append((cores, path, str(inode)))
         found.sort(key=lambda one: (-one[0], one[1]))
         windows = [_window(path, epoch, cores, like) for cores, path, epoch in found[: self._max]]
-        self._jobs = frozenset(window.job for window in windows)
+        self.jobs = frozenset(window.job for window in windows)
         return windows
 
     def _of_vms(self, pids: Iterable[int]) -> set[str]:
@@ -88,7 +80,7 @@ class HostSuspects:
             found.update("/".join(names[: depth + 1]) for depth in range(min(2, len(names))))
         return found
 
-    def _read(self) -> dict[str, tuple[int, int, str]]:
+    def _read(self) -> dict[str, tuple[int, int]]:
         """Read all groups' CPU time in nanoseconds. One that is gone meanwhile is left out."""
         read = {}
         for path in [*self._groups(""), *self._groups(_SPLIT)]:
@@ -99,7 +91,7 @@ class HostSuspects:
             except (OSError, ValueError):
                 continue
             if usage_us is not None:
-                read[path] = (inode, usage_us * 1000, str(inode))
+                read[path] = (inode, usage_us * 1000)
         return read
 
     def _groups(self, parent: str) -> list[str]:
@@ -117,14 +109,5 @@ class HostSuspects:
 
 def _window(path: str, epoch: str, cores: float, like: CpiWindow) -> CpiWindow:
     name = path.rsplit("/", 1)[-1]
-    return CpiWindow(
-        vm=f"host:{name}",
-        epoch=epoch,
-        name=name,
-        job=job_of_group(name),
-        latency_sensitive=False,
-        start_unix_ns=like.start_unix_ns,
-        duration_ns=like.duration_ns,
-        cpu_usage_cores=cores,
-        cpi_reason=Reason.NOT_VISIBLE,
-    )
+    labels = f"host:{name}", epoch, name, job_of_group(name), False
+    return CpiWindow(*labels, like.start_unix_ns, like.duration_ns, cores, cpi_reason=Reason.NOT_VISIBLE)

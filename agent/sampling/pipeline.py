@@ -1,8 +1,7 @@
 """One tick's work, from samples to rates and windows, without the loop and the sinks.
 
-A tick takes what the sources delivered since the last tick, then asks them for new samples. So all sources
-sample at the tick's moment, the tick waits for none of them, and what it computes is one tick old, which each
-sample's age says.
+A tick takes what the sources delivered since the last tick, then asks them for new samples: it waits for none, and what
+it computes is one tick old, as each sample's age shows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,7 @@ from collector.registry import SOURCES
 
 #: A sample older than this many ticks is stale, and no delta is made across a longer gap.
 STALE_TICKS = 5
-# A window waits this many ticks for its last samples: one because they are read a tick after they were asked
-# for, and half of one for a source that takes longer than a tick.
+# A window waits this many ticks for its last samples: one as they are read a tick later, half of one for a slow source.
 _GRACE_TICKS = 1.5
 _SLOW_POLLS = 2.5
 
@@ -70,14 +68,8 @@ class Pipeline:
         self._update_host(samples, mono_ns)
         for vm in self.table:
             if vm.change is not None:
-                self.windows.add(
-                    vm.identity.uuid,
-                    vm.identity.epoch,
-                    name=vm.identity.name,
-                    job=vm.job,
-                    latency_sensitive=vm.latency_sensitive,
-                    change=vm.change,
-                )
+                labels = (vm.identity.name, vm.job, vm.latency_sensitive)
+                self.windows.add(vm.identity.uuid, vm.identity.epoch, labels, vm.change)
         return self.windows.close(mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in self.table))
 
     def _trouble(self, source: str) -> Reason | None:
@@ -101,12 +93,10 @@ class Pipeline:
 
 def timely_sources(config: AgentConfig) -> Sources:
     """Return the sources' settings with disks polled at least once in each window: else a window would have none."""
-    sources = config.sources
-    polls = {
-        name: msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, config.agent.window_s))
-        for name, section in (("libvirt", sources.libvirt), ("qemu", sources.qemu))
-    }
-    return msgspec.structs.replace(sources, **polls)
+    polls = {}
+    for name, section in (("libvirt", config.sources.libvirt), ("qemu", config.sources.qemu)):
+        polls[name] = msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, config.agent.window_s))
+    return msgspec.structs.replace(config.sources, **polls)
 
 
 def _slow_parts(config: AgentConfig) -> dict[str, int]:

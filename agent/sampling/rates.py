@@ -1,11 +1,13 @@
 """Rates of a VM from two joined readings. Pure: no I/O, no clocks; every time comes with the samples.
 
-A metric is a number or the `Reason` why there is none; never a zero in place of the unknown, never a negative
-or absurd value. What is subtracted from what is `agent.sampling.deltas`' business.
+A metric is a number or the `Reason` why there is none; never a zero in place of the unknown, never negative or absurd.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, sub
 
 from agent.sampling.changes import (
     CgroupDelta,
@@ -69,15 +71,8 @@ def derive_host(now: HostCounters, last: HostCounters, dt_ns: int) -> HostRates:
     return HostRates._make(
         (
             *_host_cpu(now, last),
-            *(
-                Reason.NOT_PRESENT if value is None else value
-                for value in (now.memory_total_bytes, now.memory_available_bytes, now.load_1)
-            ),
-            _pressure(now.cpu_some_ns, last.cpu_some_ns, dt_ns),
-            _pressure(now.memory_some_ns, last.memory_some_ns, dt_ns),
-            _pressure(now.memory_full_ns, last.memory_full_ns, dt_ns),
-            _pressure(now.io_some_ns, last.io_some_ns, dt_ns),
-            _pressure(now.io_full_ns, last.io_full_ns, dt_ns),
+            *(Reason.NOT_PRESENT if value is None else value for value in _host_gauges(now)),
+            *map(_pressure, _host_pressures_ns(now), _host_pressures_ns(last), repeat(dt_ns)),
         )
     )
 
@@ -91,25 +86,19 @@ def _pressure(now_ns: int | None, last_ns: int | None, dt_ns: int) -> Value:
 
 
 def _host_cpu(now: HostCounters, last: HostCounters) -> tuple[Value, ...]:
-    spent = (
-        now.user_ns - last.user_ns,
-        now.system_ns - last.system_ns,
-        now.idle_ns - last.idle_ns,
-        now.iowait_ns - last.iowait_ns,
-        now.guest_ns - last.guest_ns,
-        now.steal_ns - last.steal_ns,
-    )
+    spent = tuple(map(sub, _host_times_ns(now), _host_times_ns(last)))
     # iowait may truly fall by a little: the kernel says so in proc(5). Other times may not.
     if any(value < 0 for index, value in enumerate(spent) if index != _IOWAIT):
         return (Reason.COUNTER_RESET,) * 6
     positive = [max(0, value) for value in spent]
     total = sum(positive)
-    if total == 0:
-        return (Reason.STALE,) * 6
-    return tuple(value / total for value in positive)
+    return tuple(value / total for value in positive) if total else (Reason.STALE,) * 6
 
 
 _IOWAIT = 3
+_host_times_ns = attrgetter("user_ns", "system_ns", "idle_ns", "iowait_ns", "guest_ns", "steal_ns")
+_host_gauges = attrgetter("memory_total_bytes", "memory_available_bytes", "load_1")
+_host_pressures_ns = attrgetter("cpu_some_ns", "memory_some_ns", "memory_full_ns", "io_some_ns", "io_full_ns")
 
 
 def _thread_rates(cpu: CpuDelta | Reason, process: ProcessDelta | Reason) -> tuple[Value, ...]:
@@ -188,19 +177,11 @@ def _disk_rates(disk: DiskDelta | Reason) -> tuple[Value, ...]:
     return disk.read_bytes * per_s, disk.write_bytes * per_s, disk.read_ops * per_s, disk.write_ops * per_s
 
 
-def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
+def _network_rates(network: NetworkDelta | Reason) -> Sequence[Value]:
     if not isinstance(network, NetworkDelta):
         return (network,) * _COUNT["interfaces"]
     per_s = _S / network.dt_ns
-    received, sent = network.receive_drops, network.transmit_drops
-    return (
-        network.receive_bytes * per_s,
-        network.transmit_bytes * per_s,
-        network.receive_packets * per_s,
-        network.transmit_packets * per_s,
-        received if received.__class__ is Reason else received * per_s,
-        sent if sent.__class__ is Reason else sent * per_s,
-    )
+    return [count if count.__class__ is Reason else count * per_s for count in network[3:]]
 
 
 def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tuple[Value, ...]:
@@ -224,14 +205,10 @@ def _cgroup_rates(cgroup: CgroupDelta | Reason) -> tuple[Value, ...]:
     if not isinstance(cgroup, CgroupDelta):
         return (cgroup,) * _COUNT["cgroup"]
     dt_ns = cgroup.dt_ns
-    pressures = (v if v.__class__ is Reason else min(1.0, v / dt_ns) for v in cgroup[3:8])
+    pressures = [v if v.__class__ is Reason else min(1.0, v / dt_ns) for v in cgroup[3:8]]
     throttled = cgroup.throttled_ns
-    return (
-        *pressures,
-        throttled if throttled.__class__ is Reason else throttled / dt_ns,
-        cgroup.quota_cores,
-        cgroup.memory_bytes,
-    )
+    ratio = throttled if throttled.__class__ is Reason else throttled / dt_ns
+    return *pressures, ratio, cgroup.quota_cores, cgroup.memory_bytes
 
 
 def _rdt_rates(rdt: RdtDelta | Reason) -> tuple[Value, ...]:

@@ -1,7 +1,6 @@
 """Each source in a daemon thread with a slot for its latest sample: the tick reads, kicks, never waits.
 
-The sources sample one after the other, each started by the one before it: side by side they would hand the
-interpreter's lock to each other at every system call, which was a quarter of what the agent costs.
+The sources sample one after the other: in parallel, passing the interpreter's lock was a quarter of the agent's cost.
 """
 
 import threading
@@ -12,7 +11,7 @@ from typing import Literal
 
 from agent.clock import Clock
 from agent.config import Mode
-from collector.base import Probe, Reason, Source, SourceError, SourceSample
+from collector.base import Reason, Source, SourceError, SourceSample
 from whitepanda.common import log
 from whitepanda.common.texts import printable
 
@@ -20,8 +19,8 @@ _log = log.get("sources")
 
 #: A source that could not be opened is tried again this often.
 REOPEN_AFTER_NS = 30 * 1_000_000_000
-#: For all sources to close. resctrl and pqos remove their groups then, which on a busy host takes seconds; what does
-#: not end is left to the next start. With the spool's last write it fits into the unit's TimeoutStopSec.
+#: For all sources to close: resctrl and pqos remove their groups, which takes seconds on a busy host. With the spool's
+#: last write it fits into the unit's TimeoutStopSec.
 STOP_WAIT_S = 8.0
 _DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
 _QUICK_NS = 20_000_000  # sources that take longer come last, so that the quick ones are read at the tick
@@ -47,8 +46,8 @@ class SourceView:
 class SourcePlan:
     """A source and how it is wanted.
 
-    A sampling that takes longer than `deadline_ns` makes the source stuck. `source` None: the mode is off, or
-    the source could not be made, for which `broken` is the reason.
+    A sampling longer than `deadline_ns` makes the source stuck. `source` None: it is off, or could not be
+    made, as `broken` says.
     """
 
     name: str
@@ -63,48 +62,41 @@ class Slot:
 
     def __init__(self, plan: SourcePlan, clock: Clock, on_idle: Callable[[], object] = lambda: None) -> None:
         self.plan = plan
-        self._on_idle = on_idle
         self.name = plan.name
+        #: The latest sample, however old.
+        self.sample: SourceSample | None = None
+        #: Whether the source was probed and opened (or failed to be) at least once.
+        self.tried = plan.source is None or plan.mode == "off"
+        self._source = None if plan.mode == "off" else plan.source
+        self._on_idle = on_idle
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = False
         self._busy_since_ns: int | None = None
-        self._state: SourceState = "off"
+        self._state: SourceState = "unavailable"
         self._detail = "not tried yet"
-        self._reason = Reason.SOURCE_OFF
-        self._sample: SourceSample | None = None
-        self._duration_ns = 0
-        self._samples = 0
-        self._failures = 0
-        self._tried = threading.Event()
+        self._reason = Reason.VM_STARTING
+        self.duration_ns = self._samples = self._failures = 0  # of the last sample; how many there were
         self._logged = False  # whether its state was
         self._next_try_ns = 0  # when it is to be opened again; 0: it is open
         self._thread: threading.Thread | None = None
         if plan.broken is not None:
-            self._tried.set()
-            self._state, self._reason, self._detail = "unavailable", plan.broken.reason, str(plan.broken)
-        elif plan.source is None or plan.mode == "off":
+            self._reason, self._detail = plan.broken.reason, str(plan.broken)
+        elif self._source is None:
+            self._state, self._reason = "off", Reason.SOURCE_OFF
             self._detail = f"switched off; sources.{plan.name}.mode in the configuration"
-            self._tried.set()
-        else:
-            self._state, self._reason = "unavailable", Reason.VM_STARTING
 
     def start(self) -> None:
-        """Start the thread; it probes and opens the source at once."""
-        if self.plan.source is None or self.plan.mode == "off":
+        """Start the thread; it probes and opens the source immediately."""
+        if self._source is None:
             return
         self._busy_since_ns = self._clock.mono_ns()
-        self._thread = threading.Thread(
-            target=self._run, args=(self.plan.source,), name=f"source-{self.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(self._source,), name=f"source-{self.name}", daemon=True)
         self._thread.start()
 
     def kick(self) -> bool:
-        """Ask for a sample. A source still at its last one is let alone; past the deadline it is stuck.
-
-        It returns whether its thread was woken.
-        """
+        """Ask for a sample; return whether the thread was woken. A source past its deadline is stuck."""
         if self._thread is None:
             return False
         now_ns = self._clock.mono_ns()
@@ -123,36 +115,21 @@ class Slot:
         return False
 
     @property
-    def is_slow(self) -> bool:
-        """Whether its last sample took so long that others had better not wait for the next."""
-        return self._duration_ns > _QUICK_NS
-
-    @property
     def is_busy(self) -> bool:
         """Whether it is at a sample."""
         return self._busy_since_ns is not None
-
-    def latest(self) -> SourceSample | None:
-        """Return the latest sample, however old."""
-        return self._sample
 
     @property
     def trouble(self) -> Reason | None:
         """Why there is no new sample, or None where the source works."""
         return None if self._state == "available" else self._reason
 
-    @property
-    def tried(self) -> bool:
-        """Whether the source was probed and opened (or failed to be) at least once."""
-        return self._tried.is_set()
-
     def view(self) -> SourceView:
         """Return the source's status now."""
         with self._lock:
-            sample = self._sample
-            age_ns = max(0, self._clock.mono_ns() - sample.mono_ns) if sample else 0
+            age_ns = max(0, self._clock.mono_ns() - self.sample.mono_ns) if self.sample else 0
             return SourceView(
-                self.name, self._state, self._detail, age_ns, self._duration_ns, self._samples, self._failures
+                self.name, self._state, self._detail, age_ns, self.duration_ns, self._samples, self._failures
             )
 
     def stop(self) -> None:
@@ -181,16 +158,15 @@ class Slot:
 
     def _run(self, source: Source) -> None:
         try:
-            opened = self._try_open(source)
-            self._tried.set()
+            opened = self._open(source)
             self._idle()
             while self._wait():
-                if opened or (opened := self._try_open(source)):
+                if opened or (opened := self._open(source)):
                     self._take(source)
                 self._idle()
                 self._on_idle()
         finally:
-            self._tried.set()
+            self.tried = True
             try:
                 source.close()
             except Exception as error:  # noqa: BLE001 - a source's bug must not spoil the end
@@ -202,46 +178,45 @@ class Slot:
         return not self._stop
 
     def _idle(self) -> None:
+        self.tried = True
         with self._lock:
             self._busy_since_ns = None
-
-    def _try_open(self, source: Source) -> bool:
-        opened = self._open(source)
-        self._next_try_ns = 0 if opened else self._clock.mono_ns() + REOPEN_AFTER_NS
-        return opened
 
     def _open(self, source: Source) -> bool:
         try:
             probe = source.probe()
             if probe.available:
                 source.open()
-        except SourceError as error:
-            probe = Probe(False, str(error), error.reason)
         except Exception as error:  # noqa: BLE001 - a source's bug costs that source, not the agent
-            probe = Probe(False, f"{self.name}: {error!r}; please report this", Reason.SOURCE_FAILED)
-        if probe.available:
-            self._become("available", Reason.UNSPECIFIED, probe.detail)
+            self._fail("unavailable", error)
         else:
+            if probe.available:
+                self._become("available", Reason.UNSPECIFIED, probe.detail)
+                self._next_try_ns = 0
+                return True
             self._become("unavailable", probe.reason or Reason.SOURCE_FAILED, probe.detail)
-        return probe.available
+        self._next_try_ns = self._clock.mono_ns() + REOPEN_AFTER_NS
+        return False
 
     def _take(self, source: Source) -> None:
         started_ns = self._clock.mono_ns()
         try:
             sample = source.sample()
-        except SourceError as error:
-            self._become("failed", error.reason, str(error), failures=1)
-            return
         except Exception as error:  # noqa: BLE001 - as in _open
-            detail = f"{self.name}: {error!r}; please report this"
-            self._become("failed", Reason.SOURCE_FAILED, detail, failures=1)
+            self._fail("failed", error, failures=1)
             return
         with self._lock:
-            self._sample = sample
-            self._duration_ns = self._clock.mono_ns() - started_ns
+            self.sample = sample
+            self.duration_ns = self._clock.mono_ns() - started_ns
             self._samples += 1
         if self._state != "available":
             self._become("available", Reason.UNSPECIFIED, "")
+
+    def _fail(self, state: SourceState, error: Exception, failures: int = 0) -> None:
+        if isinstance(error, SourceError):
+            self._become(state, error.reason or Reason.SOURCE_FAILED, str(error), failures)
+        else:
+            self._become(state, Reason.SOURCE_FAILED, f"{self.name}: {error!r}; please report this", failures)
 
 
 class Slots:
@@ -261,7 +236,7 @@ class Slots:
             slot.start()
 
     def kick(self) -> None:
-        """Ask every source for a sample, at once; waits for none."""
+        """Ask all sources for a sample together; waits for none."""
         self._waiting.clear()
         for slot in self._slots:
             slot.kick()
@@ -269,8 +244,7 @@ class Slots:
     def kick_in_turn(self) -> None:
         """Ask every source for a sample, each when the one before it has its own; waits for none.
 
-        Quick ones come first, in their order of precedence. `kick_waiting` is to be called after a patience: a source
-        that hangs must not keep those behind it.
+        Quick ones come first. `kick_waiting` is to be called later: a source that hangs must not keep those behind it.
         """
         self.kick_waiting()  # if nobody has: a whole tick is more than patience
         free = []
@@ -279,12 +253,12 @@ class Slots:
                 slot.kick()  # which notices when it is stuck
             else:
                 free.append(slot)
-        free.sort(key=lambda slot: slot.is_slow)
+        free.sort(key=lambda slot: slot.duration_ns > _QUICK_NS)
         self._waiting.extend(free)
         self._kick_next()
 
     def kick_waiting(self) -> None:
-        """Ask those that still wait for their turn, at once."""
+        """Ask all that still wait for their turn."""
         while self._kick_next():
             pass
 
@@ -300,7 +274,7 @@ class Slots:
 
     def samples(self) -> list[SourceSample]:
         """Return the latest sample of each source that has one."""
-        return [sample for slot in self._slots if (sample := slot.latest()) is not None]
+        return [sample for slot in self._slots if (sample := slot.sample) is not None]
 
     def trouble(self, name: str) -> Reason | None:
         """Why the source `name` has nothing new to say; None where it works."""

@@ -34,8 +34,7 @@ class TickSchedule:
 class ClockSteps:
     """Counts the steps of the wall clock: how far it moved against the monotonic one since the last tick.
 
-    Durations and the schedule are on the monotonic clock and feel none of it; windows are named by Unix time, so one
-    may be shorter or come twice.
+    Durations and the schedule feel none of it; windows are named by Unix time, so one may be shorter or come twice.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,6 @@ class ClockSteps:
 def first_due_ns(mono_ns: int, unix_ns: int, period_ns: int) -> int:
     """Return the first grid point after now for which Unix time is a multiple of the period.
 
-    So ticks meet the borders of the CPI windows, and hosts with good clocks sample at the same moments. A
-    later step of the Unix clock does not move the grid.
+    So ticks meet the borders of the CPI windows. A later step of the Unix clock does not move the grid.
     """
     return mono_ns + period_ns - unix_ns % period_ns

@@ -24,15 +24,13 @@ def make_plans(config: AgentConfig) -> list[SourcePlan]:
     for spec in SOURCES:
         section = getattr(sources, spec.name)
         deadline_ns = round(getattr(section, "deadline_s", _DEADLINE_S) * 1e9)
+        source, broken = None, None
         try:
-            built = build_sources(sources, inventory, specs=(spec,))
+            source = next((one for one, _ in build_sources(sources, inventory, specs=(spec,))), None)
         except ImportError as error:
-            broken = SourceError(
-                f"{spec.name}: this installation lacks '{error.name}'; {how_to_install('host')}", Reason.NOT_PRESENT
-            )
-            plans.append(SourcePlan(spec.name, section.mode, None, deadline_ns, broken))
-        else:
-            plans.append(SourcePlan(spec.name, section.mode, built[0][0] if built else None, deadline_ns))
+            lacks = f"this installation lacks '{error.name}'; {how_to_install('host')}"
+            broken = SourceError(f"{spec.name}: {lacks}", Reason.NOT_PRESENT)
+        plans.append(SourcePlan(spec.name, section.mode, source, deadline_ns, broken))
     return plans
 
 

@@ -1,13 +1,12 @@
 """What a VM has moved so far, for Prometheus' counters: no scrape misses what lay between. Pure: no I/O, no clocks.
 
-A total grows by what its devices' own counters grew, over whatever time: a rate that could not be made (a source that
-hung, a tick that was skipped) costs the total nothing. It begins at 0 when the agent first sees the VM, and continues
-through the VM's epochs.
+A total grows by what its devices' own counters grew, over whatever time, so a rate that could not be made costs it
+nothing. It begins at 0 when the agent first sees the VM, and continues through the VM's epochs.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent.sampling.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
 from agent.sampling.metric_table import TRAFFIC_METRICS, TrafficTotals
@@ -20,43 +19,37 @@ _MAX_PER_S = 1e12  # what no device does: such a reading is left out
 _Devices = Mapping[str, tuple[object, tuple[int | None, ...]]]
 
 
-class _Part(NamedTuple):
-    """A part of a VM by its place in `VM_PARTS`, and the totals that it has: from `first` to `end`.
+class _Part:
+    """A part of a VM by its place in `VM_PARTS`, and the places of its totals: from `first` to `end`.
 
-    `kind` is its difference, with counts from the place `counts`; they have the names of the devices' counters,
-    and the order of the totals.
+    Its difference `kind` has the counts from the place `begin`, named as the devices' counters and ordered as the
+    totals. `devices` are in a reading's value, and `incarnation` is that of one of them in an epoch.
     """
 
-    place: int
-    kind: type[Any]
-    counts: int
-    first: int
-    end: int
-    devices: Callable[[Any, str], _Devices]
+    def __init__(
+        self,
+        name: str,
+        kind: type[Any],
+        first_count: str,
+        incarnation: Callable[[Any, str], object],
+        devices: Callable[[Any], Mapping[str, Any]] = lambda devices: devices,
+    ) -> None:
+        places = [place for place, metric in enumerate(TRAFFIC_METRICS) if metric.part == name]
+        self.place, self.first, self.end = VM_PARTS.index(name), places[0], places[-1] + 1
+        begin = kind._fields.index(first_count)
+        self.counts = slice(begin, begin + len(places))
+        self._counters = operator.attrgetter(*kind._fields[self.counts])
+        self._incarnation, self._devices = incarnation, devices
 
-
-def _part(
-    name: str,
-    kind: type[Any],
-    first_count: str,
-    incarnation: Callable[[Any, str], object],
-    devices: Callable[[Any], Mapping[str, Any]],
-) -> _Part:
-    places = [place for place, metric in enumerate(TRAFFIC_METRICS) if metric.part == name]
-    begin = kind._fields.index(first_count)
-    counts_of = operator.attrgetter(*kind._fields[begin : begin + len(places)])
-
-    def of(value: Any, epoch: str) -> _Devices:
-        return {key: (incarnation(one, epoch), counts_of(one)) for key, one in devices(value).items()}
-
-    return _Part(VM_PARTS.index(name), kind, begin, places[0], places[-1] + 1, of)
+    def devices(self, value: Any, epoch: str) -> _Devices:
+        return {key: (self._incarnation(one, epoch), self._counters(one)) for key, one in self._devices(value).items()}
 
 
 _PARTS = (
-    _part("disks", DiskDelta, "read_bytes", lambda _, epoch: epoch, lambda disks: disks),
+    _Part("disks", DiskDelta, "read_bytes", lambda _, epoch: epoch),
     # Not of the epoch: a tap that is kept counts on when the VM starts anew.
-    _part("interfaces", NetworkDelta, "receive_bytes", lambda port, _: port.opened, lambda ports: ports),
-    _part(
+    _Part("interfaces", NetworkDelta, "receive_bytes", lambda port, _: port.opened),
+    _Part(
         "process",
         ProcessDelta,
         "storage_read_bytes",
@@ -81,27 +74,26 @@ class Traffic:
 
         `change` has the differences to the readings before; where there is none, the counters themselves are compared.
         """
-        epoch = now.epoch
-        for index, (place, kind, counts, first, end, devices) in enumerate(_PARTS):
-            reading, last = now[_READINGS + place], self._last[index]
+        epoch, totals = now.epoch, self._totals
+        for index, part in enumerate(_PARTS):
+            reading, last = now[_READINGS + part.place], self._last[index]
             if reading.__class__ is not Reading or (last is not None and reading is last[0]):
                 continue
-            delta: Any = change[place]
+            delta: Any = change[part.place]
             if last is None:
-                moved = _moved(devices(reading.value, epoch), {}, end - first)
-            elif delta.__class__ is kind and Reason not in map(type, delta[counts : counts + end - first]):
-                moved = delta[counts : counts + end - first]
+                moved = _moved(part.devices(reading.value, epoch), {}, part.end - part.first)
+            elif delta.__class__ is not Reason and Reason not in map(type, delta[part.counts]):
+                moved = delta[part.counts]
             else:
-                found = devices(reading.value, epoch)
+                found = part.devices(reading.value, epoch)
                 # Two sources' counters of one thing need not have one zero: with the other's it begins anew.
-                before = devices(last[0].value, last[1]) if last[0].source == reading.source else {}
-                moved = _moved(found, before, end - first)
+                before = part.devices(last[0].value, last[1]) if last[0].source == reading.source else {}
+                moved = _moved(found, before, part.end - part.first)
                 most = _MAX_PER_S * (reading.mono_ns - last[0].mono_ns) / _S * len(found)
                 if any(value is not None and value > most for value in moved):
                     continue  # if the next reading continues from there, its difference is taken
             self._last[index] = (reading, epoch)
-            totals = self._totals
-            for total, value in enumerate(moved, first):
+            for total, value in enumerate(moved, part.first):
                 totals[total] = None if value is None else (totals[total] or 0) + value
 
     def known(self, now: JoinedVm) -> TrafficTotals:

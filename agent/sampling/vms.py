@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from agent.config import JobRule
 from agent.sampling.changes import JoinedVm, PerfDelta, Reading, VmDelta
-from agent.sampling.deltas import SUBTRACT
+from agent.sampling.deltas import subtract
 from agent.sampling.metric_table import VM_METRICS, VmRates
 from agent.sampling.rates import Limits, rates_of
 from agent.sampling.traffic import Traffic
@@ -50,10 +50,8 @@ class JobRules:
         """Return a VM's job, whether it is latency-sensitive, and its owner.
 
         Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name. Neither
-        is latency-sensitive, and both can be victims: their latency may matter. Where no rule names the
-        owner it is Nova's project, else "". A rule that makes an empty job (of groups that took no part in the match)
-        does not match. Facts are as their tenant wrote them; what is made of them here is clean
-        (`whitepanda.common.texts`).
+        is latency-sensitive, and both can be victims: their latency may matter. If no rule names the owner it is Nova's
+        project, else "". A rule that makes an empty job does not match. Tenants write the facts: the results are clean.
         """
         project, flavor = identity.facts.get("nova:project", ""), identity.facts.get("nova:flavor", "")
         for pattern, rule in self._rules:
@@ -81,15 +79,15 @@ class Vm:
     identity: VmIdentity
     job: str
     latency_sensitive: bool
+    owner: str
+    workers: int | None  # how many requests it serves at once; None: not configured
+    alert: bool  # whether it can be a victim, or only affected
     now: JoinedVm
     latest: Sequence[Part]
     known: VmDelta
     change: VmDelta | None
     rates: VmRates
     held: dict[int, int] = field(default_factory=dict)
-    owner: str = ""
-    workers: int | None = None  # how many requests it serves at once; None: not configured
-    alert: bool = True  # whether it can be a victim, or only affected
     still: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -114,8 +112,8 @@ class Vm:
 class VmTable:
     """Joins the samples of all sources per VM, tick by tick.
 
-    A sample older than `stale_after_ns` is not used, and no delta is made across a longer gap; `slow_parts`, which are
-    polled slowly, have limits of their own. `trouble` is `Slots.trouble`.
+    A sample older than `stale_after_ns` is not used, and no delta is made across a longer gap, but for `slow_parts`,
+    which have their own limits. `trouble` is `Slots.trouble`.
     """
 
     def __init__(
@@ -149,9 +147,8 @@ class VmTable:
     def update(self, samples: Sequence[SourceSample], mono_ns: int) -> None:
         """Take the latest sample of every source, in order of precedence, and make every VM's rates.
 
-        Inventories are complete lists: a VM that no inventory has any more is forgotten. The list of a source
-        that hangs is as old as its sample: it counts only while no other source has a newer one, so that a VM
-        that is gone does not stay because libvirt hangs, and none goes because it does.
+        Inventories are complete lists: a VM that none has any more is forgotten. The old list of a source that hangs
+        counts only while no other source has a newer one.
         """
         fresh = [sample for sample in samples if mono_ns - sample.mono_ns <= self._stale_after_ns]
         found: dict[str, VmIdentity] = {}
@@ -181,35 +178,24 @@ class VmTable:
         parts = _join(uuid, identity.epoch, fresh, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
-            first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
-            rates = rates_of(first.change, self._limits)
-            job, latency_sensitive, owner, workers, alert = self._rules.job_of(identity)
+            now, latest, change, *_ = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
             traffic = Traffic() if vm is None else vm.traffic
-            self._vms[uuid] = Vm(
-                identity,
-                job,
-                latency_sensitive,
-                first.now,
-                first.latest,
-                first.change,
-                first.change,
-                rates,
-                owner=owner,
-                workers=workers,
-                alert=alert,
-                traffic=traffic,
-            )
-            traffic.count(first.now, first.change)
+            states = now, latest, change, change, rates_of(change, self._limits)
+            self._vms[uuid] = Vm(identity, *self._rules.job_of(identity), *states, traffic=traffic)
+            traffic.count(now, change)
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
-                placing = self._rules.job_of(identity)
-                vm.job, vm.latency_sensitive, vm.owner, vm.workers, vm.alert = placing
+                vm.job, vm.latency_sensitive, vm.owner, vm.workers, vm.alert = self._rules.job_of(identity)
             if vm.identity.vcpus != identity.vcpus:
                 vm.known, vm.still = _without_vcpus(vm.known), 0
             vm.identity = identity
         now, latest, change, still, is_same = self._subtract(parts, identity, vm.now[2:], vm.latest, vm.known, vm.still)
-        in_turns = _in_turns(change)
+        # Whether there may be counters whose turn it was not; searching all rates would cost more.
+        perf = change.perf
+        in_turns = perf is Reason.TIME_SLICED or (
+            isinstance(perf, PerfDelta) and Reason.TIME_SLICED in perf.missing.values()
+        )
         if not is_same or in_turns or vm.change is not vm.known:
             rates = rates_of(change, self._limits)
             vm.rates = self._hold(vm, rates, now) if in_turns and Reason.TIME_SLICED in rates else rates
@@ -224,12 +210,13 @@ class VmTable:
         latest: Sequence[Part],
         known: VmDelta,
         still: int,
-    ) -> "_Subtracted":
+    ) -> tuple[JoinedVm, list[Part], VmDelta, int, bool]:
         """Subtract the new readings from the last one of each part so far.
 
-        The same sample seen again (a source slower than the tick) leaves what it made before: its rates stand and age.
-        A value that its source hands on as the very same object has not moved: its difference from itself is made once,
-        and then only the time differs.
+        Returns the new readings, the last one of each part, the differences, `still` as in `Vm`, and whether rates made
+        of these differences are those that were made of the ones before.
+        The same sample seen again (a source slower than the tick) leaves what it made before. A value that is the very
+        same object has not moved: its difference from itself is made once, and then only the time differs.
         """
         vcpus = len(identity.vcpu_tids)
         changes: list[Any] = list(parts)  # where there is no reading: the reason
@@ -262,9 +249,9 @@ class VmTable:
                     continue
             still = still | bit if is_still else still & ~bit
             last[index] = new
-            changes[index] = SUBTRACT[index](new, base, vcpus)
+            changes[index] = subtract(index, new, base, vcpus)
             is_same = False
-        return _Subtracted(JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes), still, is_same)
+        return JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes), still, is_same
 
     def _hold(self, vm: Vm, rates: VmRates, now: JoinedVm) -> VmRates:
         """Keep the values of counters whose turn it was not, until they are stale; `vm.held` has their moments."""
@@ -286,11 +273,8 @@ class VmTable:
         why = why_absent(part, self._trouble)
         if why is not None:
             return why
-        stale = any(
-            sample.source in PART_SOURCES[part] and mono_ns - sample.mono_ns > self._stale_after_ns
-            for sample in samples
-        )
-        return Reason.STALE if stale else Reason.VM_STARTING
+        ages_ns = (mono_ns - sample.mono_ns for sample in samples if sample.source in PART_SOURCES[part])
+        return Reason.STALE if any(age_ns > self._stale_after_ns for age_ns in ages_ns) else Reason.VM_STARTING
 
     def _break(self, uuid: str, identity: VmIdentity, error: Exception) -> None:
         self.errors += 1
@@ -304,20 +288,7 @@ class VmTable:
             vm.change, vm.rates = None, _INVALID
             return
         nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(VM_PARTS))
-        self._vms[uuid] = Vm(identity, identity.name, False, nothing, _STARTING, _NOTHING, None, _INVALID)
-
-
-class _Subtracted(NamedTuple):
-    """New readings, the last one of each part, the differences; `still` as in `Vm`.
-
-    `is_same`: rates made of these differences are those that were made of the ones before.
-    """
-
-    now: JoinedVm
-    latest: list[Part]
-    change: VmDelta
-    still: int
-    is_same: bool
+        self._vms[uuid] = Vm(identity, *Placing(identity.name, False, ""), nothing, _STARTING, _NOTHING, None, _INVALID)
 
 
 class _Sampled(NamedTuple):
@@ -349,41 +320,30 @@ def _join(uuid: str, epoch: str, fresh: Sequence[_Sampled], absent: Sequence[Rea
             reasons = {**reasons, **vm.absent}
     for index, part in enumerate(parts):
         if part is None:
-            parts[index] = (reasons and reasons.get(VM_PARTS[index])) or _reason(absent[index], seen >> index & 1)
+            reason = reasons and reasons.get(VM_PARTS[index])
+            if not reason:
+                reason = absent[index]
+                if reason is Reason.VM_STARTING and seen >> index & 1:
+                    reason = Reason.NOT_PRESENT  # a source that has the VM and not this part has no such part
+            parts[index] = reason
     return cast("list[Part]", parts)
-
-
-def _reason(reason: Reason, seen: int) -> Reason:
-    """Why a part is absent where no source said: a source that has the VM and not this part has no such part."""
-    return Reason.NOT_PRESENT if seen and reason is Reason.VM_STARTING else reason
-
-
-def _in_turns(change: VmDelta) -> bool:
-    """Whether there may be counters whose turn it was not; searching all rates would cost more."""
-    perf = change.perf
-    if isinstance(perf, PerfDelta):
-        return Reason.TIME_SLICED in perf.missing.values()
-    return perf is Reason.TIME_SLICED
 
 
 def _without_vcpus(known: VmDelta) -> VmDelta:
     """Forget what was made of a former number of vCPUs: a reading that is handed on may lack the new ones."""
-    return known._replace(
-        cpu=known.cpu if isinstance(known.cpu, Reason) else Reason.VM_STARTING,
-        perf=known.perf if isinstance(known.perf, Reason) else Reason.VM_STARTING,
-        process=known.process
-        if isinstance(known.process, Reason)
-        else known.process._replace(vcpus_running=Reason.VM_STARTING),
-    )
+    cpu, perf = (part if isinstance(part, Reason) else Reason.VM_STARTING for part in (known.cpu, known.perf))
+    process = known.process
+    if not isinstance(process, Reason):
+        process = process._replace(vcpus_running=Reason.VM_STARTING)
+    return known._replace(cpu=cpu, perf=perf, process=process)
+
+
+def _parts_of(source: str) -> tuple[int, tuple[tuple[int, str], ...]]:
+    parts = tuple((index, part) for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part])
+    return sum(1 << index for index, _ in parts), parts
 
 
 #: The parts of each source, as `_Sampled` has them; a source that the registry does not know may have any.
-_PARTS_OF = {
-    source: (
-        sum(1 << index for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
-        tuple((index, part) for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
-    )
-    for source in {source for part in VM_PARTS for source in PART_SOURCES[part]}
-}
+_PARTS_OF = {source: _parts_of(source) for part in VM_PARTS for source in PART_SOURCES[part]}
 _ALL = (0, tuple(enumerate(VM_PARTS)))
 _SLICED = tuple(index for index, metric in enumerate(VM_METRICS) if metric.part == "perf")

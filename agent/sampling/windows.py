@@ -19,12 +19,8 @@ _PARTS = 6  # those of a VmDelta that go into windows
 class CpiWindow:
     """One VM over one window. None: not known (for `cpi`, `cpi_reason` says why).
 
-    `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the
-    window's length where ticks were missed or the VM's epoch began or ended. Counts are scaled for
-    multiplexing. `run_queue_wait_ratio` is per vCPU; disk bytes are read and written ones, network bytes
-    received and sent ones. `memory_stall_ratio` is of the cycles, `io_wait_ratio` of the time: that in which some
-    thread of the VM waited for a disk (PSI). `llc_occupancy_bytes` is the mean over time, of all cache domains
-    together, and so is the memory bandwidth (MBM total); both have four significant digits.
+    `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the window's length
+    if ticks were missed or the VM's epoch began or ended. The numbers are those of `window_columns.WINDOW_COLUMNS`.
     """
 
     vm: str
@@ -50,12 +46,26 @@ class CpiWindow:
 
 
 @dataclass(slots=True)
+class _OverTime:
+    """A sum, and the time over which it was watched."""
+
+    dt_ns: int = 0
+    total: int = 0
+
+    def add(self, dt_ns: int, amount: int | Reason) -> None:
+        if amount.__class__ is not Reason:
+            self.dt_ns += dt_ns
+            self.total += amount
+
+    def per_s(self) -> float | None:
+        return self.total * _S / self.dt_ns if self.dt_ns else None
+
+
+@dataclass(slots=True)
 class _Sums:
     """One VM in one window so far. Each part has its own watched time."""
 
-    name: str
-    job: str
-    latency_sensitive: bool
+    labels: tuple[str, str, bool]
     cpu_dt_ns: int = 0
     cpu_ns: int = 0
     wait_ns: int | None = 0
@@ -68,35 +78,29 @@ class _Sums:
     enabled_ns: int = 0
     uncounted_ns: int = 0
     running_ns: float = 0.0
-    disk_dt_ns: int = 0
-    disk_bytes: int = 0
-    network_dt_ns: int = 0
-    network_bytes: int = 0
+    disk_bytes: _OverTime = field(default_factory=_OverTime)
+    network_bytes: _OverTime = field(default_factory=_OverTime)
     stall_cycles: float = 0.0
     beside_stall_cycles: float = 0.0  # all cycles, of the ticks in which stalls were counted
-    io_dt_ns: int = 0
-    io_wait_ns: int = 0
-    llc_dt_ns: int = 0
-    llc_byte_ns: int = 0
-    memory_dt_ns: int = 0
-    memory_bytes: int = 0
+    io_wait_ns: _OverTime = field(default_factory=_OverTime)
+    llc_byte_ns: _OverTime = field(default_factory=_OverTime)
+    memory_bytes: _OverTime = field(default_factory=_OverTime)
 
     def add(self, part: _Delta) -> None:
-        if isinstance(part, CpuDelta):
+        if type(part) is CpuDelta:
             self._add_cpu(part)
-        elif isinstance(part, PerfDelta):
+        elif type(part) is PerfDelta:
             self._add_perf(part)
-        elif isinstance(part, DiskDelta):
-            self.disk_dt_ns += part.dt_ns
-            self.disk_bytes += part.read_bytes + part.write_bytes
-        elif isinstance(part, NetworkDelta):
-            self.network_dt_ns += part.dt_ns
-            self.network_bytes += part.receive_bytes + part.transmit_bytes
-        elif isinstance(part, RdtDelta):
-            self._add_rdt(part)
-        elif part.io_some_ns.__class__ is not Reason:
-            self.io_dt_ns += part.dt_ns
-            self.io_wait_ns += part.io_some_ns
+        elif type(part) is DiskDelta:
+            self.disk_bytes.add(part.dt_ns, part.read_bytes + part.write_bytes)
+        elif type(part) is NetworkDelta:
+            self.network_bytes.add(part.dt_ns, part.receive_bytes + part.transmit_bytes)
+        elif type(part) is RdtDelta:
+            if part.llc_occupancy_bytes.__class__ is not Reason:
+                self.llc_byte_ns.add(part.dt_ns, part.llc_occupancy_bytes * part.dt_ns)
+            self.memory_bytes.add(part.dt_ns, part.mbm_total_bytes)
+        elif type(part) is CgroupDelta:
+            self.io_wait_ns.add(part.dt_ns, part.io_some_ns)
 
     def _add_cpu(self, cpu: CpuDelta) -> None:
         self.cpu_dt_ns += cpu.dt_ns
@@ -106,14 +110,6 @@ class _Sums:
         elif self.wait_ns is not None:
             self.wait_ns += cpu.run_queue_wait_ns
             self.wait_vcpu_ns += cpu.dt_ns * cpu.threads
-
-    def _add_rdt(self, rdt: RdtDelta) -> None:
-        if rdt.llc_occupancy_bytes.__class__ is not Reason:
-            self.llc_dt_ns += rdt.dt_ns
-            self.llc_byte_ns += rdt.llc_occupancy_bytes * rdt.dt_ns
-        if rdt.mbm_total_bytes.__class__ is not Reason:
-            self.memory_dt_ns += rdt.dt_ns
-            self.memory_bytes += rdt.mbm_total_bytes
 
     def _add_perf(self, perf: PerfDelta) -> None:
         self.perf_dt_ns += perf.dt_ns
@@ -142,12 +138,9 @@ class _Window:
 class WindowAccumulator:
     """Sums the deltas of all VMs over windows whose borders are multiples of `window_ns` of Unix time.
 
-    A delta belongs to the window in which its middle lies: the ticks' grid meets the windows' borders, so that is exact
-    to the sampling's jitter, and a step of the Unix clock moves a delta to another window but changes no duration.
-    Disks are polled slowly, and the window of such a delta's middle may have been closed before it is there: it belongs
-    to that in which it ends. A delta much longer than a window belongs to none and is left out. `window_ns`: length of
-    the windows. `grace_ns`: how long after its end a window waits for samples that were taken in it. `limits`: when a
-    CPI is not to be believed.
+    A delta belongs to the window of its middle, exact to the sampling's jitter; a step of the Unix clock changes no
+    duration. A slowly polled disk's belongs to the window of its end, as that of its middle may be closed. A delta much
+    longer than a window is left out. A window waits `grace_ns` after its end for samples that were taken in it.
     """
 
     def __init__(self, window_ns: int, grace_ns: int, limits: Limits) -> None:
@@ -156,20 +149,17 @@ class WindowAccumulator:
         self._limits = limits
         self._open: dict[int, _Window] = {}
         self._renamed: list[tuple[int, _Window]] = []
-        # Ends of the deltas of each VM that were added last, part by part: a slow source's delta is seen at
-        # several ticks.
+        # Ends of the deltas of each VM that were added last, by part: a slow source's delta is seen at several ticks.
         self._seen: dict[tuple[str, str], list[int]] = {}
         #: Windows closed, and those of them that were dropped because the VM's CPU usage was not known.
-        self.closed = 0
-        self.without_cpu = 0
+        self.closed = self.without_cpu = 0
 
-    def add(self, uuid: str, epoch: str, *, name: str, job: str, latency_sensitive: bool, change: VmDelta) -> None:
-        """Add one VM's deltas of this tick; those that were added before are left out."""
+    def add(self, uuid: str, epoch: str, labels: tuple[str, str, bool], change: VmDelta) -> None:
+        """Add one VM's deltas of this tick, but those added before. `labels`: its name, job, latency sensitivity."""
         key = (uuid, epoch)
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = [0] * _PARTS
-        labels = (name, job, latency_sensitive)
         latest: _Sums | None = None
         parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup, change.rdt)
         for index, part in enumerate(parts):
@@ -177,8 +167,7 @@ class WindowAccumulator:
             if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
                 continue
             seen[index] = part.mono_ns
-            sums = self._sums(key, labels, part)
-            if sums is not None:
+            if (sums := self._sums(key, labels, part)) is not None:
                 sums.add(part)
                 latest = sums
         if latest is not None and isinstance(change.perf, Reason):
@@ -189,11 +178,9 @@ class WindowAccumulator:
         ended = [index for index, window in self._open.items() if window.close_mono_ns <= mono_ns]
         if not ended and not self._renamed:
             return []
-        rows = self._rows(ended)
-        here = set(present)
-        for key in self._seen.keys() - here:
+        for key in self._seen.keys() - set(present):
             del self._seen[key]
-        return rows
+        return self._rows(ended)
 
     def flush(self) -> list[CpiWindow]:
         """Return all open windows as they are, oldest first: the agent is stopping."""
@@ -204,11 +191,11 @@ class WindowAccumulator:
         return window.start_unix_ns + self._window_ns
 
     def _sums(self, key: tuple[str, str], labels: tuple[str, str, bool], part: _Delta) -> _Sums | None:
-        dt_ns, mono_ns, unix_ns = part[:3]
+        dt_ns, mono_ns, unix_ns = part.dt_ns, part.mono_ns, part.unix_ns
         if dt_ns > self._window_ns + self._window_ns // 2:
             return None
         back_ns = dt_ns // 2
-        if isinstance(part, DiskDelta) and dt_ns > self._grace_ns:
+        if dt_ns > self._grace_ns and isinstance(part, DiskDelta):
             back_ns = 0
         index = (unix_ns - back_ns) // self._window_ns
         window = self._open.get(index)
@@ -221,7 +208,7 @@ class WindowAccumulator:
             window = self._open[index] = _Window(mono_ns + left_ns + self._grace_ns)
         sums = window.sums.get(key)
         if sums is None:
-            sums = window.sums[key] = _Sums(*labels)
+            sums = window.sums[key] = _Sums(labels)
         return sums
 
     def _rows(self, indexes: list[int]) -> list[CpiWindow]:
@@ -255,9 +242,7 @@ class WindowAccumulator:
         return CpiWindow(
             uuid,
             epoch,
-            sums.name,
-            sums.job,
-            sums.latency_sensitive,
+            *sums.labels,
             start_unix_ns,
             sums.cpu_dt_ns,
             usage_cores,
@@ -267,12 +252,12 @@ class WindowAccumulator:
             instructions,
             ratio,
             (sums.wait_ns or 0) / sums.wait_vcpu_ns if waited else None,
-            sums.disk_bytes * _S / sums.disk_dt_ns if sums.disk_dt_ns else None,
-            sums.network_bytes * _S / sums.network_dt_ns if sums.network_dt_ns else None,
+            sums.disk_bytes.per_s(),
+            sums.network_bytes.per_s(),
             stalled,
-            _share(sums.io_wait_ns, sums.io_dt_ns) if sums.io_dt_ns else None,
-            _rounded(sums.llc_byte_ns / sums.llc_dt_ns) if sums.llc_dt_ns else None,
-            _rounded(sums.memory_bytes * _S / sums.memory_dt_ns) if sums.memory_dt_ns else None,
+            _share(sums.io_wait_ns.total, sums.io_wait_ns.dt_ns) if sums.io_wait_ns.dt_ns else None,
+            _rounded(sums.llc_byte_ns.total / sums.llc_byte_ns.dt_ns) if sums.llc_byte_ns.dt_ns else None,
+            _rounded(sums.memory_bytes.per_s()),
         )
 
 
@@ -280,8 +265,8 @@ def _share(part: float, whole: float) -> float:
     return round(min(1.0, part / whole), _SHARE_DECIMALS)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_RDT_DIGITS}g}")
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_RDT_DIGITS}g}")
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:

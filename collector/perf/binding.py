@@ -8,9 +8,8 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from collector.base import PERF_EVENTS, Reason, SourceError
+from collector.base import PERF_EVENTS, PerfGroup, Reason, SourceError
 from collector.files import NO_FD
 from collector.perf.encoding import Event
 
@@ -24,57 +23,20 @@ IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
 IOC_ID = 0x80082407
 
-# Bit numbers in perf_event_attr's flag word.
-_BITS = {
-    "disabled": 0,
-    "inherit": 1,
-    "pinned": 2,
-    "exclude_kernel": 5,
-    "exclude_hv": 6,
-    "exclude_host": 19,
-    "exclude_guest": 20,
-}
-
 # type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, bp_type, config1, config2: the
 # structure's second published size. Counting needs nothing newer, and every kernel since 2.6.33 takes it.
-_ATTR = struct.Struct("=IIQQQQQIIQQ")
+ATTR = struct.Struct("=IIQQQQQIIQQ")
 
 
-@dataclass(frozen=True, slots=True)
-class EventAttr:
-    """`struct perf_event_attr`, as far as counting needs it, with the defaults for monitoring VMs.
+def pack_attr(event: Event, *, disabled: bool) -> bytes:
+    """Return `struct perf_event_attr` of an event for the kernel; `disabled`: it counts once it is enabled.
 
-    `exclude_guest` is 0: with 1 all that a VM executes would be missing. `exclude_host` is 0: a vCPU thread's time in
-    KVM and QEMU is work for that VM. `exclude_kernel` is 0: in guest mode it would drop the guest's kernel. Never
-    `pinned`: that takes counters from the guests' virtual PMUs. Never `inherit`: a vCPU thread's threads are not vCPUs.
+    All other flags are 0. `exclude_guest`: with 1 all that a VM executes would be missing. `exclude_host`: a vCPU
+    thread's time in KVM and QEMU is work for that VM. `exclude_kernel`: in guest mode it would drop the guest's kernel.
+    `pinned` takes counters from the guests' virtual PMUs. `inherit`: a vCPU thread's threads are not vCPUs.
     """
-
-    event: Event
-    disabled: bool = False
-    inherit: bool = False
-    pinned: bool = False
-    exclude_kernel: bool = False
-    exclude_hv: bool = False
-    exclude_host: bool = False
-    exclude_guest: bool = False
-
-    @property
-    def flags(self) -> int:
-        """The word of flag bits."""
-        return sum(1 << bit for name, bit in _BITS.items() if getattr(self, name))
-
-    def pack(self) -> bytes:
-        """Return the structure's 72 bytes for the kernel."""
-        event = self.event
-        head = (event.type, _ATTR.size, event.config, 0, 0, READ_FORMAT, self.flags, 0, 0)
-        return _ATTR.pack(*head, event.config1, event.config2)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> "EventAttr":
-        """Undo `pack`; the event has no name."""
-        kind, _, config, _, _, _, flags, _, _, config1, config2 = _ATTR.unpack(data)
-        bits = {name: bool(flags >> bit & 1) for name, bit in _BITS.items()}
-        return cls(Event("", kind, config, config1, config2), **bits)
+    head = (event.type, ATTR.size, event.config, 0, 0, READ_FORMAT, int(disabled), 0, 0)
+    return ATTR.pack(*head, event.config1, event.config2)
 
 
 class Kernel:
@@ -158,28 +120,19 @@ class Group:
     ids: tuple[int, ...]
 
 
-class GroupReading(NamedTuple):
-    """One reading of a group, cumulative and raw; `values` in the order of the events."""
-
-    time_enabled_ns: int
-    time_running_ns: int
-    values: tuple[int, ...]
-
-
 def open_group(
     events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel, flags: int = 0, on: bool = True
 ) -> Group:
-    """Open `events` as one real group (counted together or not at all), the leader first.
+    """Open `events` as one real group (counted together or not at all), the leader first; `on`: it counts immediately.
 
-    `pid` is a thread's id (0 is the calling thread), with FLAG_PID_CGROUP in `flags` an open control group's folder.
-    `cpu` -1 follows the thread over all CPUs; a control group is counted on one CPU. `on`: it counts at once. Raises
-    PerfError; nothing stays open then.
+    `pid` is a thread's id (0: the calling thread), with FLAG_PID_CGROUP in `flags` an open control group's folder.
+    `cpu` -1 follows a thread over all CPUs; a control group is on one CPU. After a PerfError nothing stays open.
     """
     fds: list[int] = []
     try:
         for event in events:
             # Siblings wait for their leader, so all start counting at the same instant.
-            attr = EventAttr(event, disabled=not fds).pack()
+            attr = pack_attr(event, disabled=not fds)
             leader = fds[0] if fds else -1
             fds.append(kernel.perf_event_open(attr, pid, cpu, leader, flags | FLAG_FD_CLOEXEC))
         ids = tuple(kernel.event_id(fd) for fd in fds)
@@ -195,7 +148,7 @@ def open_group(
     return Group(tuple(fds), ids)
 
 
-def read_group(group: Group, *, kernel: Kernel) -> GroupReading:
+def read_group(group: Group, *, kernel: Kernel) -> PerfGroup:
     """Read all counters of a group in one system call. Raises PerfError, also in the kernel's error state."""
     return unpack_reading(group, read_raw(group, kernel=kernel))
 
@@ -212,14 +165,14 @@ def read_raw(group: Group, *, kernel: Kernel) -> bytes:
     return data
 
 
-def unpack_reading(group: Group, data: bytes) -> GroupReading:
-    """Take a reading apart. Raises PerfError if it is not of this group."""
+def unpack_reading(group: Group, data: bytes, opened: int = 0) -> PerfGroup:
+    """Take a reading of the group's opening number `opened` apart. Raises PerfError if it is not of this group."""
     count = len(group.fds)
     words = _READINGS[count].unpack(data)
     if words[0] != count or words[4::2] != group.ids:
         found = f"got {words[0]} events of ids {words[4::2]}"
         raise PerfError(f"reading perf events: {found}", Reason.SOURCE_FAILED, 0)
-    return GroupReading(words[1], words[2], words[3::2])
+    return PerfGroup(opened, words[1], words[2], words[3::2])
 
 
 # By the number of events: that number, time enabled, time running, then value and id of each event.

@@ -79,15 +79,13 @@ def encode(fields: Mapping[str, int], layout: Mapping[str, Field]) -> tuple[int,
     return words[0], words[1], words[2]
 
 
-def _layout(**fields: str) -> dict[str, Field]:
-    return {name: parse_field(text) for name, text in fields.items()}
-
-
+_X86 = {"umask": "config:8-15", "edge": "config:18", "inv": "config:23", "cmask": "config:24-31"}
 #: The fields that our data files use, by architecture (arch/x86/events, drivers/perf/arm_pmuv3.c).
 LAYOUTS: Mapping[str, Mapping[str, Field]] = {
-    "intel": _layout(event="config:0-7", umask="config:8-15", edge="config:18", inv="config:23", cmask="config:24-31"),
-    "amd": _layout(
-        event="config:0-7,32-35", umask="config:8-15", edge="config:18", inv="config:23", cmask="config:24-31"
-    ),
-    "arm": _layout(event="config:0-15"),
+    architecture: {name: parse_field(text) for name, text in fields.items()}
+    for architecture, fields in {
+        "intel": _X86 | {"event": "config:0-7"},
+        "amd": _X86 | {"event": "config:0-7,32-35"},
+        "arm": {"event": "config:0-15"},
+    }.items()
 }

@@ -1,9 +1,8 @@
 """The events that are counted: those in the kernel's generic encodings, and what this host's CPU has beside them.
 
-Other events than cycles and instructions come from the kernel's own table in sysfs (by the alias in the CPU's data
-file), else from the data file itself (`collector.perf.microarch`). The kernel's generic cache events
-(PERF_TYPE_HW_CACHE) are not used: its last-level misses take an off-core register that is shared with the sibling
-thread on Intel, and do not exist on AMD.
+Other events than cycles and instructions come from the kernel's own table in sysfs, else from the CPU's data file
+(`collector.perf.microarch`). The kernel's generic cache events are not used: its last-level misses take an off-core
+register that is shared with the sibling thread on Intel, and do not exist on AMD.
 """
 
 from collections.abc import Mapping
@@ -32,10 +31,9 @@ _EXTRA = PERF_EVENTS[len(CYCLES_AND_INSTRUCTIONS) :]
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What this host's CPU can count beside cycles and instructions, and with how many counters.
+    """What this host's CPU can count as well as cycles and instructions, and with how many counters.
 
-    Each of the other `PERF_EVENTS` is in `events` or `missing`. `fixed` are the events that have a counter of their
-    own.
+    Each of the other `PERF_EVENTS` is in `events` or `missing`. `fixed` events each have their own counter.
     """
 
     title: str
@@ -61,13 +59,13 @@ def read_catalog(proc_root: str = "/proc", sys_root: str = "/sys", *, smt: bool 
         names = ", ".join(pmu.name for pmu in pmus)
         title = f"hybrid CPU ({names}): only the kind of core that the kernel counts generic events on is counted"
         return _nothing(title)
-    cpu = next(iter(cpus), None)
-    known = find_microarch(cpu) if cpu is not None else None
+    if not cpus:
+        return _nothing("CPU that /proc/cpuinfo does not name")
+    (cpu,) = cpus
+    known = find_microarch(cpu)
     if known is None:
-        name = "that /proc/cpuinfo does not name"
-        if cpu is not None:
-            name = f"of vendor {cpu.vendor}, family {cpu.family}, model {cpu.model}, which whitepanda does not know"
-        return _nothing(f"CPU {name}")
+        name = f"vendor {cpu.vendor}, family {cpu.family}, model {cpu.model}"
+        return _nothing(f"CPU of {name}, which whitepanda does not know")
     return resolve(known, pmus[0], smt=smt)
 
 

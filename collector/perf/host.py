@@ -19,8 +19,7 @@ CAP_SYS_ADMIN = 21
 CAP_PERFMON = 38
 # The highest level at which the kernel's own work may be counted without a capability.
 _PARANOID_ALLOWS_ALL_THREADS = 1
-# The kernel's detector of hard lockups: with "buddy" (6.5 and later) the CPUs watch each other by their timers. Later
-# kernels may have both, and then hardlockup_detector= chooses.
+# The kernel's detector of hard lockups: "buddy" (6.5 and later) works by timers; of both, hardlockup_detector= chooses.
 _DETECTOR = re.compile(r"^CONFIG_HARDLOCKUP_DETECTOR_(PERF|BUDDY)=y$", re.MULTILINE)
 
 REMEDIES = {
@@ -58,10 +57,9 @@ class PerfHost:
         """
         if _read(self._proc / "sys/kernel/nmi_watchdog") != "1":
             return ""
-        detectors = self._detectors
-        if detectors == {"BUDDY"}:
+        if self._detectors == {"BUDDY"}:
             return ""
-        return "holds" if detectors == {"PERF"} else "may hold"
+        return "holds" if self._detectors == {"PERF"} else "may hold"
 
     @functools.cached_property
     def _detectors(self) -> frozenset[str]:

@@ -1,9 +1,8 @@
 """The data files of CPU microarchitectures (`microarch/*.toml`): events, each with its source, and counters.
 
-A file has a `title`, the `format` of its encodings (a key of `collector.perf.encoding.LAYOUTS`), the `source` of its
-facts, its CPUs (`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), a core's `[counters]`, and
-for each of `collector.base.PERF_EVENTS` but cycles and instructions either `[events.NAME]` (fields of the encoding, its
-`source`, and its `alias` in the kernel's table, if any) or a line in `[missing]` that says why the CPU has none.
+A file has a `title`, the `format` of its encodings (a key of `encoding.LAYOUTS`), the `source` of its facts, its CPUs
+(`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), a core's `[counters]`, and for each event
+either `[events.NAME]` (fields, `source`, and any `alias` in the kernel's table) or a reason in `[missing]`.
 """
 
 import tomllib
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from collector.perf.cpu import Cpu
 from collector.perf.encoding import LAYOUTS, Field
@@ -28,8 +27,7 @@ class Encoding:
     alias: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuRule:
+class CpuRule(NamedTuple):
     """Which CPUs a file is for. None and an empty range match all."""
 
     vendor: str | None
@@ -38,11 +36,9 @@ class CpuRule:
 
     def matches(self, cpu: Cpu) -> bool:
         """Whether this is one of them."""
-        return (
-            self.vendor in (None, cpu.vendor)
-            and self.family in (None, cpu.family)
-            and (not self.models or any(low <= cpu.model <= high for low, high in self.models))
-        )
+        if self.vendor not in (None, cpu.vendor) or self.family not in (None, cpu.family):
+            return False
+        return not self.models or any(low <= cpu.model <= high for low, high in self.models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +72,19 @@ def load_microarchs() -> Mapping[str, Microarch]:
 def parse_microarch(data: Mapping[str, Any]) -> Microarch:
     """Return a data file's content. Raises KeyError or TypeError if it is malformed."""
     counters = data["counters"]
-    rules = (
-        CpuRule(row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ())))
-        for row in data["cpu"]
-    )
+    programmable = counters["programmable"]
     return Microarch(
         title=data["title"],
         layout=LAYOUTS[data["format"]],
         source=data["source"],
-        rules=tuple(rules),
-        programmable=counters["programmable"],
-        programmable_smt=counters.get("programmable_smt", counters["programmable"]),
+        rules=tuple(CpuRule(**{"vendor": None, "family": None, "models": (), **row}) for row in data["cpu"]),
+        programmable=programmable,
+        programmable_smt=counters.get("programmable_smt", programmable),
         fixed=frozenset(counters["fixed"]),
-        events={name: _encoding(row) for name, row in data.get("events", {}).items()},
+        events={name: _encoding(**row) for name, row in data.get("events", {}).items()},
         missing=dict(data.get("missing", {})),
     )
 
 
-def _encoding(row: Mapping[str, Any]) -> Encoding:
-    fields = {name: value for name, value in row.items() if name not in ("source", "alias")}
-    return Encoding(row["source"], fields, row.get("alias", ""))
+def _encoding(source: str, alias: str = "", **fields: int) -> Encoding:
+    return Encoding(source, fields, alias)

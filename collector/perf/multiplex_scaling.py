@@ -9,9 +9,8 @@ from collector.base import PerfGroup, Reason
 class ScaledDelta(NamedTuple):
     """Events between two readings, as if the counters had run all the time.
 
-    `counts` are in the group's order. `enabled_ns` is the CPU time in which the group could have counted: the kernel
-    advances a per-thread event's clock only while the thread is on a CPU. `running_ratio`, in (0, 1], is the share of
-    it in which the counters ran; it is 1 for a thread that slept.
+    `counts` are in the group's order. `enabled_ns` is the CPU time in which the group could have counted (for a thread,
+    while it is on a CPU); the counters ran for the share `running_ratio` of it, in (0, 1], 1 for a thread that slept.
     """
 
     counts: tuple[float, ...]
@@ -23,13 +22,9 @@ def scale_delta(now: PerfGroup, last: PerfGroup) -> ScaledDelta | Reason:  # noq
     """Scale the difference of two readings of one group by d(enabled) / d(running), or say why not.
 
     Deltas are scaled, never totals: a scaled total can go backwards when the running ratio falls. The caller drops
-    deltas with a low `running_ratio`.
-
-    Returns:
-        The scaled delta, zero for a thread that slept (d(enabled) = 0). COUNTER_RESET for readings of different
-        openings or counts that went back; NOT_SCHEDULED if the thread ran while its counters did not (d(running) = 0 <
-        d(enabled)); INVALID_VALUE where the clocks contradict the counts.
-
+    deltas with a low `running_ratio`. A thread that slept (d(enabled) = 0) has a delta of zero. COUNTER_RESET: readings
+    of different openings, or counts that went back. NOT_SCHEDULED: the thread ran while its counters did not
+    (d(running) = 0 < d(enabled)). INVALID_VALUE: the clocks contradict the counts.
     """
     if now.opened != last.opened:
         return Reason.COUNTER_RESET

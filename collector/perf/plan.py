@@ -1,8 +1,7 @@
 """Which events are counted together: groups within a budget of counters, the most useful events first.
 
 Every group begins with cycles and instructions, so that each event has a denominator that was counted at the same time.
-What does not fit beside them in one group goes into further groups, which are on in turns; that measures less often but
-takes nothing from the guests' virtual PMUs.
+Further groups are on in turns; that measures less often but takes nothing from the guests' virtual PMUs.
 """
 
 import enum
@@ -13,10 +12,9 @@ from collector.base import Reason
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog
 
-#: The events beside cycles and instructions, the most useful first. A VM loses to its neighbours in the shared cache
-#: and on the way to memory: last-level misses show that, stalls on memory its cost. L2 misses are the VM's load on the
-#: shared cache. Total stalls correlate with CPI, which is known already. Reference cycles separate frequency changes,
-#: which are slow, from load; core stalls are mostly the VM's own code.
+#: The other events, the most useful first: last-level misses show contention for cache and memory, stalls on memory its
+#: cost, L2 misses the VM's load on the shared cache. Total stalls correlate with CPI, which is known already. Reference
+#: cycles separate slow frequency changes from load; core stalls are mostly the VM's own code.
 RANK = ("llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles", "reference_cycles", "core_stall_cycles")
 
 
@@ -76,12 +74,11 @@ def beside_base(catalog: Catalog, reserved: int, *, watchdog: bool) -> int:
 
 
 def fit_plan(catalog: Catalog, most_beside: int, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
-    """Make a plan and try it on the CPU, with fewer events per group until each group runs.
+    """Make a plan and try it on the CPU, with fewer events per group than `most_beside` until each group runs.
 
-    A group begins with `most_beside` events beside cycles and instructions, see `beside_base`.
     The kernel refuses a group that can never be on as a whole. A group that it takes but never runs needs counters that
-    others hold; but if even cycles and instructions wait at this moment, waiting says nothing about a group. `attempt`
-    opens a group, lets it count for a moment and closes it.
+    others hold, unless even cycles and instructions wait now. `attempt` opens a group, lets it count for a moment and
+    closes it.
     """
     missing = dict(catalog.missing)
     events: dict[str, Event] = {}

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,22 +16,6 @@ from collector.proc_parse import parse_cpu_list
 
 #: Opens the plan's groups on (pid, cpu, flags).
 Opener = Callable[[int, int, int], Slices]
-
-
-@dataclass(slots=True)
-class Target:
-    """What is open for one key of a VM. `guard_fd` is bound to the thread itself and not to its number; -1: none."""
-
-    slices: Slices
-    guard_fd: int = -1
-
-    def close(self) -> None:
-        """Close everything. Never raises."""
-        self.slices.close()
-        if self.guard_fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self.guard_fd)
-            self.guard_fd = -1
 
 
 class ThreadScope:
@@ -51,7 +34,7 @@ class ThreadScope:
         """Return the vCPU threads; the same object while nothing changes."""
         return vm.vcpu_tids
 
-    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
+    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Slices | None:
         """Open a thread's groups; None: the thread has ended. Raises SourceError.
 
         A /proc file below the VM's own process is opened before the group and read after it. It is bound to the thread,
@@ -67,18 +50,19 @@ class ThreadScope:
         except OSError as error:
             raise SourceError(f"perf: {path}: {error.strerror}", reason_for(error.errno or 0)) from error
         try:
-            target = Target(opener(key, -1, 0), guard_fd)
+            target = opener(key, -1, 0)
         except PerfError as error:
             os.close(guard_fd)
             if error.reason is Reason.NOT_PRESENT:
                 return None
             raise
+        target.guard_fd = guard_fd
         if self.ended(target):
             target.close()
             return None
         return target
 
-    def ended(self, target: Target) -> bool:
+    def ended(self, target: Slices) -> bool:
         """Whether the thread has ended. One small read, for every idle thread in every sample."""
         try:
             return not os.pread(target.guard_fd, 1, 0)
@@ -130,7 +114,7 @@ class CgroupScope:
         del vm
         return self._cpus
 
-    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
+    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Slices | None:
         """Open the groups of a VM's control group on one CPU. Raises SourceError."""
         folder = self._folders.get(vm.uuid)
         if folder is None:
@@ -140,9 +124,9 @@ class CgroupScope:
             except OSError as error:
                 raise SourceError(f"perf: {path}: {error.strerror}", reason_for(error.errno or 0)) from error
             folder = self._folders[vm.uuid] = fd, path
-        return Target(opener(folder[0], key, FLAG_PID_CGROUP))
+        return opener(folder[0], key, FLAG_PID_CGROUP)
 
-    def ended(self, target: Target) -> bool:
+    def ended(self, target: Slices) -> bool:
         """Never: a group that does not run on this CPU now may do so later."""
         del target
         return False

@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 from collector.base import PerfCounters, PerfGroup, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
 from collector.files import fd_share
-from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
+from collector.perf.binding import Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
 from collector.perf.host import REMEDIES, PerfHost
 from collector.perf.plan import Plan, Trial, basic_plan, beside_base, fit_plan
-from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
+from collector.perf.scopes import CgroupScope, Scope, ThreadScope
 from collector.perf.slices import Slices
 from collector.timestamps import clocks_now, read_in_turn
 
@@ -25,7 +25,7 @@ _TRIAL_SPINS = 20  # of a millisecond or less each: longer than the kernel's tur
 @dataclass(slots=True)
 class _Vm:
     epoch: str
-    targets: dict[int, Target] = field(default_factory=dict)
+    targets: dict[int, Slices] = field(default_factory=dict)
     keys: Sequence[int] = ()
     failure: Reason = Reason.UNSPECIFIED
     backoff_ticks: int = 1
@@ -33,13 +33,12 @@ class _Vm:
 
 
 class PerfSource:
-    """The perf source (`collector.base.Source`).
+    """The perf source (`collector.base.Source`), for use by one thread at a time.
 
-    Each vCPU thread has groups of its own (pid = thread id, cpu = -1), or each VM's control group on each CPU
-    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since a sum over
-    some of its vCPUs would look like a slower VM. If the events need several groups, one of them is on per tick, the
-    same for all VMs. Values are raw: `collector.perf.multiplex_scaling` scales their deltas. Use
-    by one thread at a time.
+    Each vCPU thread has its own groups (pid = thread id, cpu = -1), or each VM's control group on each CPU (`scope`). A
+    VM is `vm_starting` until all its groups are open: a sum over some of its vCPUs would look like a slower VM. If the
+    events need several groups, one of them is on per tick, the same for all VMs. Values are raw, see
+    `collector.perf.multiplex_scaling`.
 
     `inventory` returns the VMs that there are now; it is called once per sample. `events` "basic" counts cycles and
     instructions only. `reserve_counters` programmable counters per hardware thread are left to the guests' virtual
@@ -100,8 +99,8 @@ class PerfSource:
             return Probe(False, f"{error}; {self._host.remedy(reason, error.errno)}", reason)
         except SourceError as error:
             return Probe(False, f"perf: {error}", error.reason)
-        if reading.time_running_ns and not all(reading.values):
-            found = f"hardware counters open but do not count (cycles, instructions: {reading.values})"
+        if reading.time_running_ns and not all(reading.counts):
+            found = f"hardware counters open but do not count (cycles, instructions: {reading.counts})"
             return Probe(False, f"{found}; {REMEDIES[Reason.NO_PMU]}", Reason.NO_PMU)
         return Probe(True, self._describe(self._make_plan(), busy=not reading.time_running_ns))
 
@@ -155,12 +154,10 @@ class PerfSource:
             reason = self._open_missing(vm, identity, plan, counters, open_new=open_new)
         except SourceError as error:
             reason = self._failed(vm, error)
-        if reason is Reason.UNSPECIFIED:
-            if counters:
-                perf = PerfCounters(plan.layout, counters, self._scope.name, plan.missing)
-                return VmSample(identity.epoch, perf=perf)
-            reason = Reason.NOT_PRESENT
-        return VmSample(identity.epoch, absent={"perf": reason})
+        if counters and reason is Reason.UNSPECIFIED:
+            perf = PerfCounters(plan.layout, counters, self._scope.name, plan.missing)
+            return VmSample(identity.epoch, perf=perf)
+        return VmSample(identity.epoch, absent={"perf": reason or Reason.NOT_PRESENT})
 
     def _keep_up(self, vm: _Vm, identity: VmIdentity) -> None:
         """Close what is no longer the VM's (a vCPU was unplugged, a CPU went offline, its group changed)."""
@@ -186,8 +183,8 @@ class PerfSource:
         for key, target in vm.targets.items():
             try:
                 # The clock of events moves only while the thread runs: without `ended` a dead thread would look idle.
-                if target.slices.advance(turn) or not ended(target):
-                    counters[key] = target.slices.counters
+                if target.advance(turn) or not ended(target):
+                    counters[key] = target.counters
                     continue
             except PerfError as error:
                 if not ended(target):
@@ -217,13 +214,13 @@ class PerfSource:
             if target is not None:
                 vm.targets[key] = target
                 # Read at once: the next tick then has a delta of it.
-                target.slices.advance(self._turn)
-                counters[key] = target.slices.counters
+                target.advance(self._turn)
+                counters[key] = target.counters
         vm.backoff_ticks = 1
         return Reason.UNSPECIFIED
 
-    def _open_target(self, identity: VmIdentity, key: int, plan: Plan) -> Target | None:
-        fds = self._fds_of(plan)
+    def _open_target(self, identity: VmIdentity, key: int, plan: Plan) -> Slices | None:
+        fds = plan.events + self._scope.guards
         if self._fds + fds > self._max_fds:
             message = f"perf: {self._fds} file descriptors are open and {fds} more go beyond {self._max_fds}"
             raise SourceError(f"{message}; {REMEDIES[Reason.FD_LIMIT]}", Reason.FD_LIMIT)
@@ -238,10 +235,6 @@ class PerfSource:
             self._fds += fds
         return target
 
-    def _fds_of(self, plan: Plan) -> int:
-        """Return how many file descriptors one target takes."""
-        return plan.events + self._scope.guards
-
     def _failed(self, vm: _Vm, error: SourceError) -> Reason:
         """Note a failure. Retries thin out to one in 64 ticks, so that a hopeless VM takes no other's opens."""
         vm.failure = self._host.refine(error) if isinstance(error, PerfError) else error.reason
@@ -251,7 +244,8 @@ class PerfSource:
 
     def _drop(self, vm: _Vm, key: int) -> None:
         vm.targets.pop(key).close()
-        self._fds -= 0 if self._plan is None else self._fds_of(self._plan)
+        if self._plan is not None:
+            self._fds -= self._plan.events + self._scope.guards
 
     def _close_vm(self, uuid: str, vm: _Vm) -> None:
         for key in list(vm.targets):
@@ -268,14 +262,13 @@ class PerfSource:
         """Plan the groups and try them on the calling thread. Never raises; refused events are left out."""
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
-        catalog = self._known()
+        catalog = self._known_catalog
         most_beside = beside_base(catalog, self._reserve_counters, watchdog=bool(self._host.watchdog()))
         return fit_plan(catalog, most_beside, self._attempt)
 
-    def _known(self) -> Catalog:
-        if self._catalog is None:
-            self._catalog = read_catalog(*self._roots, smt=self._host.smt())
-        return self._catalog
+    @cached_property
+    def _known_catalog(self) -> Catalog:
+        return self._catalog or read_catalog(*self._roots, smt=self._host.smt())
 
     def _attempt(self, events: Sequence[Event]) -> Trial:
         try:
@@ -284,7 +277,7 @@ class PerfSource:
             return Trial.REFUSED
         return Trial.RUNS if reading.time_running_ns else Trial.WAITS
 
-    def _count(self, events: Sequence[Event]) -> GroupReading:
+    def _count(self, events: Sequence[Event]) -> PerfGroup:
         """Count on the calling thread until the counters have run, for 20 ms at most. Raises PerfError."""
         group = open_group(events, 0, kernel=self._kernel)
         try:
@@ -304,7 +297,7 @@ class PerfSource:
         if len(plan.groups) > 1:
             text += f", in {len(plan.groups)} groups by turns"
         if self._events == "all":
-            text += f"; {self._known().title}"
+            text += f"; {self._known_catalog.title}"
             absent = ", ".join(f"{name} ({reason.code})" for name, reason in plan.missing.items())
             text += f"; not counted: {absent}" if absent else ""
         watchdog = self._host.watchdog()

@@ -1,7 +1,7 @@
 """resctrl's value files: text in, typed values out. Pure.
 
-Hardware counts bandwidth in 24 to 62 bits. The kernel widens that to 64 bits, though with faults, and a counter that
-lost its hardware begins anew; a value that falls must never become a rate.
+The kernel widens the hardware's 24 to 62 bits of bandwidth to 64 bits, though with faults, and a counter that lost its
+hardware begins anew: a value that falls must never become a rate.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,8 @@ _STATES = {
     b"Unassigned": Reason.RDT_UNASSIGNED,
     b"Error": Reason.RDT_UNAVAILABLE,
 }
-#: How long after threads moved into a group its occupancy is not theirs. Lines loaded before stay charged to the old
-#: group; the new one starts at what its id's last user left, and rises as they load lines. A VM that loads 10 MB/s or
-#: more refills its part of a cache of some tens of megabytes within seconds; an idler one reads too low for longer.
+#: How long after threads moved into a group its occupancy is not theirs: lines loaded before stay charged to the old
+#: group. A VM that loads 10 MB/s or more refills its part of a cache within seconds; an idler one reads too low longer.
 SETTLE_NS = 5 * NS_PER_S
 
 # From here on a value is a small negative number without its sign, after a faulty wrap.

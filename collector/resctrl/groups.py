@@ -43,8 +43,7 @@ class GroupReader:
             self._open()
         try:
             return {name: self._read(files, now_ns) for name, files in self._files.items()}
-        except GroupGoneError:
-            # The group, or a domain since the kernel was asked.
+        except GroupGoneError:  # the group, or a domain since the kernel was asked
             self._open()
             return {name: self._read(files, now_ns) for name, files in self._files.items()}
 

@@ -35,14 +35,13 @@ _UUID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # becomes the name of a 
 class ResctrlSource:
     """The resctrl source (`collector.base.Source`). Not safe for use by several threads at once.
 
-    A VM's group is made in the control group of its vCPU threads, and all threads of its QEMU there become members. A
-    VM whose vCPUs are in several control groups has one in each, and its values are their sums. vCPUs in another
-    program's monitoring group are read in that group.
+    A VM's group is made in each control group of its vCPU threads, and all threads of its QEMU there become members;
+    its values are their sums. vCPUs in another program's monitoring group are read in that group.
 
     There are at most `max_groups` groups of whitepanda's (0: no such bound), and never more than monitoring ids, less
     the others' groups and `reserve_rmids`. With more VMs than groups, each keeps its group for `hold_s` before
-    another's turn. At most `max_fds` files are kept open (three per VM and cache domain, two per VM; None: this
-    source's `fd_share`); the others are opened for each reading. `clock` is monotonic, in nanoseconds.
+    another's turn. At most `max_fds` files are kept open (None: this source's `fd_share`); the others are opened for
+    each reading. `clock` is monotonic, in nanoseconds.
     """
 
     name = "resctrl"
@@ -92,16 +91,16 @@ class ResctrlSource:
             monitoring = self._tree.monitoring()
             if os.geteuid() != 0:
                 detail = f"{root}: only root may put others' threads into groups; run the agent by its unit"
-                return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+                return Probe(False, detail, Reason.NO_PERMISSION)
             self._tree.check_owner()
         except SourceError as error:
             return error.as_probe()
         except OSError as error:
-            return Probe(available=False, detail=f"{root}: {error.strerror}", reason=reason_of(error))
+            return Probe(False, f"{root}: {error.strerror}", reason_of(error))
         detail = f"{root}: {', '.join(sorted(monitoring.features))}; {monitoring.num_rmids} monitoring ids"
         if self._tree.read_only:
             detail += "; read-only here, so only VMs that others monitor are read; ReadWritePaths= in the unit"
-        return Probe(available=True, detail=detail)
+        return Probe(True, detail)
 
     def open(self) -> None:
         """Open the tree. Groups are made, and stale ones removed, with the first sample."""
@@ -127,8 +126,7 @@ class ResctrlSource:
             self._change(now_ns)
             domains = self._tree.domains()
         except OSError as error:
-            message = f"{error.filename or self._tree.root}: {error.strerror}"
-            raise SourceError(message, reason_of(error)) from error
+            raise SourceError(f"{error.filename or self._tree.root}: {error.strerror}", reason_of(error)) from error
         begun = Stamp(self._clock(), time.time_ns())  # only now: listing, locks and moves take time
         read = partial(self._sample_vm, domains=domains, now_ns=begun.mono_ns)
         vms = read_in_turn(inventory, read, begun, self._clock)
@@ -163,7 +161,7 @@ class ResctrlSource:
         vm.last = {}
 
     def _follow(self, inventory: tuple[VmIdentity, ...], now_ns: int) -> None:
-        due = [vm for identity in inventory if (vm := self._look(identity, now_ns)) is not None]
+        due = [vm for identity in inventory if (vm := self._look(identity, now_ns))]
         survey = now_ns >= self._survey_at_ns
         if survey or (due and not self._kernel_knows):
             with self._tree.locked(exclusive=False) as locked:
@@ -212,8 +210,9 @@ class ResctrlSource:
         found = {}
         for tid in vm.threads.tids:
             with contextlib.suppress(OSError):  # it has ended
-                found[tid] = read_groups(f"{vm.threads.folder}/{tid}")
-        return {tid: place for tid, place in found.items() if place is not None}
+                if place := read_groups(f"{vm.threads.folder}/{tid}"):
+                    found[tid] = place
+        return found
 
     def _place(self, vm: Vm, now_ns: int) -> None:
         first = not vm.look_at_ns
@@ -244,18 +243,15 @@ class ResctrlSource:
         vm.shared = False
         for place in foreign:
             try:
-                vm.shared |= bool(self._strangers(vm, place))
+                others = self._tree.tasks(place) - vm.threads.tids
+                # A thread may be younger than the list.
+                vm.shared |= not all(Path(vm.threads.folder, str(tid)).exists() for tid in others)
                 if place not in vm.readers:
                     vm.readers[place] = self._reader(place)
                     vm.opened = next(self._opened)
             except (OSError, GroupGoneError) as error:
                 vm.look_at_ns = 1
                 vm.reason = reason_of(error) if isinstance(error, OSError) else Reason.VM_STARTING
-
-    def _strangers(self, vm: Vm, place: Place) -> set[int]:
-        others = self._tree.tasks(place) - vm.threads.tids
-        # A thread may be younger than the list.
-        return {tid for tid in others if not Path(vm.threads.folder, str(tid)).exists()}
 
     def _survey(self, now_ns: int) -> None:
         """Count others' groups; find whitepanda's unused ones, such as those of a killed agent."""
@@ -281,7 +277,7 @@ class ResctrlSource:
     def _change(self, now_ns: int) -> None:
         """Remove, make and fill groups, if needed and the tree is not locked."""
         holders = [self._vms[uuid] for uuid in self._turns.holders]
-        to_fill = [vm for vm in holders if not self._complete(vm) or vm.to_move()]
+        to_fill = [vm for vm in holders if not vm.complete or vm.to_move()]
         if self._doomed or to_fill or self._turns.next(self._cap, now_ns):
             with self._tree.locked(exclusive=True) as locked:
                 if not locked:
@@ -296,13 +292,9 @@ class ResctrlSource:
             if vm.own and vm.reason is Reason.VM_STARTING and uuid not in self._turns.holders:
                 vm.reason = Reason.NO_RMID
 
-    @staticmethod
-    def _complete(vm: Vm) -> bool:
-        return all(vm.group(ctrl) in vm.readers for ctrl in vm.own)
-
     def _remove_doomed(self) -> None:
-        for place in list(self._doomed):
-            self._doomed.discard(place)
+        while self._doomed:
+            place = self._doomed.pop()
             try:
                 self._tree.remove(place)
             except OSError as error:
@@ -353,7 +345,7 @@ class ResctrlSource:
         return None
 
     def _not_filled(self, vm: Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
-        uuid = vm.identity.uuid
+        uuid, pause_ns = vm.identity.uuid, 1
         if isinstance(error, GroupGoneError):
             vm.reason = Reason.VM_STARTING
         elif error.errno in _NO_RMID:
@@ -365,8 +357,8 @@ class ResctrlSource:
             vm.reason = reason_of(error)
             if vm.reason is Reason.NO_PERMISSION:
                 self._warn(f"{self._tree.root}: groups cannot be made or filled: {error.strerror}")
+                pause_ns = _PERMISSION_NS
         vm.look_at_ns = 1  # locate it again: its control group may have gone
-        pause_ns = _PERMISSION_NS if vm.reason is Reason.NO_PERMISSION else 1
         self._turns.postponed(uuid, now_ns + pause_ns)
 
     def _open_group(self, vm: Vm, place: Place) -> bool:
@@ -409,13 +401,13 @@ class ResctrlSource:
             reason = self._absent.get(uuid, Reason.VM_STARTING)
         elif vm.shared:
             reason = Reason.SHARED
-        elif not vm.readers or not self._complete(vm) or not vm.foreign <= vm.readers.keys():
+        elif not vm.readers or not vm.complete or not vm.foreign <= vm.readers.keys():
             reason = vm.reason
         elif vm.own and not vm.inside:
             reason = Reason.VM_STARTING  # its threads were just moved elsewhere: its group counts nothing
         else:
             try:
-                rdt = self._read(vm, domains, now_ns)
+                sample = VmSample(identity.epoch, rdt=self._read(vm, domains, now_ns))
             except GroupGoneError:
                 # Another program removed a group: it is made or located again at the next tick.
                 self._close_readers(vm, all_groups=True)
@@ -425,7 +417,7 @@ class ResctrlSource:
                 reason = reason_of(error)
             else:
                 vm.reason = Reason.VM_STARTING
-                return VmSample(identity.epoch, rdt=rdt)
+                return sample
         return VmSample(identity.epoch, absent={"rdt": reason})
 
     def _read(self, vm: Vm, domains: tuple[str, ...], now_ns: int) -> RdtCounters:

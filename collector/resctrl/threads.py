@@ -14,8 +14,7 @@ class Threads:
     """The threads of one process, kept in step. Raises OSError once it has ended (ENOENT, ESRCH), or EMFILE.
 
     Listing costs ten times as much as reading the link count, so it is done when that count changed or on demand: a
-    thread may end and another begin between two readings. (The new one is in its creator's group already.) `files`
-    keeps the folder and one thread's file open.
+    thread may end and another begin between two readings. `files` keeps the folder and one thread's file open.
     """
 
     def __init__(self, pid: int, proc_root: str = "/proc", files: KeptFiles | None = None) -> None:

@@ -18,8 +18,7 @@ PREFIX = "whitepanda-"
 NO_CONTROL_GROUPS = frozenset({"info", "mon_groups", "mon_data"})
 
 _DOMAIN = "mon_L3_"
-#: Locked by the agent that has groups of `PREFIX`. The kernel's locking rule is about the root only, so this disturbs
-#: no other program; the lock is seen from every sandbox and ends with its holder.
+#: Locked by the agent that has groups of `PREFIX`. Other programs lock the root only, as the kernel's rule says.
 _OWNED = "info/L3_MON"
 _OWN_TRIES, _OWN_PAUSE_S = 3, 0.02
 
@@ -61,8 +60,8 @@ class Tree:
         """Read what can be monitored. Raises SourceError, with the remedy, where nothing can."""
         folder = self.root / "info" / "L3_MON"
         try:
-            features = (folder / "mon_features").read_text().split()
-            num_rmids = int((folder / "num_rmids").read_text())
+            features = frozenset((folder / "mon_features").read_text().split())
+            return Monitoring(features, int((folder / "num_rmids").read_text()))
         except PermissionError as error:
             message = f"{error.filename}: {error.strerror}; run the agent by its unit"
             raise SourceError(message, Reason.NO_PERMISSION) from error
@@ -70,7 +69,6 @@ class Tree:
             raise SourceError(self._why_not(error), Reason.NO_RDT) from error
         except ValueError as error:
             raise SourceError(f"{folder / 'num_rmids'}: {error}; please report this", Reason.NO_RDT) from error
-        return Monitoring(frozenset(features), num_rmids)
 
     def _why_not(self, error: OSError) -> str:
         if (self.root / "info").is_dir():
@@ -126,11 +124,8 @@ class Tree:
             os.close(fd)
             if error.errno != errno.EAGAIN:
                 raise
-            message = (
-                f"{self.root}: another whitepanda has its monitoring groups here, and only one may; "
-                f"lslocks shows which holds {self.root / _OWNED}"
-            )
-            raise SourceError(message, Reason.SOURCE_FAILED) from error
+            what = "another whitepanda has its monitoring groups here, and only one may"
+            raise SourceError(f"{self.root}: {what}; lslocks shows which holds {self.root / _OWNED}") from error
         return fd
 
     def close(self) -> None:
@@ -210,7 +205,7 @@ class Tree:
         if not place.own:
             raise ValueError(f"{place.name} is not whitepanda's")
         folder = Path(self.path(place))
-        # On a read-only mount the kernel says so before it looks whether the folder is there.
+        # A read-only mount is refused before the kernel looks if the folder exists.
         with self._writable(place), contextlib.suppress(FileNotFoundError):
             if folder.exists():
                 folder.rmdir()
@@ -219,8 +214,7 @@ class Tree:
     def _writable(self, place: Place) -> Iterator[None]:
         """Let a folder's owner change what is in it.
 
-        The kernel makes these folders without any write bit (0555). CAP_DAC_OVERRIDE ignores that; root without it, as
-        in a sandbox, may give itself the bit, which gives no other user a right.
+        The kernel makes these folders with mode 0555: root without CAP_DAC_OVERRIDE, as in a sandbox, needs the bit.
         """
         folder = Path(self.path(place)).parent
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ _LIMIT_NS = 60 * NS_PER_S
 class Step(NamedTuple):
     """The next change: give `grant` its groups, take away the groups of `release`; "" is not a VM.
 
-    With both, make the new group first, so that nothing is lost if the kernel refuses it.
+    With both, make the new group first: the kernel may refuse it.
     """
 
     release: str
@@ -59,11 +59,9 @@ class Turns:
             return Step(next(iter(self._holders)), "")
         if now_ns < self._limit_until_ns:
             cap = min(cap, self._limit)
-        if now_ns < self._free_at_ns:
-            return None
         may = (u for u in self._waiting if self._needs[u] <= cap and self._blocked.get(u, now_ns) <= now_ns)
         waiter = next(may, "")
-        if not waiter:
+        if not waiter or now_ns < self._free_at_ns:
             return None
         if used + self._needs[waiter] <= cap:
             return Step("", waiter)
@@ -87,8 +85,7 @@ class Turns:
     def refused(self, uuid: str, now_ns: int, *, all_taken: bool = False) -> None:
         """The kernel has no monitoring id now: the VM stays first in the line, and no VM asks for a while.
 
-        `all_taken`: none is in limbo either, so there are fewer ids than was thought (others have some, or the CPU has
-        fewer than it says). Then the turns continue among those that are held.
+        `all_taken`: none is in limbo either, so there are fewer ids than known; the turns continue among those held.
         """
         if self._holders.pop(uuid, None) is not None:
             self._waiting = {uuid: None, **self._waiting}

@@ -37,6 +37,11 @@ class Vm:
         return Place(ctrl, PREFIX + self.identity.uuid)
 
     @property
+    def complete(self) -> bool:
+        """Whether all its own groups are read."""
+        return all(self.group(ctrl) in self.readers for ctrl in self.own)
+
+    @property
     def watched(self) -> tuple[int, ...]:
         """Return the threads that decide where the VM is: its vCPUs, or all while none is known."""
         living = tuple(tid for tid in self.identity.vcpu_tids if tid in self.threads.tids)

@@ -7,9 +7,10 @@ import pytest
 
 from collector.cgroup.tree import CgroupTree
 from collector.inventory.inventory import Inventory
-from collector.perf.binding import EventAttr, Kernel
+from collector.perf.binding import Kernel
 from collector.perf.encoding import Event
 from collector.perf.source import PerfSource
+from tests.support.perf_attr import EventAttr
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -1,7 +1,8 @@
 """Runs inside the arm64 guest, as its /app/main.py: the real perf source against a real kernel PMU.
 
 Every experiment prints one line, "RESULT" and a JSON object; test_arm64_perf.py asserts on them. Only the
-standard library is here, and in /app the repository's `collector` package and the module that it needs.
+standard library is here, and in /app the repository's `collector` package, the module that it needs, and
+tests/support/perf_attr.py.
 """
 
 import contextlib
@@ -19,11 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, "/app")
 
+from perf_attr import EventAttr
+
 from collector.base import Reason, SourceError, VmIdentity
 from collector.perf.binding import (
     FLAG_FD_CLOEXEC,
     FLAG_PID_CGROUP,
-    EventAttr,
     Group,
     Kernel,
     PerfError,
@@ -262,7 +264,7 @@ def _crowd(source, tid, pid, cpu, flags):
         return {
             "enabled_ns": a.time_enabled_ns - b.time_enabled_ns,
             "running_ns": a.time_running_ns - b.time_running_ns,
-            "values": [x - y for x, y in zip(a.values, b.values, strict=True)],
+            "values": [x - y for x, y in zip(a.counts, b.counts, strict=True)],
         }
 
     return {
@@ -302,7 +304,7 @@ def time_sliced():
     ticks = []
     for _ in range(8):
         perf = source.sample().vms["u1"].perf
-        cpu_ns = read_group(clock, kernel=KERNEL).values[0]
+        cpu_ns = read_group(clock, kernel=KERNEL).counts[0]
         ticks.append({"cpu_ns": cpu_ns, "groups": [dataclasses.asdict(g) for g in perf.groups[tid]]})
         time.sleep(0.2)
     source.close()

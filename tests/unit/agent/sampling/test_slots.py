@@ -66,9 +66,9 @@ def test_a_kick_brings_a_sample_into_the_slot(clock, started):
     source = FakeSource("s", lambda: sample(clock))
     slot = started(source, clock)
     eventually(idle(slot))
-    assert (slot.latest(), slot.trouble, source.opened) == (None, None, 1)
+    assert (slot.sample, slot.trouble, source.opened) == (None, None, 1)
     slot.kick()
-    eventually(lambda: slot.latest() is not None)
+    eventually(lambda: slot.sample is not None)
     clock.advance(3 * S)
     view = slot.view()
     assert (view.name, view.state, view.age_ns, view.samples, view.failures) == ("s", "available", 3 * S, 1, 0)
@@ -80,8 +80,8 @@ def test_a_stuck_source_is_marked_stops_nobody_and_recovers(clock, started):
     fine = started(works, clock, deadline_ns=2 * S)
     eventually(idle(slow))
     slow.kick()
-    eventually(lambda: slow.latest() is not None)
-    before = slow.latest()
+    eventually(lambda: slow.sample is not None)
+    before = slow.sample
     eventually(idle(slow))
     hangs.gate.clear()
     for second in range(5):
@@ -89,15 +89,15 @@ def test_a_stuck_source_is_marked_stops_nobody_and_recovers(clock, started):
         clock.advance(S)
         for slot in (slow, fine):
             slot.kick()
-        eventually(lambda: fine.latest() is not None and fine.latest().mono_ns == clock.mono)
+        eventually(lambda: fine.sample is not None and fine.sample.mono_ns == clock.mono)
         assert slow.view().state == ("available" if second < 3 else "stuck")
     assert (slow.trouble, fine.trouble) == (Reason.STUCK, None)
-    assert slow.latest() is before  # the last value stays, and its age grows
+    assert slow.sample is before  # the last value stays, and its age grows
     assert slow.view().age_ns == 5 * S
     assert "2 s" in slow.view().detail
     hangs.gate.set()
     eventually(lambda: slow.trouble is None)
-    assert slow.latest() is not before
+    assert slow.sample is not before
     assert slow.view().samples == 2  # kicks while it hung were not stacked
 
 
@@ -148,7 +148,7 @@ def test_an_unavailable_source_is_tried_again_later(clock, started):
     assert (source.probed, source.opened) == (1, 0)
     clock.advance(REOPEN_AFTER_NS)
     slot.kick()
-    eventually(lambda: slot.latest() is not None)
+    eventually(lambda: slot.sample is not None)
     assert (source.probed, source.opened, slot.trouble) == (2, 1, None)
 
 
@@ -291,7 +291,7 @@ def test_kick_does_not_wait_for_a_source():
     source.gate.clear()
     for _ in range(1000):
         slot.kick()
-        slot.latest()
+        assert slot.view().name == "s"
     source.gate.set()
     slot.stop()
     assert slot.join(5)

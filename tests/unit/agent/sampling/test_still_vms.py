@@ -132,7 +132,7 @@ def test_of_a_vm_that_stands_still_differences_are_made_once_and_rates_stay(monk
     def not_again(*_):
         raise AssertionError("subtracted again")
 
-    monkeypatch.setattr(vm_table, "SUBTRACT", (not_again,) * len(PARTS))
+    monkeypatch.setattr(vm_table, "subtract", not_again)
     sample = feed.next(all_stay, 2, "")
     vms.update([sample], sample.mono_ns)
     assert vm.change is not None

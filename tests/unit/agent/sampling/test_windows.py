@@ -20,7 +20,7 @@ def accumulator(**limits: float) -> WindowAccumulator:
 
 
 def add(windows: WindowAccumulator, change: VmDelta, epoch: str = "e1") -> None:
-    windows.add("u1", epoch, name="vm1", job="job1", latency_sensitive=True, change=change)
+    windows.add("u1", epoch, ("vm1", "job1", True), change)
 
 
 def second(index: int, *, shift_unix_ns: int = 0) -> VmDelta:

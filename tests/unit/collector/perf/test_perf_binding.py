@@ -12,8 +12,9 @@ import pytest
 
 from collector.base import Reason
 from collector.perf import binding
-from collector.perf.binding import EventAttr, Kernel, PerfError, close_group, open_group, read_group
+from collector.perf.binding import Kernel, PerfError, close_group, open_group, pack_attr, read_group
 from collector.perf.events import CONTEXT_SWITCHES, CYCLES, CYCLES_AND_INSTRUCTIONS, INSTRUCTIONS, TASK_CLOCK_NS, Event
+from tests.support.perf_attr import EventAttr
 
 
 class ScriptedKernel(Kernel):
@@ -56,7 +57,7 @@ class ScriptedKernel(Kernel):
 
 
 def test_attr_is_what_the_kernel_header_says():
-    attr = EventAttr(INSTRUCTIONS, disabled=True).pack()
+    attr = pack_attr(INSTRUCTIONS, disabled=True)
     assert len(attr) == 72
     kind, size, config, period, sample, read_format, flags = struct.unpack_from("=IIQQQQQ", attr)
     assert (kind, size, config, period, sample) == (0, 72, 1, 0, 0)
@@ -151,7 +152,7 @@ def test_a_reading_is_cut_by_the_kernels_format():
     kernel = ScriptedKernel(data=struct.pack("=7Q", 2, 900, 300, 2**63 + 5, 1100, 17, 1101))
     group = open_group(CYCLES_AND_INSTRUCTIONS, 77, kernel=kernel)
     reading = read_group(group, kernel=kernel)
-    assert (reading.time_enabled_ns, reading.time_running_ns, reading.values) == (900, 300, (2**63 + 5, 17))
+    assert (reading.time_enabled_ns, reading.time_running_ns, reading.counts) == (900, 300, (2**63 + 5, 17))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_software_events_of_another_thread_are_counted(kernel):
     finally:
         stop.set()
         thread.join()
-    clock = second.values[0] - first.values[0]
+    clock = second.counts[0] - first.counts[0]
     enabled = second.time_enabled_ns - first.time_enabled_ns
     assert clock > 1_000_000
     # The events' time is the thread's time on the CPU, and software events are never multiplexed.

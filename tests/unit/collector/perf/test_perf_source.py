@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from collector.base import PerfGroup, Reason, Source, SourceError, VmIdentity
-from collector.perf.binding import EventAttr, Kernel
+from collector.perf.binding import Kernel
 from collector.perf.events import CONTEXT_SWITCHES, TASK_CLOCK_NS
 from collector.perf.source import PerfSource
+from tests.support.perf_attr import EventAttr
 from tests.support.reading_times import ReadingTimes
 
 

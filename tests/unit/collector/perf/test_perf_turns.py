@@ -13,11 +13,12 @@ import pytest
 from agent.sampling.changes import JoinedVm, PerfDelta, Reading
 from agent.sampling.deltas import delta
 from collector.base import PerfGroup, Reason, SourceError, VmIdentity
-from collector.perf.binding import FLAG_PID_CGROUP, EventAttr, Kernel, open_group
+from collector.perf.binding import FLAG_PID_CGROUP, Kernel, open_group
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_RAW, Catalog, Event
 from collector.perf.host import PerfHost
-from collector.perf.scopes import Target
+from collector.perf.slices import Slices
 from collector.perf.source import PerfSource
+from tests.support.perf_attr import EventAttr
 
 CONFIGS = {"llc_misses": 10, "memory_stall_cycles": 11, "l2_misses": 12}
 PER_US = {0: 1000, 1: 500, 10: 3, 11: 200, 12: 7}  # what each event counts in a microsecond, by its config
@@ -454,7 +455,7 @@ def test_a_leak_would_be_seen(make, monkeypatch):
     host.vm("a", 10)
     host.source.sample()
     with monkeypatch.context() as mutant:
-        mutant.setattr(Target, "close", lambda _: None)
+        mutant.setattr(Slices, "close", lambda _: None)
         kept = dict(host.source._vms["a"].targets)
         host.vm("a", 10, epoch="e2")
         host.source.sample()
