@@ -16,9 +16,9 @@ from agent.uplink.messages import (
     behaviour_number,
     event_message,
     evidence_message,
-    message_of,
     recommendation_message,
 )
+from whitepanda.common.messages import message_of
 from whitepanda.v1 import agent_pb2, host_pb2
 
 _SUSPECTS = 5  # that are named of a VM in a list

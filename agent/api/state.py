@@ -14,9 +14,9 @@ from agent.sampling.metric_table import HOST_METRICS, VM_METRICS, AgentMetrics, 
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.scheduler import ClockSteps, TickSchedule
 from agent.sampling.vms import Vm
-from agent.uplink.messages import message_of
 from collector.base import Reason, VmIdentity
 from collector.inventory.coverage import source_of
+from whitepanda.common.messages import message_of
 from whitepanda.v1 import host_pb2
 
 if TYPE_CHECKING:

@@ -1,45 +1,14 @@
 """What the agent holds as messages of the protocol: each field from the attribute of the same name."""
 
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
-
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from collections.abc import Iterable
+from typing import Any
 
 from agent.analysis.advice.recommendations import Recommendation
 from agent.analysis.verdict import Evidence
 from agent.antagonists.events import VmEvent
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
+from whitepanda.common.messages import message_of
 from whitepanda.v1 import agent_pb2
-
-M = TypeVar("M", bound=Message)
-
-
-def message_of(kind: type[M], value: object, **given: Any) -> M:
-    """Make a message of a value: each field is what is given, else the value's attribute of that name.
-
-    Values within it become messages likewise. None is NaN in a double and absent elsewhere; so is what `value` lacks.
-    Reasons have the numbers of the protocol's.
-    """
-    return kind(**_fields(kind.DESCRIPTOR, value, given))
-
-
-def _fields(kind: Any, value: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {}
-    for field in kind.fields:
-        name = field.name
-        if name not in given and not hasattr(value, name):
-            continue
-        found = given[name] if name in given else getattr(value, name)
-        if field.message_type is not None and found is not None:
-            many = found if field.is_repeated else (found,)
-            made = [one if isinstance(one, Message) else _fields(field.message_type, one, {}) for one in many]
-            found = made if field.is_repeated else made[0]
-        elif found is None and field.type == FieldDescriptor.TYPE_DOUBLE:
-            found = math.nan
-        fields[name] = found
-    return fields
 
 
 def behaviour_number(behaviour: str) -> Any:
