@@ -18,9 +18,9 @@ from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report, encodable
+from agent.uplink.disk_queue import Spool
 from agent.uplink.outage import Outage, explain
 from agent.uplink.queue import BatchQueue
-from agent.uplink.spool import Spool
 from agent.uplink.stream import AckTotals, StreamError, Taker, Timing, UplinkStream
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError

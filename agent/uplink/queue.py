@@ -1,4 +1,4 @@
-"""What the uplink sends from: batches that wait to be acknowledged, on disk (`agent.uplink.spool`) or of a replay."""
+"""What the uplink sends from: batches that wait to be acknowledged, in the spool or of a replay."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

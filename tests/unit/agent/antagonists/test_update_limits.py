@@ -403,7 +403,7 @@ _AGENT = """
     from agent.antagonists.coefficients import CoefficientStore
     from agent.config import UplinkSection
     from agent.host_info import resident_bytes
-    from agent.uplink.spool import Spool
+    from agent.uplink.disk_queue import Spool
     from agent.antagonists.update_limits import Refusals
     from agent.uplink.client import Uplink
     from agent.uplink.stream import Timing

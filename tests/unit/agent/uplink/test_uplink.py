@@ -14,8 +14,8 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink import client as uplink_module
 from agent.uplink import stream as stream_module
 from agent.uplink.client import Uplink
+from agent.uplink.disk_queue import Spool
 from agent.uplink.outage import explain
-from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import MAX_SEQUENCE, Report, pieces
+from agent.uplink.disk_queue_file import connect, is_broken, is_full, move_aside, parse, primary_code
 from agent.uplink.memory_queue import MEMORY_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
-from agent.uplink.spool_file import connect, is_broken, is_full, move_aside, parse, primary_code
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES
