@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from agent.config import UplinkSection
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, version_span
 from whitepanda.common.texts import printable
 from whitepanda.common.tls import is_of_another_ca, not_grpc
@@ -86,25 +87,18 @@ _OPTIONS = {"host": "--name", "server_name": "--server-name"}
 
 
 def explain(
-    address: str,
-    code: grpc.StatusCode | None,
-    details: str,
-    *,
-    heard: bool = False,
-    certificate: str = "",
-    ca: str = "",
-    is_tool: bool = False,
+    section: UplinkSection, code: grpc.StatusCode | None, details: str, *, heard: bool = False, is_tool: bool = False
 ) -> Outage:
     """Turn gRPC's end of a stream, its status and text, into one line with the remedy.
 
-    `heard`: whether central said anything in it. `certificate`: the agent's own, a file, as is the `ca` that central's
-    certificate is checked against. `is_tool`: name a tool's options, not an agent's settings.
+    `heard`: whether central said anything in it. `is_tool`: name a tool's options, not an agent's settings.
     """
+    address = section.address
     details = printable(" ".join(details.split()))[:_MAX_DETAILS] or "no details"
     if why := not_grpc(details):
         return Outage(f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True)
     if is_of_another_ca(details):
-        message = f"the certificate of central {address} is not of the CA in {ca}"
+        message = f"the certificate of central {address} is not of the CA in {section.tls.ca}"
         setting = "--tls or --ca" if is_tool else "uplink.tls.ca"
         remedy = f"is it of another fleet? Give the CA that issued it ({setting}), or another address"
         return Outage(f"{message}; {remedy}", refused=True, is_tls=True)
@@ -115,7 +109,7 @@ def explain(
         kind = None
     if kind is not None:
         what, remedy = _REFUSALS[kind]
-        names = {"address": address, "certificate": certificate} | (_OPTIONS if is_tool else _SETTINGS)
+        names = {"address": address, "certificate": section.tls.certificate} | (_OPTIONS if is_tool else _SETTINGS)
         message = f"{what.format(**names)}: {details}; {remedy.format(**names)}"
         # What merely breaks off may be a central that is just being restarted.
         broke_off = kind == "closed" or (kind == "handshake" and "ssl" not in lower)
