@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.message import Message
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -43,11 +42,6 @@ def print_warning(text: str) -> None:
 def print_error(text: str) -> None:
     """Print an error in one line."""
     errors.print(Text("error: ", style="bold red").append(text, style="none"), soft_wrap=True)
-
-
-def fields_of(message: Message, *names: str) -> dict[str, object]:
-    """Return fields of a message that have the same names in JSON."""
-    return {name: getattr(message, name) for name in names}
 
 
 def sources_json(sources: Iterable[SourceView]) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from agent.act.limits import is_uuid
 from agent.act.records import AMOUNTS, Answer, Apply, Ask, Undo
 from agent.api.client import DEFAULT_CONFIG, find_config
 from agent.cli._options import JsonOption
-from agent.display.render import Column, cell, print_table
+from agent.display.render import cell, columns, print_table
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -54,15 +54,14 @@ def list_(socket: SocketOption = None, config: ConfigOption = None, *, json: Jso
     if not answer.in_force:
         console.print("nothing is limited")
         return
-    texts = ("ACTION", "VM", "WHY")
-    columns = [Column(t, text=t in texts) for t in ("NO", "ACTION", "VM", "AMOUNT", "ENDS IN", "UID", "WHY")]
+    titles = ("NO", "ACTION", "VM", "AMOUNT", "ENDS IN", "UID", "WHY")
     rows = []
     for one in answer.in_force:
         record = one.record
         amount = f"{record.amount:g} {AMOUNTS[record.action]}"
         cells = (record.number, record.action, record.vm, amount, f"{one.left_s:.0f} s", record.uid, record.why)
         rows.append([cell(str(text)) for text in cells])
-    print_table(columns, rows)
+    print_table(columns(dict.fromkeys(titles, 0), ("ACTION", "VM", "WHY")), rows)
     for one in answer.in_force:
         if one.trouble:
             _say(f"action {one.record.number} cannot be undone yet: {one.trouble}")

@@ -1,11 +1,9 @@
 """`whitepanda calibrate`: a campaign on a test host, whose RUNS file `whitepanda degradation fit` learns from."""
 
 import asyncio
-import signal
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
@@ -16,13 +14,12 @@ from agent.calibrate.plan import Plan, load
 from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
 from agent.cli._options import JsonOption, SourcesOption, print_error, print_left, progress_bar, sources_json
-from agent.recording.record import beside_agent
+from agent.recording.record import T, beside_agent, until_signal
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 _INTERRUPTED = 130
-_T = TypeVar("_T")
 
 
 def calibrate(
@@ -59,7 +56,8 @@ def calibrate(
         file = RunsFile(runs, replace=force)
     except OSError as error:
         raise UnavailableError(f"{runs}: cannot write: {error.strerror}") from error
-    with _Watch(what, file) as watch:
+    with progress_bar() as bar:
+        watch = _Watch(what, file, bar)
         campaign = Campaign(what, settings, beside_others=beside_others, on_progress=watch.progress)
         try:
             _until_signal(campaign.run(watch.take))
@@ -77,33 +75,24 @@ def calibrate(
     _show(file, watch, campaign, left, as_json=json)
 
 
-@dataclass(slots=True)
 class _Watch:
     """Takes the finished runs, and shows the progress."""
 
-    plan: Plan
-    file: RunsFile
-    results: list[RunResult] = field(default_factory=list)
-    _bar: Progress = field(default_factory=progress_bar)
-
-    def __enter__(self) -> Self:
-        self._bar.add_task("starting", total=self.plan.seconds)
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    def __init__(self, plan: Plan, file: RunsFile, bar: Progress) -> None:
+        self._plan, self._file, self._bar = plan, file, bar
+        self._task = bar.add_task("starting", total=plan.seconds)
+        self.results: list[RunResult] = []
 
     def progress(self, what: str, seconds: float) -> None:
-        self._bar.update(self._bar.task_ids[0], description=what, completed=seconds)
+        self._bar.update(self._task, description=what, completed=seconds)
 
     def take(self, result: RunResult) -> None:
-        self.file.add(result.rows)
+        self._file.add(result.rows)
         self.results.append(result)
         run = result.run
         p95 = ", ".join(f"{phase} {p95_s * 1000:.3g} ms" for phase, p95_s in result.p95_s.items()) or "unknown"
         failed = f"; {result.failures:,} requests failed ({result.trouble})" if result.failures else ""
-        where = f"{len(self.results)}/{self.plan.runs} {run.scenario.name} at load {run.load.load_ratio:g}"
+        where = f"{len(self.results)}/{self._plan.runs} {run.scenario.name} at load {run.load.load_ratio:g}"
         errors.print(f"{where}: p95 {p95}{failed}", soft_wrap=True)
 
 
@@ -111,18 +100,10 @@ def _left(file: RunsFile) -> str:
     return f"; the finished runs are in {file.part}" if file.leave() else ""
 
 
-def _until_signal(work: Coroutine[Any, Any, _T]) -> _T:
+def _until_signal(work: Coroutine[Any, Any, T]) -> T:
     """Run it to its end, or until SIGINT or SIGTERM: a KeyboardInterrupt once everything is undone."""
-
-    async def run() -> _T:
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        return await task
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(until_signal(work))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

@@ -10,6 +10,7 @@ import typer
 
 from agent.api.client import find_config
 from agent.cli._options import JsonOption, SourcesOption, print_left, progress_bar, sources_json
+from agent.display.render import fields_of
 from agent.recording.format import Header, Recorder, unfinished
 from agent.recording.playback import header_of
 from agent.recording.record import Recorded, Recording, beside_agent
@@ -95,9 +96,7 @@ def _print_json(file: Path, size_bytes: int, result: Recorded, left: tuple[str, 
             "file": str(file),
             "bytes": size_bytes,
             "seconds": round(result.seconds, 3),
-            "ended_early": result.ended_early,
-            "ticks": result.ticks,
-            "missed_ticks": result.missed_ticks,
+            **fields_of(result, "ended_early", "ticks", "missed_ticks"),
             "samples": sum(result.samples.values()),
             "vms": len(result.vms),
             "sources": sources,

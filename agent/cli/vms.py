@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -26,7 +26,14 @@ from agent.display.words import (
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 
-_COLUMNS = tuple(NUMBERS[title] for title in ("GUEST%", "GIPS", "CPI", "RUNQ%", "DISK", "NET"))
+_MEASURED = ("GUEST%", "GIPS", "CPI", "RUNQ%", "DISK", "NET")
+_COLUMNS = tuple(NUMBERS[title] for title in _MEASURED)
+_TITLES = ("NAME", "JOB", "vCPU", *_MEASURED, "VERDICT", "SLOW-DOWN", "BY")
+_TEXT = ("NAME", "JOB", "VERDICT", "BY")
+_VANISHING = (*_MEASURED, "SLOW-DOWN", "BY")
+#: What a narrow terminal may go without, the most wanted first: how much a VM suffers, and from whom.
+_DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
+_RANKS = {title: rank for rank, title in enumerate(_DISPENSABLE, 1)}
 
 
 def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
@@ -53,50 +60,41 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
         console.print(line, soft_wrap=True)
 
 
-#: What a narrow terminal may go without, the most wanted first: how much a VM suffers, and from whom.
-_DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
-
-
-def _column(title: str, *, text: bool = False) -> Column:
-    return Column(title, text=text, rank=_DISPENSABLE.index(title) + 1)
-
-
 def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[list[Text]]]:
-    absent = missing(_COLUMNS, listed)
-    measured = [c for c in _COLUMNS if c not in absent]
-    columns = [Column("NAME", text=True), _column("JOB", text=True), _column("vCPU")]
-    columns += [_column(c.title) for c in measured]
-    columns.append(Column("VERDICT", text=True, whole=True))
-    has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
-    if has_slow_down:
-        columns.append(_column("SLOW-DOWN"))
+    """Return the columns and their cells; a column that may vanish does if no VM has a value in it."""
     shown = shown_names(listed)
-    has_by = any(by_of(vm, shown) for vm in listed)
-    if has_by:
-        columns.append(_column("BY", text=True))
-    rows = []
-    for vm in listed:
-        word, found = word_of(vm), values_of(vm)
-        style = word.style if word in (VICTIM, INFLICTING) else ""
-        row = [cell(shown[vm.uuid], style), cell(vm.job), cell(str(vm.vcpus) if vm.vcpus else UNKNOWN)]
-        for column in measured:
-            value = sum_of(found, column.metrics)
-            row.append(cell(UNKNOWN if value is None else column.show(value)))
+    rows = [_cells(vm, shown) for vm in listed]
+    columns = [
+        Column(title, text=title in _TEXT, whole=title == "VERDICT", rank=_RANKS.get(title, 0))
+        for title in _TITLES
+        if title not in _VANISHING or any(row[title].plain != UNKNOWN for row in rows)
+    ]
+    return columns, [[row[column.title] for column in columns] for row in rows]
+
+
+def _cells(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> dict[str, Text]:
+    """Return a VM's cells by title; `shown` is of `shown_names`."""
+    word, found = word_of(vm), values_of(vm)
+    style = word.style if word in (VICTIM, INFLICTING) else ""
+    cells = {
+        "NAME": cell(shown[vm.uuid], style),
+        "JOB": cell(vm.job),
+        "vCPU": cell(str(vm.vcpus) if vm.vcpus else UNKNOWN),
         # A terminal of another encoding has no triangles.
-        row.append(cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style))
-        if has_slow_down:
-            row.append(cell(render.degradation(slow_down_of(vm)), style))
-        if has_by:
-            row.append(cell(by_of(vm, shown) or UNKNOWN))
-        rows.append(row)
-    return columns, rows
+        "VERDICT": cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style),
+        "SLOW-DOWN": cell(render.degradation(slow_down_of(vm)), style),
+        "BY": cell(by_of(vm, shown) or UNKNOWN),
+    }
+    for column in _COLUMNS:
+        value = sum_of(found, column.metrics)
+        cells[column.title] = cell(UNKNOWN if value is None else column.show(value))
+    return cells
 
 
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:
     lines = []
     if not answer.vms:
-        bad = [source for source in status.sources if source.state in ("unavailable", "failed", "stuck")]
-        reasons = (Text(f"source {source.name} is {source.state}: {source.detail}", style="dim") for source in bad)
+        reasons = (Text(line, style=DIM) for line in render.broken(status.sources))
         return [Text(f"no VM runs on {answer.host} now"), *reasons]
     if line := host_line(answer):
         lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=BAD))

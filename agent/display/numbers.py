@@ -81,6 +81,6 @@ def _why(
         m.source for vm in listed for m in vm.metrics if m.name in names and int(m.reason) == reason and m.source
     }
     for source in status.sources:
-        if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:
+        if source.name in sources and source.state in render.BROKEN and source.detail:
             return f"{reason.code}: {source.detail}"
     return render.remedy(reason)

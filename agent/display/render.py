@@ -3,12 +3,11 @@
 import math
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
 
-from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
@@ -16,8 +15,10 @@ from collector.base import Reason
 from whitepanda.common.cli import console
 from whitepanda.v1 import agent_pb2, host_pb2
 
-#: What stands where a value is not known.
+#: What stands for a value that is not known.
 UNKNOWN = "-"
+#: States of a source that does not work.
+BROKEN = frozenset({"unavailable", "failed", "stuck"})
 _NO_LIMIT = 1000  # columns of a pipe: nothing is cut for a program such as grep
 _MIN_TEXT = 8
 _READABLE = 20  # of a text: most names of VMs whole
@@ -80,6 +81,16 @@ class Column:
     text: bool = False
     whole: bool = False
     rank: int = 0
+
+
+def columns(ranks: Mapping[str, int], text: Container[str]) -> list[Column]:
+    """Make columns of their titles and ranks; `text` has the titles of those of text."""
+    return [Column(title, text=title in text, rank=rank) for title, rank in ranks.items()]
+
+
+def broken(sources: Iterable[host_pb2.SourceStatus]) -> list[str]:
+    """Say which sources do not work, and why: one line each."""
+    return [f"source {one.name} is {one.state}: {one.detail}" for one in sources if one.state in BROKEN]
 
 
 def remedy(reason: Reason) -> str:
@@ -258,25 +269,26 @@ def narrowed(
     least = least_widths(columns, rows)
     natural = _natural_widths(columns, rows)
     readable = [max(low, min(whole, _READABLE)) for low, whole in zip(least, natural, strict=True)]
-    kept = _kept(columns, least, width)
-    readably = _kept(columns, readable, width)
-    if all(at in readably for at in kept if columns[at].rank <= _MOST_WANTED):
-        kept = readably
-    by_rank = sorted(range(len(columns)), key=lambda at: -columns[at].rank)
-    left_out = [columns[at].title for at in by_rank if at not in kept]
-    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], left_out
+    ranks = [column.rank for column in columns]
+    shown = kept(ranks, least, width)
+    readably = kept(ranks, readable, width)
+    if all(at in readably for at in shown if ranks[at] <= _MOST_WANTED):
+        shown = readably
+    by_rank = sorted(range(len(columns)), key=lambda at: -ranks[at])
+    left_out = [columns[at].title for at in by_rank if at not in shown]
+    return [columns[at] for at in shown], [[row[at] for at in shown] for row in rows], left_out
 
 
-def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
-    """Return the columns that have room, in their order; those of rank 0 whether they have or not."""
+def kept(ranks: Sequence[int], widths: Sequence[int], width: int) -> list[int]:
+    """Return the indices of the columns that have room, in their order; those of rank 0 always."""
     room = width + 1  # nothing stands behind the last one
-    kept = []
-    for at in sorted(range(len(columns)), key=lambda at: columns[at].rank):
-        if columns[at].rank and widths[at] + 1 > room:
+    found = []
+    for at in sorted(range(len(ranks)), key=ranks.__getitem__):
+        if ranks[at] and widths[at] + 1 > room:
             continue  # a narrower one may still fit
-        kept.append(at)
+        found.append(at)
         room -= widths[at] + 1
-    return sorted(kept)
+    return sorted(found)
 
 
 def cut(text: str, width: int) -> str:
@@ -304,9 +316,9 @@ def metrics_json(metrics: Sequence[host_pb2.Metric]) -> dict[str, dict[str, obje
 def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
     """Return one VM for programs; null is not known."""
     return {
-        **_fields(vm, "uuid", "name", "job", "latency_sensitive"),
+        **fields_of(vm, "uuid", "name", "job", "latency_sensitive"),
         "owner": vm.owner or None,
-        **_fields(vm, "epoch", "state", "vcpus", "quota_cores"),
+        **fields_of(vm, "epoch", "state", "vcpus", "quota_cores"),
         "verdict": behaviour_word(vm.decision.verdict),
         "verdict_reason": vm.decision.reason,
         "since_s": vm.decision.since_ns / 1e9 or None,
@@ -324,7 +336,8 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
     }
 
 
-def _fields(message: Message, *names: str) -> dict[str, object]:
+def fields_of(message: object, *names: str) -> dict[str, object]:
+    """Return fields of a message, or attributes of an object, that have the same names in JSON."""
     return {name: getattr(message, name) for name in names}
 
 
@@ -340,7 +353,7 @@ _ANALYSES = frozenset(agent_pb2.Analysis.values())
 def suspect_json(one: host_pb2.Suspect) -> dict[str, object]:
     """Return a suspect for programs."""
     return {
-        **_fields(one, "uuid", "name", "job", "coefficient", "cpu_usage_cores", "score"),
+        **fields_of(one, "uuid", "name", "job", "coefficient", "cpu_usage_cores", "score"),
         "reason": reason_of(one.reason).code if one.reason else None,
         "inflicts": one.inflicts,
     }
@@ -354,7 +367,7 @@ def cloud_white_json(found: host_pb2.CloudWhite) -> dict[str, object]:
         "since_s": found.since_ns / 1e9,
         "degradation": degradation_json(found.degradation) if found.HasField("degradation") else None,
         "culprits": list(found.culprits),
-        **_fields(found, "baseline_ticks", "baseline_ready"),
+        **fields_of(found, "baseline_ticks", "baseline_ready"),
     }
 
 
@@ -372,7 +385,7 @@ def event_line(event: agent_pb2.VmEvent) -> str:
 def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
     """Return a change of a VM's behaviour for programs."""
     return {
-        **_fields(event, "vm", "name", "unix_ns"),
+        **fields_of(event, "vm", "name", "unix_ns"),
         "behaviour": behaviour_word(event.behaviour),
         "before": behaviour_word(event.before),
         "lasted_s": event.lasted_ns / 1e9,
@@ -385,7 +398,7 @@ def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
 def degradation_json(found: agent_pb2.Degradation) -> dict[str, object]:
     """Return an estimate for programs; null is not known."""
     return {
-        **_fields(found, "ratio", "low", "high"),
+        **fields_of(found, "ratio", "low", "high"),
         "cannot_tell": found.cannot_tell or None,
         "model": found.model or None,
     }

@@ -1,4 +1,4 @@
-"""Where the live view's frames come from: this host's agent, polled every second by a separate thread."""
+"""The live view's source of frames: this host's agent, polled every second by a separate thread."""
 
 import threading
 import time
@@ -57,13 +57,13 @@ Tell = Callable[[Came | Gone], None]
 
 
 class Feed(Protocol):
-    """Something that has news, in a thread of its own."""
+    """A source of updates, with its own thread."""
 
     def start(self, tell: Tell) -> None:
         """Begin; `tell` is called in the feed's thread."""
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each frame from now on, and at once; None: none."""
+        """Explain this VM now and with each later frame; None: none."""
 
     def stop(self) -> None:
         """Stop; returns after the last update."""
@@ -77,7 +77,7 @@ class Tape(Feed, Protocol):
         """Pause, or play on; at the end from the beginning."""
 
     def wind(self, by_s: float) -> None:
-        """Go forward, or back, by so many seconds."""
+        """Go forward, or back."""
 
     def change_speed(self, step: int) -> None:
         """Take the next faster speed, or the next slower."""
@@ -100,7 +100,7 @@ class LiveFeed:
         self._thread.start()
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each frame from now on, and at once."""
+        """Explain this VM now and with each later frame."""
         self._wanted = uuid
         if uuid is not None:
             self._wake.set()

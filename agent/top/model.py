@@ -1,5 +1,6 @@
 """What the live view shows: the last frame of the host, a minute of history, the order, the filter. No terminal."""
 
+import operator
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -83,28 +84,24 @@ class Model:
         """Whether the picture stands still."""
         return self._waiting is not None
 
-    def freeze(self) -> None:
-        """Let the picture stand still."""
+    def toggle(self) -> None:
+        """Let the picture stand still, or continue with what came meanwhile."""
         if self._waiting is None:
             self._waiting = deque(maxlen=HISTORY)
-
-    def thaw(self) -> None:
-        """Go on with what came meanwhile."""
-        waiting, self._waiting = self._waiting, None
-        self.take(list(waiting or ()))
+        else:
+            waiting, self._waiting = list(self._waiting), None
+            self.take(waiting)
 
     # --- what is shown ---
 
     def rows(self) -> list[Row]:
         """Return the rows that pass the filter, in order; what is not known comes last whichever way it is sorted."""
         passed = [row for row in self._all if self._passes(row)]
-        known = sorted((row for row in passed if not row.order(self.sort)[0]), key=self._order)
+        ordered = sorted(((row.order(self.sort), row) for row in passed), key=operator.itemgetter(0))
+        known = [row for order, row in ordered if not order[0]]
         if self.reverse:
             known.reverse()
-        return known + sorted((row for row in passed if row.order(self.sort)[0]), key=lambda r: r.vm.name)
-
-    def _order(self, row: Row) -> tuple[bool, float, str]:
-        return row.order(self.sort)
+        return known + sorted((row for order, row in ordered if order[0]), key=lambda r: r.vm.name)
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""Plays a recording to the live view: play, pause, wind, speed. Works in a thread of its own."""
+"""Plays a recording to the live view, in a thread: play, pause, wind, speed."""
 
 import threading
 import time
@@ -50,7 +50,7 @@ class Player:
         self._thread.start()
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each tick from now on, and at once."""
+        """Explain this VM now and with each later tick."""
         with self._condition:
             self._wanted, self._asked = uuid, True
             self._condition.notify()
@@ -75,7 +75,7 @@ class Player:
             self._condition.notify()
 
     def wind(self, by_s: float) -> None:
-        """Go forward, or back, by so many seconds; keys that follow each other add up."""
+        """Go forward, or back; keys that follow each other add up."""
         with self._condition:
             at_s = self._host.at_s if self._target_s is None else self._target_s
             end_s = float("inf") if self._length_s is None else self._length_s
@@ -109,7 +109,7 @@ class Player:
                     self._play(tell)
         except InputError as error:  # the file has gone, or is another one
             tell(Gone(str(error)))
-        except Exception as error:  # noqa: BLE001 - a view whose thread has died silently would stand still
+        except Exception as error:  # noqa: BLE001 - if the thread died silently the view would stand still
             tell(Gone(f"cannot play {self._file}: {error!r}; please report this"))
         finally:
             self._host.close()
@@ -118,7 +118,7 @@ class Player:
         return self._stopping or self._asked or self._target_s is not None
 
     def _wait_s(self) -> float | None:
-        """Seconds until the next tick is looked for; None: nothing to do until a key."""
+        """Seconds to wait for the next tick; None: until a key."""
         return max(_TELL_S, -self._due_s() / self._speed) if self._playing else None
 
     def _play(self, tell: Tell) -> None:
@@ -131,7 +131,7 @@ class Player:
                 break
             frames.append(self._host.frame())
         if time.monotonic() >= until:
-            self._anchor_here()  # this machine is slower than the speed: do not run after it
+            self._anchor_here()  # this machine is slower than the speed: do not catch up
         if frames or self._ended:
             self._tell(tuple(frames), tell)
 
@@ -148,7 +148,7 @@ class Player:
             self._host = host = RecordedHost(self._file, self._config)
             self._ended, self._anew = False, True
         frames: deque[Frame] = deque(maxlen=HISTORY)
-        told_s = time.monotonic()
+        shown_s = time.monotonic()
         since_s = target_s - HISTORY * host.tick_s
         while not host.begun or host.at_s < target_s:
             if self._stopping or self._target_s != target_s:
@@ -158,9 +158,9 @@ class Player:
                 break
             if host.at_s >= since_s:
                 frames.append(host.frame())
-            if time.monotonic() - told_s > _PROGRESS_S:
+            if time.monotonic() - shown_s > _PROGRESS_S:
                 tell(Came(position=self._position(seeking=True)))
-                told_s = time.monotonic()
+                shown_s = time.monotonic()
         with self._condition:
             if self._target_s == target_s:
                 self._target_s = None
