@@ -11,18 +11,7 @@ from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.display import render, words
 from agent.display.numbers import NUMBERS, missing, not_shown, sum_of, values_of
 from agent.display.render import UNKNOWN, Column, cell
-from agent.display.words import (
-    BAD,
-    DIM,
-    INFLICTING,
-    VICTIM,
-    by_of,
-    host_line,
-    need_of,
-    shown_names,
-    slow_down_of,
-    word_of,
-)
+from agent.display.words import VICTIM, by_of, host_line, need_of, shown_names, slow_down_of, word_of
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 
@@ -75,7 +64,7 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
 def _cells(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> dict[str, Text]:
     """Return a VM's cells by title; `shown` is of `shown_names`."""
     word, found = word_of(vm), values_of(vm)
-    style = word.style if word in (VICTIM, INFLICTING) else ""
+    style = word.style if word in (VICTIM, words.INFLICTING) else ""
     cells = {
         "NAME": cell(shown[vm.uuid], style),
         "JOB": cell(vm.job),
@@ -94,12 +83,12 @@ def _cells(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> dict[str, Text]:
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:
     lines = []
     if not answer.vms:
-        reasons = (Text(line, style=DIM) for line in render.broken(status.sources))
+        reasons = (Text(line, style=words.DIM) for line in render.broken(status.sources))
         return [Text(f"no VM runs on {answer.host} now"), *reasons]
     if line := host_line(answer):
-        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=BAD))
+        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=words.BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
-    lines += [Text(line, style=DIM) for line in lacking]
+    lines += [Text(line, style=words.DIM) for line in lacking]
     unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)
     lines += _most_often("no verdict on", unknown, len(answer.vms))
     victims = [vm for vm in answer.vms if word_of(vm) is VICTIM]

@@ -78,12 +78,8 @@ class Recorder:
     """Writes ticks to a file; a context manager that ends the recording by `close`, or by `discard` after an error.
 
     The file appears at `close`, whole; until then it has another name in the same folder. Only its owner may read it.
-    A tick is written whole or not at all, so a recording can be closed after an error.
-
-    Raises:
-        OSError: here and from each method: the file cannot be written; FileExistsError: it exists already, and is not
-            to be replaced.
-
+    A tick is written whole or not at all, so a recording can be closed after an error. OSError, here and from each
+    method: the file cannot be written; FileExistsError: it exists already, and is not to be replaced.
     """
 
     def __init__(self, file: Path, header: Header, *, replace: bool = False) -> None:
@@ -187,10 +183,7 @@ def _as_unicode(value: Any) -> Any:
 class Reader:
     """Reads a recording, tick by tick; holds only the latest sample of each source.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a recording of this format; the message says what it is and the remedy.
-
+    OSError: the file cannot be read. ValueError: it is not a recording of this format; says what it is, and the remedy.
     """
 
     def __init__(self, file: Path) -> None:
@@ -209,9 +202,7 @@ class Reader:
     def next(self) -> RecordedTick | None:
         """Return the next tick, None at the end. Samples that no tick used are left out.
 
-        Raises:
-            ValueError: a line is wrong; says where and what. The next call continues behind it.
-
+        ValueError: a line is wrong; says where and what. The next call continues behind it.
         """
         while (line := self._line()) is not None:
             if line.sample is not None:

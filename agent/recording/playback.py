@@ -67,11 +67,8 @@ def header_of(config: AgentConfig) -> Header:
 class Playback:
     """One recorded host through the agent's pipeline. A context manager, which closes the file.
 
-    `config` has job rules, windows and limits; without it those of the recording apply, and no job rules.
-
-    Raises:
-        InputError: the file cannot be read or is not a recording.
-
+    `config` has job rules, windows and limits; without it those of the recording apply, and no job rules. InputError:
+    the file cannot be read or is not a recording.
     """
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
@@ -91,12 +88,7 @@ class Playback:
         return self._reader.cut_off
 
     def ticks(self) -> Iterator[tuple[RecordedTick, list[CpiWindow]]]:
-        """Yield each tick with the windows that ended at it; `pipeline` then is in the state after that tick.
-
-        Raises:
-            InputError: a line is wrong.
-
-        """
+        """Yield each tick and the windows that end at it; `pipeline` is then at that tick. InputError: a wrong line."""
         while True:
             with read_errors(self._file):
                 tick = self._reader.next()

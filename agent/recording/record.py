@@ -77,14 +77,10 @@ class Recording:
     async def run(
         self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None] = lambda _seconds: None
     ) -> Recorded:
-        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written.
+        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written; do not close `recorder`.
 
-        Does not close `recorder`. `on_progress` is called each tick with the seconds that have passed.
-
-        Raises:
-            UnavailableError: a required source, or every source, is not available.
-            OSError: the file cannot be written, and has no sample.
-
+        `on_progress` is called each tick with the seconds that have passed. UnavailableError: a required source, or
+        every source, is not available. OSError: the file cannot be written, and has no sample.
         """
         started_ns = self._clock.mono_ns()
         result = self._result

@@ -321,19 +321,12 @@ async def send(
 ) -> ReplayResult:
     """Send all rows to central and wait until each batch is acknowledged, over reconnects.
 
-    Args:
-        rows: the rows to send.
-        section: central's address, and an importer's certificate for traces, a host's own for its recording.
-        hello: with a name in that certificate, the CPU platform of the rows, and the version of this distribution.
-        spool_id: from `spool_id_of`.
-        rows_per_s: upper limit; 0: none.
-        patience_s: how long central may be away.
-        on_progress: called a few times per second.
+    `section` has central's address and the TLS files: an importer's for traces, a host's own for its recording; `hello`
+    a name in that certificate and the platform of the rows; `spool_id` is of `spool_id_of`. `rows_per_s`: upper limit,
+    0 none. `patience_s`: how long central may be away. `on_progress` is called a few times per second.
 
-    Raises:
-        InputError: a file is broken; what was sent before counts, once.
-        TlsError, UnavailableError: central refuses the connection, or is away for too long.
-
+    InputError: a file is broken; what was sent before counts, once. TlsError, UnavailableError: central refuses the
+    connection, or is away for too long.
     """
     started_s = time.monotonic()
     result = rows.result

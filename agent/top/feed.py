@@ -53,7 +53,7 @@ class Gone:
     why: str
 
 
-Tell = Callable[[Came | Gone], None]
+Tell = Callable[[Came | Gone], object]
 
 
 class Feed(Protocol):

@@ -18,11 +18,9 @@ _STOP_WAIT_S = 10.0
 
 
 class Player:
-    """A recording as a feed. It is read forwards only: to go back it is read again from its beginning.
+    """A recording as a feed, read forwards only: to go back it is read again from its beginning.
 
-    Raises:
-        InputError: the file cannot be read or is not a recording.
-
+    InputError: the file cannot be read or is not a recording.
     """
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:

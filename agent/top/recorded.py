@@ -44,11 +44,7 @@ class _TickClock(SystemClock):
 class RecordedHost:
     """A recording, tick by tick; `close` closes the file.
 
-    A line that is wrong is left out and noted in `trouble`. Without `config` the job rules are those of `Playback`.
-
-    Raises:
-        InputError: the file cannot be read or is not a recording.
-
+    A line that is wrong is left out and noted in `trouble`. See `Playback` for `config` and errors.
     """
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
@@ -131,12 +127,7 @@ class RecordedHost:
 
 
 def length_s(file: Path) -> float | None:
-    """Return the seconds from a recording's first tick to its last; None where it is not in the file.
-
-    Raises:
-        InputError: the file cannot be read.
-
-    """
+    """Return the seconds from a recording's first tick to its last; None: unknown. InputError: cannot be read."""
     with read_errors(file), file.open("rb") as stream:
         first = next((line for line in stream if line.startswith(_TICK_LINE)), b"")
         size = stream.seek(0, os.SEEK_END)

@@ -56,7 +56,7 @@ class Uplink:
 
         `hello` gives what is known now: host, boot_id, platform, agent_version, jobs, coefficient_version, window_ms;
         it is called often. `on_coefficients` takes central's updates on the loop; `refusals` counts refused ones.
-        With `give_up_after_s`, `run` raises if central refuses this host or is away for that long.
+        With `give_up_after_s`, `run` raises TlsError or UnavailableError if central refuses or is away for that long.
         `tls_prefix`: what the TLS settings are called in errors; "--": a tool's options. Tests shorten `timing`.
         """
         self._section = section
@@ -117,12 +117,7 @@ class Uplink:
         )
 
     async def run(self) -> None:
-        """Work until cancelled, then close the channel. May be run again; `close` comes last.
-
-        Raises:
-            TlsError, UnavailableError: only with `give_up_after_s`.
-
-        """
+        """Work until cancelled, then close the channel; may be run again. See `give_up_after_s` for its errors."""
         keeper = asyncio.create_task(self._keep_spool())
         connector = asyncio.create_task(self._keep_connected())
         try:
@@ -245,7 +240,11 @@ class Uplink:
             watcher = asyncio.create_task(self._note_connection(stream))
             try:
                 await stream.run()
-                outage = self._explain(*await _end_of(call), heard=stream.heard.is_set())
+                try:  # how it ended is known once its reader or writer has
+                    code, details = await asyncio.wait_for(call.code(), 5.0), await call.details() or ""
+                except TimeoutError:
+                    code, details = None, ""
+                outage = self._explain(code, details, heard=stream.heard.is_set())
             except StreamError as error:
                 outage = Outage(f"central {address} {error}")
             finally:
@@ -269,12 +268,3 @@ class Uplink:
         self.connections += 1
         _LOG.info("connected to central", address=self._section.address, spooled_batches=self._queue.counts().batches)
         self._last_error = ""
-
-
-async def _end_of(call: Any) -> tuple[grpc.StatusCode | None, str]:
-    """Return how a call ended, which is known once its reader or writer has."""
-    try:
-        code = await asyncio.wait_for(call.code(), 5.0)
-        return code, await call.details() or ""
-    except TimeoutError:
-        return None, ""

@@ -42,11 +42,8 @@ class Spool:
         """Open or create the file and its folder.
 
         Beyond `max_bytes` of payload the oldest batches are dropped. `boot_id` is the kernel's; "" counts as another
-        boot every time. `warn` takes one-line warnings; the log by default.
-
-        Raises:
-            UnavailableError: another process has the file, or it cannot be created.
-
+        boot every time. `warn` takes one-line warnings; the log by default. UnavailableError: another process has the
+        file, or it cannot be created.
         """
         self._path = path
         self._max_bytes = max_bytes

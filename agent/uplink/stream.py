@@ -141,12 +141,7 @@ class UplinkStream:
         self.acknowledged = False
 
     async def run(self) -> None:
-        """Talk until the stream ends, in any way; exceptions other than gRPC's propagate.
-
-        Raises:
-            StreamError: central takes or acknowledges nothing, or sends garbage.
-
-        """
+        """Talk until the stream ends. StreamError: central takes or acknowledges nothing, or sends garbage."""
         await self._shared.in_thread(self._queue.begin_stream)
         tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
@@ -265,7 +260,9 @@ class UplinkStream:
             elif kind == "welcome":
                 self._take_welcome(message.welcome)
             elif kind == "slow_down":
-                self._take_slow_down(message.slow_down)
+                self.min_interval_s = min(message.slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
+                if self.min_interval_s:
+                    self._window = self._first_window
             # Anything else is of a newer protocol, which central speaks only where both agreed on it.
             self.wake.set()
 
@@ -282,11 +279,6 @@ class UplinkStream:
             )
         self._heartbeat_s = min(max(welcome.heartbeat_ms or DEFAULT_HEARTBEAT_MS, 100), 600_000) / 1000
         self._welcomed.set()
-
-    def _take_slow_down(self, slow_down: agent_pb2.SlowDown) -> None:
-        self.min_interval_s = min(slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
-        if self.min_interval_s:
-            self._window = self._first_window
 
     async def _take_ack(self, ack: agent_pb2.Ack) -> None:
         """Forget what is acknowledged of what was sent in this stream; central cannot have anything else.
