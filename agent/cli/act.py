@@ -144,14 +144,12 @@ def status(socket: SocketOption = None, config: ConfigOption = None, *, json: Js
 def _undo(number: str | None, vm: str | None) -> Undo:
     if (number is None) == (vm is None):
         raise InputError("give either NUMBER (or `all`) or --vm VM")
-    if vm is not None:
-        if not vm:
-            raise InputError("--vm must be a VM's UUID or name (value '')")
-        return Undo(vm=vm)
-    if number == "all":
-        return Undo()
-    if number is None or not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
-        raise InputError(f"NUMBER must be an action's number, or all (value {str(number)[:40]!r})")
+    if vm == "":
+        raise InputError("--vm must be a VM's UUID or name (value '')")
+    if number is None or number == "all":
+        return Undo(vm=vm or "")
+    if not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
+        raise InputError(f"NUMBER must be an action's number, or all (value {number[:40]!r})")
     return Undo(int(number))
 
 

@@ -1,8 +1,6 @@
 """`whitepanda record`: what this host's sources say, as a file that `replay` and `top --replay` read."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +39,8 @@ def record(
     settings, left = beside_agent(find_config(config)[0])
     recorder = _make(file, header_of(settings), replace=force)
     try:
-        with _bar(seconds) as show:
-            result = asyncio.run(Recording(settings).run(recorder, seconds, show))
+        with progress_bar("recording", seconds, shown=seconds > _BAR_FROM_S) as bar:
+            result = asyncio.run(Recording(settings).run(recorder, seconds, lambda done_s: bar(completed=done_s)))
         size_bytes = recorder.part.stat().st_size
     except BaseException as error:
         recorder.discard()
@@ -76,14 +74,6 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
             what = "a recording that was killed, or still runs; `replay` reads it, remove it if it was killed"
             errors.print(f"{other!s}: {what}", soft_wrap=True)
     return recorder
-
-
-@contextmanager
-def _bar(seconds: float) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar, unless it does not take long."""
-    with progress_bar(shown=seconds > _BAR_FROM_S) as bar:
-        task = bar.add_task("recording", total=seconds)
-        yield lambda done_s: bar.update(task, completed=done_s)
 
 
 def _print_json(file: Path, size_bytes: int, result: Recorded, left: tuple[str, ...]) -> None:

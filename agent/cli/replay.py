@@ -3,8 +3,7 @@
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent import config as agent_config
-from agent.cli._options import JsonOption, print_warning, progress_bar
+from agent.cli._options import JsonOption, print_problem, progress_bar
 from agent.display.render import event_json, event_line
 from agent.recording.replay import (
     RecordedRows,
@@ -91,7 +90,8 @@ def replay(
     else:
         limits = (max_cpi, priority, scheduling_class)
         rows, options = _trace(files, *limits), (*limits, platform)
-    with _bar(rows) as show:
+    with progress_bar("reading", rows.total_rows, MofNCompleteColumn()) as bar:
+        show = functools.partial(_show_progress, bar)
         if dry_run or not central:
             result = read_all(rows, show)
         else:
@@ -111,7 +111,7 @@ def replay(
             )
             result = asyncio.run(sending)
     for warning in rows.warnings:
-        print_warning(warning)
+        print_problem("warning", warning)
     sent = result.rows_acknowledged is not None
     events = [event_message(event) for event in rows.events]
     if json:
@@ -140,19 +140,12 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
     return TraceRows(read_trace(files, rule=rule, limits=TraceLimits(max_cpi=max_cpi)))
 
 
-@contextmanager
-def _bar(rows: Rows) -> Iterator[Callable[[ReplayResult], None]]:
-    """Show a progress bar: acknowledged rows where rows are sent, else rows read."""
-    with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def show(result: ReplayResult) -> None:
-            done, what = result.rows_read, "reading"
-            if result.rows_acknowledged is not None:
-                done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
-            bar.update(task, completed=done, total=rows.total_rows, description=what)
-
-        yield show
+def _show_progress(bar: Callable[..., None], result: ReplayResult) -> None:
+    """Show acknowledged rows if rows are sent, else rows read."""
+    done, what = result.rows_read, "reading"
+    if result.rows_acknowledged is not None:
+        done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
+    bar(completed=done, description=what)
 
 
 def _show(result: ReplayResult, events: Sequence[agent_pb2.VmEvent], *, sent: bool, wanted: bool) -> None:

@@ -109,10 +109,8 @@ def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list
 
 def _json(answer: host_pb2.ListVmsResponse) -> dict[str, object]:
     return {
-        "host": answer.host,
-        "now_unix_ns": answer.now_unix_ns,
-        "victims": answer.decision.victims,
-        "affected": answer.decision.affected,
+        **render.fields_of(answer, "host", "now_unix_ns"),
+        **render.fields_of(answer.decision, "victims", "affected"),
         "suspect": render.suspect_json(answer.decision.suspect) if answer.decision.HasField("suspect") else None,
         "vms": [render.summary_json(vm) for vm in answer.vms],
     }

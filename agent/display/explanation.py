@@ -176,18 +176,14 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if answer.victim_slots:
         yield Text(f"over its threshold for {counted(answer.victim_slots, 'slot')} in a row")
     if math.isfinite(answer.mn_cpi):
-        yield Text(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}")
+        # The host's trigger also looks at how long.
+        short = "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
+        contention = "contention" if answer.triggered else short
+        yield Text(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {contention}")
     if answer.coefficient_version:
         yield Text(f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}")
     else:
         yield Text("coefficients: none, central has not sent any", DIM)
-
-
-def _contention(answer: host_pb2.VmExplanation) -> str:
-    """Say whether there is contention by the host's mnCPI; its trigger also asks for how long."""
-    if answer.triggered:
-        return "contention"
-    return "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
 
 
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:

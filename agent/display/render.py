@@ -4,9 +4,8 @@ import math
 import shutil
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import cast
+from typing import NamedTuple, cast
 
 from rich.table import Table
 from rich.text import Text
@@ -70,8 +69,7 @@ _CANNOT_TELL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never.
 
     `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
@@ -108,7 +106,7 @@ def reason_of(number_on_the_wire: int) -> Reason:
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Three digits, at most 4 characters below 10,000; a dash where it is not known (None or NaN)."""
+    """Three digits, at most 4 characters below 10,000; a dash if it is not known (None or NaN)."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     magnitude = abs(value)
@@ -168,7 +166,7 @@ def age(nanoseconds: int) -> str:
 
 
 def old(nanoseconds: int) -> str:
-    """Return an age for people: less than 1 s old, 12 s old. What is seldom read to the millisecond has none."""
+    """Return an age for people: less than 1 s old, 12 s old."""
     return f"{age(nanoseconds) if nanoseconds >= _SECOND_NS else 'less than 1 s'} old"
 
 
@@ -213,12 +211,8 @@ def _tell_apart(texts: set[str]) -> int:
     return _MIN_TEXT + found
 
 
-def _cut(text: Text, width: int) -> Text:
-    return text if len(text) <= width else Text(cut(text.plain, width), style=text.style)
-
-
 def terminal_width() -> int:
-    """Columns of the terminal ($COLUMNS, else the terminal's own); without one nothing needs to be cut."""
+    """Columns of the terminal ($COLUMNS, else the terminal's own); without one nothing is cut."""
     return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
 
 
@@ -232,14 +226,14 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> li
 
 
 def no_room(titles: Sequence[str]) -> list[Text]:
-    """Say which columns were left out; nothing where none was."""
+    """Say which columns were left out; nothing if none was."""
     return [Text(f"no room for {', '.join(titles)}: widen the terminal", style="dim")] if titles else []
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int, list[str]]:
-    """Return a table for so many columns of a terminal, how many it takes, and the titles that it has no room for.
+    """Return a table for a terminal `width` wide, the width it takes, and the titles that it has no room for.
 
-    Where cut texts would look alike they are folded: they take several lines, whole.
+    If cut texts would look alike they are folded: they take several lines, whole.
     """
     columns, rows, left_out = narrowed(columns, rows, width)
     widths = fit(columns, rows, width)
@@ -255,14 +249,14 @@ def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: i
         )
     for row in rows:
         cells = zip(row, widths, is_folded, strict=True)
-        table.add_row(*(item if folded else _cut(item, wide) for item, wide, folded in cells))
+        table.add_row(*(item if folded else Text(cut(item.plain, wide), item.style) for item, wide, folded in cells))
     return table, sum(widths) + len(widths), left_out
 
 
 def narrowed(
     columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
 ) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns that have no room beside those of lower ranks; return their titles too, the last rank first.
+    """Leave out columns that have no room next to those of lower ranks; return their titles too, the last rank first.
 
     Texts that can be read (and copied) go before further columns, but not before the most wanted ones.
     """

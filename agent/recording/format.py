@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -74,7 +74,7 @@ _encoder = msgspec.json.Encoder()
 _lines = msgspec.json.Decoder(_Line)
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
     """Writes ticks to a file; a context manager that ends the recording by `close`, or by `discard` after an error.
 
     The file appears at `close`, whole; until then it has another name in the same folder. Only its owner may read it.
@@ -140,9 +140,6 @@ class Recorder:
             raise
         self._size += len(data)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
@@ -180,7 +177,7 @@ def _as_unicode(value: Any) -> Any:
     return value
 
 
-class Reader:
+class Reader(contextlib.AbstractContextManager["Reader"]):
     """Reads a recording, tick by tick; holds only the latest sample of each source.
 
     OSError: the file cannot be read. ValueError: it is not a recording of this format; says what it is, and the remedy.
@@ -235,9 +232,6 @@ class Reader:
                     raise ValueError(f"{where}: not a line of a recording: {error}; {remedy}") from error
                 self.cut_off = f"{where}: the last line is cut off and left out"
         return None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

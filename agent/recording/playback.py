@@ -9,7 +9,7 @@ import contextlib
 import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -64,7 +64,7 @@ def header_of(config: AgentConfig) -> Header:
     return Header(tick_s=config.agent.tick_s, settings=settings)
 
 
-class Playback:
+class Playback(contextlib.AbstractContextManager["Playback"]):
     """One recorded host through the agent's pipeline. A context manager, which closes the file.
 
     `config` has job rules, windows and limits; without it those of the recording apply, and no job rules. InputError:
@@ -75,12 +75,9 @@ class Playback:
         with read_errors(file):
             self._reader = Reader(file)
         self._file = file
+        #: Seconds from one recorded tick to the next.
+        self.tick_s = self._reader.header.tick_s
         self.pipeline = Pipeline(_config(self._reader.header, config), Slots((), SystemClock()))
-
-    @property
-    def tick_s(self) -> float:
-        """Seconds from one recorded tick to the next."""
-        return self._reader.header.tick_s
 
     @property
     def cut_off(self) -> str:
@@ -95,9 +92,6 @@ class Playback:
             if tick is None:
                 return
             yield tick, self.pipeline.process(Inputs(tick.mono_ns, tick.samples, tick.sources))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -89,7 +89,7 @@ class Recording:
                 await until_signal(self._run(recorder, seconds, on_progress))
             except asyncio.CancelledError:
                 result.ended_early = True
-                self._write(recorder, self._closing())
+                self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
         except OSError as error:
             if not result.samples:
                 raise
@@ -130,12 +130,7 @@ class Recording:
             clock=self._clock,
             timeout_s=_LAST_WAIT_S,
         )
-        self._write(recorder, self._closing())
-
-    def _closing(self) -> Inputs:
-        """Return a last tick, with the samples that the one before requested."""
-        troubles = {slot.name: slot.trouble for slot in self._slots}
-        return Inputs(self._clock.mono_ns(), self._slots.samples(), troubles)
+        self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
 
     def _write(self, recorder: Recorder, inputs: Inputs) -> None:
         sources = {name: why for name, why in inputs.troubles.items() if why is not Reason.SOURCE_OFF}

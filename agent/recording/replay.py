@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import math
 import time
 from collections import deque
@@ -176,44 +177,41 @@ class RecordedRows(Rows):
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
         """Yield all batches. Their borders depend on the windows alone; events go with them, or after the last."""
-        sequence = 0
+        numbers = itertools.count(1)
         waiting: list[CpiWindow] = []
-        for file in self._files:
-            with Playback(file, self._config) as playback:
-                for window in self._windows(playback):
-                    self.result.rows_read += 1
-                    self.result.without_cpi += window.cpi is None
-                    waiting.append(window)
-                    if len(waiting) == self._batch_rows:
-                        sequence += 1
-                        yield self._batch(waiting, spool_id, sequence)
-                        waiting = []
-                if playback.cut_off:
-                    self.warnings.append(playback.cut_off)
+        for window in itertools.chain.from_iterable(map(self._windows, self._files)):
+            self.result.rows_read += 1
+            self.result.without_cpi += window.cpi is None
+            waiting.append(window)
+            if len(waiting) == self._batch_rows:
+                yield self._batch(waiting, spool_id, next(numbers))
+                waiting = []
         while waiting or self._unsent:
-            sequence += 1
-            yield self._batch(waiting, spool_id, sequence)
+            yield self._batch(waiting, spool_id, next(numbers))
             waiting = []
 
-    def _windows(self, playback: Playback) -> Iterator[CpiWindow]:
+    def _windows(self, file: Path) -> Iterator[CpiWindow]:
         """Yield a recording's windows; detect victims at each tick, as the agent does."""
         config = self._config or AgentConfig(agent=AgentSection())
         cloud_white = cloud_white_of(config.cloud_white)
         decisions = Decisions(config, cloud_white, None)
-        for tick, ended in playback.ticks():
-            if cloud_white is not None:
-                pipeline = playback.pipeline
-                try:
-                    cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
-                    decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
-                except Exception as error:  # noqa: BLE001 - as in the agent, a failure costs verdicts and no row
-                    if (warning := f"the search for victims failed: {error!r}") not in self.warnings:
-                        self.warnings.append(warning)
-                events = decisions.events.take()
-                self.events.extend(events)
-                self._unsent.extend(events)
-            yield from ended
-        yield from playback.pipeline.windows.flush()
+        with Playback(file, self._config) as playback:
+            pipeline = playback.pipeline
+            for tick, ended in playback.ticks():
+                if cloud_white is not None:
+                    try:
+                        cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
+                        decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
+                    except Exception as error:  # noqa: BLE001 - as in the agent, a failure costs verdicts and no row
+                        if (warning := f"the search for victims failed: {error!r}") not in self.warnings:
+                            self.warnings.append(warning)
+                    events = decisions.events.take()
+                    self.events.extend(events)
+                    self._unsent.extend(events)
+                yield from ended
+            yield from pipeline.windows.flush()
+            if playback.cut_off:
+                self.warnings.append(playback.cut_off)
 
     def _batch(self, windows: list[CpiWindow], spool_id: str, sequence: int) -> agent_pb2.CpiBatch:
         events = [self._unsent.popleft() for _ in range(min(len(self._unsent), _BATCH_EVENTS))]
@@ -242,10 +240,6 @@ def spool_id_of(files: Sequence[Path], options: object) -> str:
 
 
 Progress = Callable[[ReplayResult], None]
-
-
-def _ignore(_result: ReplayResult) -> None:
-    """Show no progress."""
 
 
 class _ReplayQueue:
@@ -295,7 +289,7 @@ class _ReplayQueue:
         return QueueCounts(batches=len(self._held))
 
 
-def read_all(rows: Rows, on_progress: Progress = _ignore) -> ReplayResult:
+def read_all(rows: Rows, on_progress: Progress = lambda _result: None) -> ReplayResult:
     """Read and count only: what `send` would send."""
     started_s = time.monotonic()
     result = rows.result
@@ -317,7 +311,7 @@ async def send(
     spool_id: str,
     rows_per_s: float = 0.0,
     patience_s: float = 60.0,
-    on_progress: Progress = _ignore,
+    on_progress: Progress = lambda _result: None,
 ) -> ReplayResult:
     """Send all rows to central and wait until each batch is acknowledged, over reconnects.
 
@@ -333,11 +327,17 @@ async def send(
     result.spool_id = spool_id
     queue = _ReplayQueue(rows, spool_id, rows_per_s)
     uplink = Uplink(section, hello, queue, give_up_after_s=patience_s, tls_prefix="--", timing=Timing(poll_s=0.05))
+    totals = uplink.totals
     task = asyncio.create_task(uplink.run())
     try:
         while True:
             is_finished = queue.is_finished
-            _take(result, uplink)
+            result.streams = uplink.connections
+            result.rows_acknowledged, result.rows_accepted = totals.acknowledged_rows, totals.accepted_rows
+            result.rejected_by_central = dict(totals.rejected_rows)
+            result.rejected_batches = dict(totals.rejected_batches)
+            result.rejected_batch_rows = totals.rejected_batch_rows
+            result.rows_already_there = totals.sent_rows - totals.accepted_rows
             result.seconds = time.monotonic() - started_s
             on_progress(result)
             if is_finished:
@@ -352,12 +352,3 @@ async def send(
             await task
         await uplink.close()
     return result
-
-
-def _take(result: ReplayResult, uplink: Uplink) -> None:
-    totals = uplink.totals
-    result.streams = uplink.connections
-    result.rows_acknowledged, result.rows_accepted = totals.acknowledged_rows, totals.accepted_rows
-    result.rejected_by_central, result.rejected_batches = dict(totals.rejected_rows), dict(totals.rejected_batches)
-    result.rejected_batch_rows = totals.rejected_batch_rows
-    result.rows_already_there = totals.sent_rows - totals.accepted_rows

@@ -127,17 +127,13 @@ class TopApp(App[None]):
         if news.anew:
             self.model.forget()
         self.model.take(news.frames)
-        if news.explanation is not None:
-            self._take_explanation(news.explanation)
+        found = news.explanation
+        if found is not None and found.vm.uuid == self._table.uuid:
+            has_one = self.explained is not None and self.explained.vm.uuid == found.vm.uuid
+            if not (self.model.frozen and has_one):  # a frozen picture keeps the one it has
+                self.explained = found
+                self._explained_note = "asked for after the freeze: as of then" if self.model.frozen else ""
         self._show()
-
-    def _take_explanation(self, found: host_pb2.VmExplanation) -> None:
-        """Keep the explanation of the selected VM; a frozen picture keeps the one it has."""
-        has_one = self.explained is not None and self.explained.vm.uuid == found.vm.uuid
-        if found.vm.uuid != self._table.uuid or (self.model.frozen and has_one):
-            return
-        self.explained = found
-        self._explained_note = "asked for after the freeze: as of then" if self.model.frozen else ""
 
     # --- what is shown ---
 
@@ -325,8 +321,7 @@ def _played(position: Position) -> tuple[str, str]:
     mark = "» winding" if position.seeking else "▶" if position.playing else "■ end" if position.ended else "‖ paused"
     of = "" if position.length_s is None else f" of {_clock(position.length_s)}"
     note = f"  {position.note}" if position.note else ""
-    text = f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}"
-    return text, WARNING if position.note else ""
+    return f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}", WARNING if position.note else ""
 
 
 def _clock(seconds: float) -> str:

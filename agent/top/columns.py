@@ -1,8 +1,8 @@
-"""The columns of the live view: what they show, how wide they are, which go first where there is no room."""
+"""The columns of the live view: what they show, how wide they are, which go first if there is no room."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.display import render
 from agent.display.numbers import NUMBERS, Numbers, sum_of, values_of
@@ -15,8 +15,7 @@ NO_STATISTICS = "no_coefficients: central has not sent statistics of the jobs; i
 NO_STATISTICS_RECORDED = "a recording has no statistics of the jobs, which central would send"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column. `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
 
     `width` in characters; a text column may become as wide as `most`, to its longest text.
@@ -71,9 +70,8 @@ COLUMNS = (
 METRICS = frozenset(name for column in COLUMNS if column.numbers for name in column.numbers.metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One VM at one moment. `name` is as it is shown; `numbers` by column title; what is not known is not in it."""
+class Row(NamedTuple):
+    """One VM at one moment. `name` is as it is shown; `numbers` has the known ones by column title."""
 
     vm: host_pb2.VmSummary
     name: str
@@ -127,9 +125,8 @@ def row_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> Row:
     return Row(vm, shown.get(vm.uuid, vm.name), word_of(vm), by_of(vm, shown), numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A column where it stands: from character `start` on, `width` wide."""
+class Shown(NamedTuple):
+    """A column's place: from character `start` on, `width` wide."""
 
     column: Column
     start: int

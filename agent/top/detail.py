@@ -83,13 +83,10 @@ def _trends(model: Model, row: Row, width: int) -> Iterator[Text]:
         if not known:
             continue
         show = column.numbers.show if column.numbers else render.number
-        line = sparkline(_joined(values, width), width)
+        # Where a minute is wider than there is room, ticks are joined to one bar, the largest.
+        each = -(-HISTORY // width)
+        groups = [values[at : at + each] for at in range(0, len(values), each)]
+        bars = [max((value for value in group if value is not None), default=None) for group in groups]
+        line = sparkline(bars, width)
         reach = f"  ({show(min(known))} to {show(max(known))} in {counted(len(values), 'tick')})"
         yield Text.assemble(f"{column.title:<9} ", (f"{line:<{width}}", TREND), f" {row.text(column):>5}", (reach, DIM))
-
-
-def _joined(values: list[float | None], width: int) -> list[float | None]:
-    """Draw two ticks as one bar, the larger, where a minute is wider than there is room."""
-    each = -(-HISTORY // width)
-    groups = [values[at : at + each] for at in range(0, len(values), each)]
-    return [max((value for value in group if value is not None), default=None) for group in groups]

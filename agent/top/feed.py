@@ -3,9 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agent.api.client import Client, connect
 from agent.top.columns import METRICS
@@ -17,8 +16,7 @@ PERIOD_S = 1.0
 _STOP_WAIT_S = 6.0  # a question that is under way ends by its deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a recording is being shown: seconds from its beginning; `length_s` None is not known.
 
     `seeking`: it is on its way to another place. `note`: what is wrong with the file, "" nothing.
@@ -33,8 +31,7 @@ class Position:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
+class Came(NamedTuple):
     """An update: frames of the host, oldest first, and the explanation of the requested VM at the last frame.
 
     `anew`: drop all earlier frames, because playback moved to another time. `position`: of recordings only.
@@ -46,8 +43,7 @@ class Came:
     position: Position | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """The agent did not answer; the feed retries. `why` is one line with the remedy."""
 
     why: str
@@ -136,13 +132,10 @@ class LiveFeed:
             tell(Came((frame,), found))
             # Ticks missed while the agent was slow are skipped.
             due_s = max(due_s + self._period_s, time.monotonic())
-            self._pause_or_explain(client, due_s, tell)
-
-    def _pause_or_explain(self, client: Client, due_s: float, tell: Tell) -> None:
-        while self._pause(due_s):
-            self._wake.clear()
-            if found := self._explained(client, self._wanted):
-                tell(Came(explanation=found))
+            while self._pause(due_s):
+                self._wake.clear()
+                if found := self._explained(client, self._wanted):
+                    tell(Came(explanation=found))
 
     def _pause(self, until_s: float) -> bool:
         """Wait until then; return True early if an explanation is requested."""

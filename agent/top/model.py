@@ -4,7 +4,7 @@ import operator
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.display.numbers import Numbers, not_shown
 from agent.display.words import shown_names
@@ -19,8 +19,7 @@ _LEVEL = "▄"
 _SHAPE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """The host at one moment."""
 
     vms: host_pb2.ListVmsResponse
@@ -117,7 +116,7 @@ class Model:
         return next((row for row in self._all if row.vm.uuid == uuid), None)
 
     def history(self, row: Row, title: str) -> list[float | None]:
-        """Return a VM's last values of a column of numbers, oldest first; None where it was not known."""
+        """Return a VM's last values of a column of numbers, oldest first; None if it was not known."""
         return list(self._history.get(row.key, {}).get(title, ()))
 
     def present(self) -> tuple[Column, ...]:
@@ -150,13 +149,13 @@ class Model:
         self.sort = column
 
     def sort_next(self, step: int) -> None:
-        """Sort by the column so many further to the right."""
+        """Sort by another column, `step` further to the right."""
         known = [c for c in self.present() if c is not columns.TREND]
         at = known.index(self.sort) if self.sort in known else 0
         self.sort, self.reverse = known[(at + step) % len(known)], False
 
     def set_filter(self, text: str) -> None:
-        """Keep the VMs in whose name or job a regular expression is found; what is none is taken as text."""
+        """Keep the VMs in whose name or job a regular expression is found; an invalid one is taken as text."""
         self.filter, self.filter_note = text, ""
         if not text:
             self._pattern = None
@@ -173,7 +172,7 @@ class Model:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Draw the shape of the last values: bars from their least to their largest; a gap where one is not known.
+    """Draw the shape of the last values: bars from their least to their largest; a gap if one is not known.
 
     Values that differ by less than a quarter are drawn level: their noise is not a shape.
     """

@@ -94,7 +94,9 @@ class Player:
         try:
             while True:
                 with self._condition:
-                    self._condition.wait_for(self._has_work, self._wait_s())
+                    # Until the next tick, or a key.
+                    wait_s = max(_TELL_S, -self._due_s() / self._speed) if self._playing else None
+                    self._condition.wait_for(self._has_work, wait_s)
                     if self._stopping:
                         return
                     target_s = self._target_s
@@ -115,17 +117,13 @@ class Player:
     def _has_work(self) -> bool:
         return self._stopping or self._asked or self._target_s is not None
 
-    def _wait_s(self) -> float | None:
-        """Seconds to wait for the next tick; None: until a key."""
-        return max(_TELL_S, -self._due_s() / self._speed) if self._playing else None
-
     def _play(self, tell: Tell) -> None:
         """Read the ticks that are due by now."""
         frames: deque[Frame] = deque(maxlen=HISTORY)
         until = time.monotonic() + _PROGRESS_S
         while self._due_s() >= 0 and not self._has_work() and time.monotonic() < until:
             if not self._host.advance():
-                self._end()
+                self._ended, self._playing = True, False
                 break
             frames.append(self._host.frame())
         if time.monotonic() >= until:
@@ -152,7 +150,7 @@ class Player:
             if self._stopping or self._target_s != target_s:
                 return  # another key has come
             if not host.advance():
-                self._end()
+                self._ended, self._playing = True, False
                 break
             if host.at_s >= since_s:
                 frames.append(host.frame())
@@ -164,9 +162,6 @@ class Player:
                 self._target_s = None
         self._anchor_here()
         self._tell(tuple(frames), tell)
-
-    def _end(self) -> None:
-        self._ended, self._playing = True, False
 
     def _anchor_here(self) -> None:
         self._anchor = (time.monotonic(), self._host.at_s)

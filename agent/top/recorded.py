@@ -50,6 +50,8 @@ class RecordedHost:
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
         self._playback = Playback(file, config)
         self._ticks = self._playback.ticks()
+        #: Seconds from one tick to the next.
+        self.tick_s = self._playback.tick_s
         self._clock = _TickClock()
         section = config.cloud_white if config else CloudWhiteSection()
         self._cloud_white = cloud_white_of(section)
@@ -68,11 +70,6 @@ class RecordedHost:
         self._first_ns: int | None = None
         #: What was wrong with the file so far; "" nothing.
         self.trouble = ""
-
-    @property
-    def tick_s(self) -> float:
-        """Seconds from one tick to the next."""
-        return self._playback.tick_s
 
     @property
     def begun(self) -> bool:

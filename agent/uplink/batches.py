@@ -57,24 +57,15 @@ def encode(
     return batch
 
 
-def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[list[CpiWindow], list[Report], str]:
-    """Leave out what no batch can hold, such as a text that is not Unicode or a number out of its column's range.
-
-    Returns the windows and events that can be encoded, and why the first other one cannot; "": all can.
-    """
-    reasons: list[str] = []
-
-    def fits(item: CpiWindow | Report) -> bool:
-        rows, reports = ([item], []) if isinstance(item, CpiWindow) else ([], [item])
-        try:
-            encode(rows, spool_id="", sequence=1, events=reports)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be sent
-            whose = "" if isinstance(item, Trigger) else f"VM {item.vm}: "
-            reasons.append(f"{whose}{type(error).__name__}: {error}")
-            return False
-        return True
-
-    return list(filter(fits, windows)), list(filter(fits, events)), reasons[0] if reasons else ""
+def problem_of(item: CpiWindow | Report) -> str:
+    """Return why no batch can hold an item, such as a text that is not Unicode or a number out of its range; or ""."""
+    windows, events = ([item], []) if isinstance(item, CpiWindow) else ([], [item])
+    try:
+        encode(windows, spool_id="", sequence=1, events=events)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be sent
+        whose = "" if isinstance(item, Trigger) else f"VM {item.vm}: "
+        return f"{whose}{type(error).__name__}: {error}"
+    return ""
 
 
 def pieces(

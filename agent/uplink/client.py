@@ -10,14 +10,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 
 from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
-from agent.uplink.batches import Report, encodable
+from agent.uplink.batches import Report, problem_of
 from agent.uplink.disk_queue import Spool
 from agent.uplink.outage import Outage, explain
 from agent.uplink.queue import BatchQueue
@@ -27,8 +27,6 @@ from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
 from whitepanda.common.tls import channel_credentials, warnings
 from whitepanda.v1 import agent_pb2, host_pb2
-
-UplinkState = Literal["off", "connecting", "connected"]
 
 _METHOD = "/whitepanda.v1.AgentStream/Connect"
 _MAX_PENDING = 64  # submissions that may wait for a slow disk
@@ -96,7 +94,7 @@ class Uplink:
     def view(self) -> host_pb2.UplinkStatus:
         """Return the state for the local API; never blocks."""
         counts = self._queue.counts()
-        state: UplinkState = "connecting" if self._section.address else "off"
+        state = "connecting" if self._section.address else "off"
         if self._stream is not None and self._stream.heard.is_set():
             state = "connected"
         return host_pb2.UplinkStatus(
@@ -162,7 +160,9 @@ class Uplink:
         why = self._try_append(windows, events)
         if not why:
             return
-        kept, reports, first = encodable(windows, events)
+        kept = [window for window in windows if not problem_of(window)]
+        reports = [event for event in events if not problem_of(event)]
+        first = next(filter(None, map(problem_of, (*windows, *events))), "")
         again = self._try_append(kept, reports) if first else why
         dropped = len(windows) + len(events) - (0 if again else len(kept) + len(reports))
         self._unsendable += dropped

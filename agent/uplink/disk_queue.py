@@ -101,7 +101,11 @@ class Spool:
                     if self._is_full:  # the reserve is for deleting
                         break
                 else:
-                    self._works_again()
+                    self._is_full = False
+                    if self._trouble:
+                        self._trouble = ""
+                        self._log.info("the spool can be written again", path=str(self._path))
+                    self._purge()
                     return last
             self._purge()
             for batch in self._memory.append(chunks, max_batch_bytes - ENVELOPE_BYTES, events):
@@ -214,24 +218,21 @@ class Spool:
     def _connect(self) -> sqlite3.Connection:
         self._db = db = connect(self._path)
         with self._transaction(db):
-            self._load(db)
+            meta = dict(db.execute("SELECT key, value FROM meta"))
+            totals = db.execute("SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,))
+            self._held.batches, self._held.rows, self._held.bytes = (int(value) for value in totals.fetchone())
+            # After an error the file may know of fewer drops than this process does.
+            self._held.dropped_batches = max(self._held.dropped_batches, int(meta.get("dropped_batches", 0)))
+            self._held.dropped_rows = max(self._held.dropped_rows, int(meta.get("dropped_rows", 0)))
+            same_boot = bool(self._boot_id) and meta.get("boot_id") == self._boot_id
+            if same_boot and self._trusted and "spool_id" in meta:
+                self.spool_id, self._boundary = meta["spool_id"], int(meta["boundary"])
+                self._next_sequence = int(meta["next_sequence"])
+            else:
+                self.spool_id, self._boundary, self._next_sequence = uuid.uuid4().hex, self._last_id(), 1
+            self._trusted = True
+            self._save(db)
         return db
-
-    def _load(self, db: sqlite3.Connection) -> None:
-        meta = dict(db.execute("SELECT key, value FROM meta"))
-        totals = db.execute("SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,))
-        self._held.batches, self._held.rows, self._held.bytes = (int(value) for value in totals.fetchone())
-        # After an error the file may know of fewer drops than this process does.
-        self._held.dropped_batches = max(self._held.dropped_batches, int(meta.get("dropped_batches", 0)))
-        self._held.dropped_rows = max(self._held.dropped_rows, int(meta.get("dropped_rows", 0)))
-        same_boot = bool(self._boot_id) and meta.get("boot_id") == self._boot_id
-        if same_boot and self._trusted and "spool_id" in meta:
-            self.spool_id, self._boundary = meta["spool_id"], int(meta["boundary"])
-            self._next_sequence = int(meta["next_sequence"])
-        else:
-            self.spool_id, self._boundary, self._next_sequence = uuid.uuid4().hex, self._last_id(), 1
-        self._trusted = True
-        self._save(db)
 
     def _save(self, db: sqlite3.Connection) -> None:
         values = {
@@ -274,7 +275,8 @@ class Spool:
         with self._transaction(db):
             for batch in batches:
                 self._put(db, self._memory.spool_id, batch.sequence, batch.rows, batch.payload)
-        self._memory.forget(batches)
+        for batch in batches:
+            self._memory.pop(batch.sequence)
 
     def _purge(self) -> int:
         """Delete what is acknowledged; on a full disk with the reserve's help. Returns how many there were."""
@@ -296,17 +298,13 @@ class Spool:
                 continue
             self._gone.clear()
             if removed:
-                self._shrink(self._db)
+                with contextlib.suppress(sqlite3.Error):  # costs only room, until the next time
+                    # Not `execute`: this pragma works page by page, and Python steps it only once there.
+                    self._db.executescript("PRAGMA incremental_vacuum(1024)")
+                    if self._is_full:
+                        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return removed
         return 0
-
-    def _shrink(self, db: sqlite3.Connection) -> None:
-        """Give free pages back. A failure costs only room, until the next time."""
-        with contextlib.suppress(sqlite3.Error):
-            # Not `execute`: this pragma works page by page, and Python steps it only once there.
-            db.executescript("PRAGMA incremental_vacuum(1024)")
-            if self._is_full:
-                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _drop_oldest(self, db: sqlite3.Connection, excess_bytes: int) -> None:
         while excess_bytes > 0 and self._held.batches:
@@ -402,13 +400,6 @@ class Spool:
             f"{self._path}: {trouble}; until it can be written again new batches wait in memory only"
             f" (the newest {MEMORY_BYTES >> 20} MiB)"
         )
-
-    def _works_again(self) -> None:
-        self._is_full = False
-        if self._trouble:
-            self._trouble = ""
-            self._log.info("the spool can be written again", path=str(self._path))
-        self._purge()
 
     def _move_aside(self, error: Exception) -> None:
         self._close()

@@ -59,7 +59,7 @@ class MemoryQueue:
             self.bytes += len(batch.payload)
         dropped = []
         while self.bytes > self._max_bytes:
-            dropped.append(self._pop(next(iter(self._batches))))
+            dropped.append(self.pop(next(iter(self._batches))))
         return dropped
 
     def begin_stream(self) -> None:
@@ -77,21 +77,17 @@ class MemoryQueue:
         """Return what this stream has not fetched, or everything."""
         return [b for sequence, b in self._batches.items() if everything or sequence > self._fetched]
 
-    def forget(self, batches: Iterable[Waiting]) -> None:
-        """Remove batches that are elsewhere now."""
-        for batch in batches:
-            self._pop(batch.sequence)
-
     def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
         """Forget these. Returns how many there were."""
         if spool_id != self.spool_id:
             return 0
         gone = {s for first, last in ranges for s in self._batches if first <= s <= last}
         for sequence in gone:
-            self._pop(sequence)
+            self.pop(sequence)
         return len(gone)
 
-    def _pop(self, sequence: int) -> Waiting:
+    def pop(self, sequence: int) -> Waiting:
+        """Remove a batch."""
         batch = self._batches.pop(sequence)
         self.rows -= batch.rows
         self.bytes -= len(batch.payload)

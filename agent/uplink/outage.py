@@ -1,6 +1,6 @@
 """Why a stream to central ended, in one line with the remedy: from gRPC's status and text."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 
@@ -12,15 +12,14 @@ from whitepanda.common.tls import is_of_another_ca, not_grpc
 _MAX_DETAILS = 1000  # of gRPC's text
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Why there is no stream. `refused`: it will not get better by trying again soon; someone has to act."""
+class Outage(NamedTuple):
+    """Why there is no stream. `refused`: trying again soon will not help; someone has to act."""
 
     message: str
     refused: bool = False
     is_tls: bool = False
     too_large: bool = False  # it sent a message larger than is taken
-    broke_off: bool = False  # before central said anything, as one does that does not accept our certificate
+    broke_off: bool = False  # before central said anything, as if it does not accept our certificate
 
 
 # What gRPC's end of a stream means: by status code, then by what its text says of the TLS handshake.
