@@ -39,7 +39,7 @@ def run(config: Annotated[Path, typer.Option("--config", "-c", help="The agent's
     """
     settings = agent_config.load(config)
     log.configure(settings.agent.log_level)
-    from agent.act import server  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
+    from agent.act import server  # noqa: PLC0415 - a wrong configuration is reported before anything heavy is loaded
 
     server.run(settings)
 
@@ -157,7 +157,7 @@ def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
     try:
         return ask(_find(socket, config), asked)
     except UnavailableError:
-        # Without the service its folder shows that nothing is in force, unless we cannot read which folder that is.
+        # Without the service its folder shows that no action applies, unless we cannot read which folder that is.
         known, file = find_config(config)
         is_sure = file is not None or not DEFAULT_CONFIG.exists()
         if asked.vm and socket is None and is_sure and is_empty(Path(known.act.state_dir)):

@@ -41,7 +41,10 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()
     if json:
-        print_json(_json(answer))
+        decision = answer.decision
+        suspect = render.suspect_json(decision.suspect) if decision.HasField("suspect") else None
+        host = {**render.fields_of(answer, "host", "now_unix_ns"), **render.fields_of(decision, "victims", "affected")}
+        print_json({**host, "suspect": suspect, "vms": [render.summary_json(vm) for vm in answer.vms]})
         return
     running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
     left_out = render.print_table(*_table(running)) if running else []
@@ -105,12 +108,3 @@ def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list
     often = "; most often" if len(why) > 1 else ""
     kinds = kind if of == 1 and kind != "VM" else f"{kind}s"
     return [Text(f"{what} {why.total()} of {of} {kinds}{often}: {why.most_common(1)[0][0]}", style="dim")]
-
-
-def _json(answer: host_pb2.ListVmsResponse) -> dict[str, object]:
-    return {
-        **render.fields_of(answer, "host", "now_unix_ns"),
-        **render.fields_of(answer.decision, "victims", "affected"),
-        "suspect": render.suspect_json(answer.decision.suspect) if answer.decision.HasField("suspect") else None,
-        "vms": [render.summary_json(vm) for vm in answer.vms],
-    }

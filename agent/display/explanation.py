@@ -91,7 +91,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
-    """Say how many requests the VM serves at once, and whether that is configured or learnt."""
+    """Say how many requests the VM serves in parallel, and whether that is configured or learnt."""
     workers, looks = shown.get("workers"), shown.get("workers_looks")
     if looks is None:
         if workers is not None:
@@ -107,7 +107,7 @@ def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Show the signals beside their baselines: those that were judged by with their thresholds, first."""
+    """Show the signals next to their baselines: first the ones behind the verdict, with their thresholds."""
     judged = {shown.signal for shown in answer.evidence}
     learnt = {signal.name: signal.learnt for signal in answer.signals}
     ranks = {"SIGNAL": 0, "NOW": 0, "LEARNT": 3, "EXPECTED": 1, "THRESHOLD": 2}
@@ -144,7 +144,7 @@ _WHOLE_FROM = 1000  # numbers of four digits before the point have none behind i
 
 
 def _exact(value: float) -> str:
-    """Four digits, thousands in full with commas; a dash where not known."""
+    """Four digits, thousands in full with commas; a dash if not known."""
     if not math.isfinite(value):
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"
@@ -187,7 +187,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 
 
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:
-    """Say how nCPI comes of CPI: by the statistics of ln(CPI) where central sent these, and whether it is cut."""
+    """Say how nCPI follows from CPI: by the statistics of ln(CPI) if central sent them, and whether it is cut."""
     fleet, found = answer.statistics, answer.n_cpi
     if not fleet.scale_log_cpi:
         return f"{found:.3g} = ({answer.cpi:.4g} - {fleet.mean_cpi:.4g}) / {fleet.std_cpi:.4g}"

@@ -38,7 +38,7 @@ def values_of(vm: host_pb2.VmSummary) -> dict[str, float]:
 
 
 def sum_of(found: Mapping[str, float], names: Iterable[str]) -> float | None:
-    """Sum of metrics; None where one of them is not known."""
+    """Sum of metrics; None if one of them is not known."""
     total = sum(found.get(name, math.nan) for name in names)
     return total if math.isfinite(total) else None
 

@@ -309,6 +309,15 @@ def metrics_json(metrics: Sequence[host_pb2.Metric]) -> dict[str, dict[str, obje
 
 def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
     """Return one VM for programs; null is not known."""
+    white = vm.cloud_white
+    found = {
+        "behaviour": behaviour_word(white.behaviour),
+        "reason": white.reason,
+        "since_s": white.since_ns / 1e9,
+        "degradation": degradation_json(white.degradation) if white.HasField("degradation") else None,
+        "culprits": list(white.culprits),
+        **fields_of(white, "baseline_ticks", "baseline_ready"),
+    }
     return {
         **fields_of(vm, "uuid", "name", "job", "latency_sensitive"),
         "owner": vm.owner or None,
@@ -325,7 +334,7 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
             "degradation": vm.degradation,
             "job_mean_cpi": vm.job_mean_cpi or None,
         },
-        "cloud_white": cloud_white_json(vm.cloud_white) if vm.HasField("cloud_white") else None,
+        "cloud_white": found if vm.HasField("cloud_white") else None,
         "metrics": metrics_json(vm.metrics),
     }
 
@@ -350,18 +359,6 @@ def suspect_json(one: host_pb2.Suspect) -> dict[str, object]:
         **fields_of(one, "uuid", "name", "job", "coefficient", "cpu_usage_cores", "score"),
         "reason": reason_of(one.reason).code if one.reason else None,
         "inflicts": one.inflicts,
-    }
-
-
-def cloud_white_json(found: host_pb2.CloudWhite) -> dict[str, object]:
-    """Return what the host's own analysis holds of a VM, for programs."""
-    return {
-        "behaviour": behaviour_word(found.behaviour),
-        "reason": found.reason,
-        "since_s": found.since_ns / 1e9,
-        "degradation": degradation_json(found.degradation) if found.HasField("degradation") else None,
-        "culprits": list(found.culprits),
-        **fields_of(found, "baseline_ticks", "baseline_ready"),
     }
 
 

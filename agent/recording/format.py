@@ -45,7 +45,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class RecordedTick(NamedTuple):
-    """The inputs of a tick. `sources` has the reason of each source that is on, None where it works."""
+    """The inputs of a tick. `sources` has the reason of each source that is on, None if it works."""
 
     mono_ns: int
     unix_ns: int

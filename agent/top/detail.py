@@ -7,8 +7,8 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from agent.display import explanation, render
-from agent.display.explanation import Grid
+from agent.display import render
+from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
 from agent.display.words import DIM, TREND
 from agent.top.columns import COLUMNS, Row
 from agent.top.model import HISTORY, Model, sparkline
@@ -17,14 +17,7 @@ from whitepanda.v1 import host_pb2
 
 _LINE_WIDTH = 30
 _BESIDE_LINE = 50  # the name, the value and its range; a longer value wraps
-_PARTS = (
-    explanation.head,
-    explanation.found_here,
-    explanation.recommended,
-    explanation.suspects,
-    explanation.arithmetic,
-    explanation.numbers,
-)
+_PARTS = (head, found_here, recommended, suspects, arithmetic, numbers)
 
 
 class Detail(VerticalScroll):
@@ -71,7 +64,7 @@ def _pieces(
                 yield from render.no_room(left_out)
             else:
                 yield piece
-        if part is explanation.head:
+        if part is head:
             yield from trends
 
 

@@ -134,8 +134,7 @@ class Model:
         if self.frame is None or not self._all:
             return []
         lacking: list[Numbers] = [c.numbers for c in COLUMNS if c.numbers and self._vanishes(c)]
-        listed = list(self.frame.vms.vms)
-        lines = not_shown(lacking, listed, self.frame.status)
+        lines = not_shown(lacking, self.frame.vms.vms, self.frame.status)
         if self._vanishes(columns.CPI_JOB) and not any(numbers.title == "CPI" for numbers in lacking):
             why = NO_STATISTICS_RECORDED if self._is_recording else NO_STATISTICS
             lines.append(f"not shown: {columns.CPI_JOB.title}: {why}")

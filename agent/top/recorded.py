@@ -115,7 +115,7 @@ class RecordedHost:
         return Frame(vms_message(self._state, METRICS), self._state.host())
 
     def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
-        """Return all about a VM at this tick; None where it is not there."""
+        """Return all about a VM at this tick; None if it does not exist."""
         return explanation_message(self._state, uuid)
 
     def close(self) -> None:

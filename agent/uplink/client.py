@@ -74,9 +74,8 @@ class Uplink:
         self._unsendable, self._logged_unsendable = 0, ""
         #: What became of the batches since the start.
         self.totals = AckTotals()
-        timing = timing or Timing()
         self._shared = Shared(
-            section, hello, queue, on_coefficients, self._refusals, timing, self.totals, self._in_thread
+            section, hello, queue, on_coefficients, self._refusals, timing or Timing(), self.totals, self._in_thread
         )
         #: Streams that central answered on.
         self.connections = 0
@@ -102,7 +101,7 @@ class Uplink:
             address=self._section.address,
             spooled_batches=counts.batches,
             spooled_bytes=counts.bytes,
-            acknowledged_batches=self.totals.sent_batches,
+            acknowledged_batches=self.totals.acknowledged_batches - self.totals.whole_batches,
             acknowledged_windows=self.totals.sent_rows,
             dropped_batches=counts.dropped_batches + self._overflows,
             rejected_rows=self.totals.all_rejected_rows + self._unsendable,
@@ -116,14 +115,13 @@ class Uplink:
 
     async def run(self) -> None:
         """Work until cancelled, then close the channel; may be run again. See `give_up_after_s` for its errors."""
-        keeper = asyncio.create_task(self._keep_spool())
-        connector = asyncio.create_task(self._keep_connected())
+        tasks = [asyncio.create_task(self._keep_spool()), asyncio.create_task(self._keep_connected())]
         try:
-            await asyncio.gather(keeper, connector)
+            await asyncio.gather(*tasks)
         finally:
-            for task in (keeper, connector):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(keeper, connector, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """Write what was submitted to the spool (a stuck disk gets 5 s) and let the thread go."""

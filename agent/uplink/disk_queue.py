@@ -128,7 +128,7 @@ class Spool:
     def fetch(self, limit: int) -> list[QueuedBatch]:
         """Return up to `limit` batches not fetched in this stream.
 
-        First the disk's live ones, then those in memory, then this incarnation's backlog, then that of earlier ones;
+        First the disk's live ones, then those in memory, then the backlog, this incarnation's before others';
         each in the order of arrival.
         """
         with self._lock:
@@ -255,7 +255,13 @@ class Spool:
                 sequence, rows, payload = one
                 self._next_sequence = sequence + 1
                 self._put(db, self.spool_id, sequence, rows, payload)
-            self._drop_oldest(db, self._held.bytes - self._max_bytes)
+            excess_bytes = self._held.bytes - self._max_bytes
+            while excess_bytes > 0 and self._held.batches:
+                oldest = "DELETE FROM batches WHERE id = (SELECT min(id) FROM batches) RETURNING rows, bytes"
+                dropped = db.execute(oldest).fetchall()
+                excess_bytes -= sum(size for _, size in dropped) + ROW_OVERHEAD_BYTES
+                self._drop(len(dropped), sum(count for count, _ in dropped))
+                self._forget(dropped)
             self._save(db)
         return sequence
 
@@ -305,15 +311,6 @@ class Spool:
                         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return removed
         return 0
-
-    def _drop_oldest(self, db: sqlite3.Connection, excess_bytes: int) -> None:
-        while excess_bytes > 0 and self._held.batches:
-            rows = db.execute(
-                "DELETE FROM batches WHERE id = (SELECT min(id) FROM batches) RETURNING rows, bytes"
-            ).fetchall()
-            excess_bytes -= sum(size for _, size in rows) + ROW_OVERHEAD_BYTES
-            self._drop(len(rows), sum(count for count, _ in rows))
-            self._forget(rows)
 
     def _forget(self, rows: list[tuple[int, int]]) -> int:
         self._held.batches -= len(rows)

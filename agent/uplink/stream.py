@@ -53,7 +53,7 @@ class Timing:
 class AckTotals:
     """What became of the batches since the start of this process.
 
-    Acknowledged is what has left the queue, rejected ones included: `sent_batches` and `sent_rows` leave these out.
+    Acknowledged is what has left the queue, rejected ones included: `sent_rows` leaves these out.
     Acknowledged rows that are in no other count were in central before.
     """
 
@@ -73,11 +73,6 @@ class AckTotals:
     def all_rejected_rows(self) -> int:
         """Rows that were rejected, one by one or with their batch."""
         return self.rejected_rows.total() + self.rejected_batch_rows
-
-    @property
-    def sent_batches(self) -> int:
-        """Batches that central took."""
-        return self.acknowledged_batches - self.whole_batches
 
     @property
     def sent_rows(self) -> int:
@@ -263,7 +258,7 @@ class UplinkStream:
                 self.min_interval_s = min(message.slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
                 if self.min_interval_s:
                     self._window = self._first_window
-            # Anything else is of a newer protocol, which central speaks only where both agreed on it.
+            # Anything else is of a newer protocol, which central speaks only if both agreed on it.
             self.wake.set()
 
     def _take_welcome(self, welcome: agent_pb2.Welcome) -> None:
